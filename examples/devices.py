@@ -1,9 +1,8 @@
-"""Several devices of one process: their names on the command line, and a step that trains on all of them."""
+"""Several devices of one process: their names on the command line, and a network with a copy on each of them."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from torch import nn
 import paceline
 from paceline import Context, gluon
 from paceline.kvstore import KVStoreBase
-
-Step = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,23 +45,34 @@ def compression(args: argparse.Namespace, devices: list[Context]) -> dict[str, A
     return {"type": args.gc_type, "threshold": args.gc_threshold * (args.batch_size / len(devices) if sums else 1)}
 
 
-def step_on_all(
-    net: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    store: KVStoreBase,
-    compression: dict[str, Any] | None,
-    devices: list[Context],
-) -> Step:
-    """Return a function that trains ``net`` and its copies on one batch, a slice on each device."""
-    # paceline: the devices share the work of a step, and the weights of all of them start as those of rank 0's first
-    replicas = gluon.replicate(net, devices)
-    trainer = gluon.Trainer(replicas, optimizer, kvstore=store, compression_params=compression)
-    loss = nn.CrossEntropyLoss(reduction="sum")  # Trainer.step divides by the batch size
+class OnAll:
+    """A network and its copies, trained together: a slice of each batch on each device.
 
-    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
-        data = gluon.split_and_load(images, devices, even_split=False)
-        wanted = gluon.split_and_load(labels, devices, even_split=False)
-        gluon.backward([loss(output, one) for output, one in zip(replicas(data), wanted, strict=True)])
-        trainer.step(len(labels))
+    Attributes:
+        replicas: the network and its copies.
+        trainer: their optimizer.
+    """
 
-    return step
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: KVStoreBase,
+        args: argparse.Namespace,
+        devices: list[Context],
+    ) -> None:
+        # paceline: the devices share the work of a step, and the weights of all of them start as rank 0's
+        self.replicas = gluon.replicate(net, devices)
+        settings = compression(args, devices)
+        self.trainer = gluon.Trainer(self.replicas, optimizer, kvstore=store, compression_params=settings)
+        self._devices = devices
+        # Trainer.step divides by the batch size.
+        self._loss = nn.CrossEntropyLoss(reduction="sum", label_smoothing=args.label_smoothing)
+
+    def backward(self, images: torch.Tensor, labels: torch.Tensor) -> int:
+        """Compute gradients of sums over samples; return how many samples those of the first device are sums of."""
+        data = gluon.split_and_load(images, self._devices, even_split=False)
+        wanted = gluon.split_and_load(labels, self._devices, even_split=False)
+        losses = [self._loss(output, one) for output, one in zip(self.replicas(data), wanted, strict=True)]
+        gluon.backward(losses)
+        return len(wanted[0])

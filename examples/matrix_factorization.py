@@ -13,7 +13,9 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -56,7 +58,7 @@ def read_ratings(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return numbers[0], numbers[1], torch.tensor(ratings)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="a file of user, film and rating")
     parser.add_argument("--num-epoch", "--num-epochs", type=int, default=3)
@@ -67,17 +69,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kv-store", default="local")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path, help="write errors, speed and bytes to this JSON file")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(words: Sequence[str] | None = None) -> dict[str, Any]:
+    """Train as the command line says; return the figures."""
+    args = parse_arguments(words)
     torch.manual_seed(args.seed)
     store = paceline.kvstore.create(args.kv_store)  # paceline: 1. join the job
     user, film, rating = read_ratings(args.data)
     held_out = torch.arange(len(rating)) % 10 == 9
     train = paceline.data.ArrayDataset(user[~held_out], film[~held_out], rating[~held_out])
-    sampler = paceline.data.ShardedSampler(train, store.num_workers, store.rank)  # paceline: 2. train on my part
+    together = args.batch_size * store.num_workers
+    # paceline: 2. train on my part of each batch of all workers
+    sampler = paceline.data.ShardedSampler(
+        train, store.num_workers, store.rank, seed=args.seed, global_batch_size=together
+    )
     loader = paceline.data.batches(train, sampler, args.batch_size)
     net = Factorization(int(user.max()) + 1, int(film.max()) + 1, args.factor_size, sparse=not args.dense)
     kind = torch.optim.Adam if args.dense else torch.optim.SparseAdam
@@ -99,11 +106,11 @@ def main() -> None:
         console.print(f"epoch {epoch}: {seen / seconds:.0f} ratings/s per worker, RMSE {error:.4f} of held-out ratings")
         epochs.append({"epoch": epoch, "rmse": error, "ratings_per_s": seen / seconds})
     store.barrier()
+    result = {"epochs": epochs, "steps": args.num_epoch * len(loader), "stats": store.stats()}
     if args.result and store.rank == 0:
-        args.result.write_text(
-            json.dumps({"epochs": epochs, "steps": args.num_epoch * len(loader), "stats": store.stats()})
-        )
+        args.result.write_text(json.dumps(result))
     store.close()  # paceline: 4. leave the job
+    return result
 
 
 if __name__ == "__main__":

@@ -9,8 +9,16 @@ The loop is that of ``common/fit.py``. CIFAR-10's binary files come from https:/
 
 from __future__ import annotations
 
-from common import cifar
+from collections.abc import Sequence
+
+from common import fit, memory
 from readers import CIFAR10
 
+
+def main(words: Sequence[str] | None = None) -> fit.Training | None:
+    """Train as the command line says."""
+    return memory.train_cifar(__doc__, CIFAR10, words, network="inception-bn-28-small", num_classes=10)
+
+
 if __name__ == "__main__":
-    cifar.train(__doc__, CIFAR10, network="inception-bn-28-small", num_classes=10)
+    main()

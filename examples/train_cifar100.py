@@ -9,8 +9,16 @@ The loop is that of ``common/fit.py``. CIFAR-100's binary files come from https:
 
 from __future__ import annotations
 
-from common import cifar
+from collections.abc import Sequence
+
+from common import fit, memory
 from readers import CIFAR100
 
+
+def main(words: Sequence[str] | None = None) -> fit.Training | None:
+    """Train as the command line says."""
+    return memory.train_cifar(__doc__, CIFAR100, words, network="dfn-mr", num_classes=100)
+
+
 if __name__ == "__main__":
-    cifar.train(__doc__, CIFAR100, network="dfn-mr", num_classes=100)
+    main()

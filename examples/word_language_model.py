@@ -16,7 +16,9 @@ import pydoc_data.topics
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from models.words import Hidden, WordModel
@@ -26,7 +28,7 @@ from torch.nn import functional as F
 import paceline
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with train.txt, valid.txt and test.txt")
     parser.add_argument("--emsize", type=int, default=200, help="size of an embedding (200)")
@@ -48,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--gcthreshold", "--gc-threshold", type=float, default=0.001, help="size of a 2-bit step")
     parser.add_argument("--log-interval", type=int, default=50, help="steps between two reports (50)")
     parser.add_argument("--result", type=Path, help="write perplexities and speed to this JSON file")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def texts(folder: Path | None) -> list[list[str]]:
@@ -97,8 +99,9 @@ def detached(state: Hidden) -> Hidden:
     return state[0].detach(), state[1].detach()
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(words: Sequence[str] | None = None) -> tuple[WordModel, dict[str, Any]]:
+    """Train as the command line says; return the model and the figures."""
+    args = parse_arguments(words)
     torch.manual_seed(args.seed)
     store = paceline.kvstore.create(args.kvstore)  # paceline: 1. join the job
     (train, valid, test), vocabulary = numbered(texts(args.data), args.vocabulary)
@@ -137,9 +140,11 @@ def main() -> None:
                 group["lr"] /= 4
     final = perplexity(net, test, args.bptt)
     console.print(f"test perplexity {final:.2f}")
+    result = {"epochs": epochs, "test_perplexity": final}
     if args.result and store.rank == 0:
-        args.result.write_text(json.dumps({"epochs": epochs, "test_perplexity": final}, indent=2))
+        args.result.write_text(json.dumps(result, indent=2))
     store.close()  # paceline: 4. leave the job
+    return net, result
 
 
 if __name__ == "__main__":

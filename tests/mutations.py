@@ -157,8 +157,8 @@ AREAS = (
         "server/bucket.py",
         (*BUCKETS, *JOINS),
         (
-            ("self._unreleased += releases", "self._unreleased += 0"),
-            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
+            ("self.unreleased += releases - 1", "self.unreleased += 0"),
+            ("        if self.unreleased == 0 and not", "        if self.unreleased <= 1 and not"),
             (
                 "return self.slots if span.length == self._slots.length else self._slots",
                 "return self.cut(span) if span else self._slots",
@@ -181,8 +181,8 @@ AREAS = (
         "server/readers.py",
         ("server/test_parts.py", *JOINS),
         (
-            ("        if is_part and version > rule.read[worker]:", "        if version > rule.read[worker]:"),
-            ("return version if is_part else", "return"),
+            ("        if span.start <= slot.start and span.stop >= slot.stop:", "        if True:"),
+            ("            if self.parts.add(worker, version, start, stop, slot.length):", "            if False:"),
             ("            self.parts.within(start, stop),", "            Parts(),"),
             ("((at + a, at + b) for a, b in right.absent.get(worker, ()))", "right.absent.get(worker, ())"),
             ("(parts if last == version else ())", "parts"),
@@ -205,7 +205,7 @@ AREAS = (
     ),
     Area(
         "server/norms.py",
-        ("server/test_clip.py",),
+        ("server/test_clip_sink.py",),
         (
             ("if one.overlaps(span)}", "}"),
             ("one.squares | right.norms[unit].squares", "one.squares"),
@@ -248,7 +248,7 @@ AREAS = (
         ("net/test_client.py", "net/test_sequence.py"),
         (
             ("                if self._followers:", "                if False:"),
-            ("self._driver is None or self._closed or _are_done(calls)", "_are_done(calls)"),
+            ("self._driver is None or self._closed or (calls is not None", "(calls is not None"),
             ("                self._hub.wake()\n                if not", "                if not"),
             ("return call.error if call.crashed else None", "return None"),
             ("requests.probe(now, at_once)", "requests.probe(now)"),
@@ -269,10 +269,10 @@ AREAS = (
         (
             ("        if seq <= self._acked or seq in self._seen:", "        if seq in self._seen:"),
             ("        if seq <= self._acked or seq in self._seen:", "        if seq <= self._acked:"),
-            ("for seq in self._seen if seq <= acked]", "for seq in self._seen if seq < acked]"),
+            ("                if one <= acked:", "                if one < acked:"),
             ("return next(iter(self._sent), self._next) - 1", "return self._next - 1"),
             ("self._acked = acked", "self._acked = max(acked, *self._seen, 0)"),
-            ("return self._sent.pop(seq, None) is not None", "return self._sent.get(seq, None) is not None"),
+            ("sent = self._sent.pop(seq, None)", "sent = self._sent.get(seq)"),
             ("now - sent.asked >= after_s", "now - sent.asked > after_s"),
             ("self._sent[seq].asked = now", "self._sent[seq].asked = 0.0"),
             ("            self._seen[seq] = result", "            pass"),

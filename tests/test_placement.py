@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.placement import ALIGNMENT, Bucket, KeySize, Layout, Part, place
+from paceline.sim.models import arrays
 
 POLICIES = st.sampled_from(["balanced", "layered", "hash"])
 KEYS = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2)), max_size=12).map(
@@ -70,10 +71,19 @@ def test_keys_up_to_the_bound_stay_whole(keys: list[KeySize], servers: int, boun
 
 
 def test_buckets_grow_from_the_front_of_a_large_model() -> None:
-    layout = place([KeySize(i, 10) for i in range(1000)], 1, bound=200, largest=800)
+    layout = place([KeySize(i, 10) for i in range(1000)], 1, bound=400, largest=1600)
     sizes = [bucket.length for bucket in layout.buckets]
-    assert sizes[:6] == [50, 50, 100, 200, 400, 800]
-    assert set(sizes[6:-1]) == {800}
+    assert sizes[:7] == [50, 50, 100, 200, 400, 800, 1600]
+    assert set(sizes[7:-1]) == {1600}
+
+
+@pytest.mark.parametrize(("servers", "most"), [(2, 1.01), (4, 1.01), (8, 1.02), (16, 1.1), (32, 1.12)])
+def test_loads_of_a_published_network_are_even(servers: int, most: float) -> None:
+    keys = [KeySize(number, one.numel) for number, one in enumerate(arrays("resnet50"))]
+    layout = place(keys, servers, bound=1_000_000)
+    loads = [load_of(layout, server) for server in range(servers)]
+    assert max(loads) <= most * sum(loads) / servers
+    assert len(layout.buckets) <= max(50, 5 * servers), "each bucket costs its messages"
 
 
 def test_large_keys_are_cut_where_they_end() -> None:

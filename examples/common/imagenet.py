@@ -80,7 +80,7 @@ class RecordSource:
 
     def __init__(self, path: Path) -> None:
         self._records = paceline.data.Records(path)
-        self.num_classes = 1 + max(self.open(index)[1] for index in range(len(self._records)))
+        self.num_classes = 1 + max(int(self._records.label(index)) for index in range(len(self._records)))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -162,11 +162,11 @@ class ImageNet:
         train = Images(found, size, augment=True)
         count = min(args.num_examples or len(train), len(train))
         self._sampler = own_part(args, count, store)
-        options: dict[str, Any] = {"num_workers": args.data_nthreads, "persistent_workers": args.data_nthreads > 0}
-        size_here = self._sampler.batch_size or args.batch_size
-        self._train = DataLoader(train, size_here, sampler=self._sampler, drop_last=True, **options)
+        processes = 2 if args.data_nthreads is None else args.data_nthreads
+        options: dict[str, Any] = {"num_workers": processes, "persistent_workers": processes > 0}
+        self._train = DataLoader(train, self._sampler.batch_size, sampler=self._sampler, **options)
         test = Images(source(args.data_dir, "val"), size, augment=False)
-        self._test = DataLoader(test, 100, num_workers=args.data_nthreads)
+        self._test = DataLoader(test, 100, num_workers=processes)
 
     def __len__(self) -> int:
         return len(self._train)

@@ -19,11 +19,12 @@ PlacementPolicy = Literal["balanced", "layered", "hash"]
 #: can be mapped by itself.
 ALIGNMENT = 2048
 
-#: Limit of the buckets at the front of a large model, as a multiple of the bound: 1 MB of float32 with the default of a
-#: million elements.
-SMALLEST = 1 / 4
+#: Limit of the smallest buckets of a model that is larger than that, as a multiple of the bound: half a MB of float32
+#: with the default of a million elements.
+SMALLEST = 1 / 8
 
-#: A server has at least so many buckets before they grow larger than the bound.
+#: A server has at least so many buckets, if these are larger than the smallest: loads are even, and while one bucket of
+#: a server travels, others are merged.
 BUCKETS_PER_SERVER = 4
 
 
@@ -122,11 +123,9 @@ class _Limits:
 
     def __init__(self, total: int, num_servers: int, bound: int, largest: int) -> None:
         share = -(-total // num_servers)
-        if share <= bound:
-            self._low = self._high = max(1, share)
-        else:
-            self._low = max(1, int(bound * SMALLEST))
-            self._high = min(largest, max(bound, share // BUCKETS_PER_SERVER))
+        least = max(int(bound * SMALLEST), ALIGNMENT if bound >= ALIGNMENT else 1)
+        self._low = max(1, min(share, least))
+        self._high = max(self._low, min(largest, share // BUCKETS_PER_SERVER))
 
     def at(self, position: int) -> int:
         """Return the limit where so many elements come before."""
@@ -165,25 +164,27 @@ def _size(piece: _Piece) -> int:
 
 
 def _balanced(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:
-    """Give each piece to the server that would finish first, from the large ones at the end to the small ones.
+    """Give each piece to the server that would finish first, the largest piece first (LPT, Graham 1969).
 
-    Loads differ by at most one piece.
+    Loads differ by at most one piece. Of pieces of one size those at the end of the model come first.
     """
     loads = [float(load) for load in held]
-    owners = []
+    owners = [0] * len(pieces)
+    by_size = sorted(range(len(pieces)), key=lambda index: (-_size(pieces[index]), -index))
     if len(set(weights)) == 1:  # the same choice in less time, where there are thousands of servers
         order = [(load, -server) for server, load in enumerate(loads)]
         heapq.heapify(order)
-        for piece in reversed(pieces):
+        for index in by_size:
             load, negative = order[0]
-            heapq.heapreplace(order, (load + _size(piece), negative))
-            owners.append(-negative)
-        return owners[::-1]
-    for piece in reversed(pieces):
-        server = min(range(len(loads)), key=lambda s: ((loads[s] + _size(piece)) / weights[s], -s))
-        loads[server] += _size(piece)
-        owners.append(server)
-    return owners[::-1]
+            heapq.heapreplace(order, (load + _size(pieces[index]), negative))
+            owners[index] = -negative
+        return owners
+    for index in by_size:
+        size = _size(pieces[index])
+        server = min(range(len(loads)), key=lambda s: ((loads[s] + size) / weights[s], -s))
+        loads[server] += size
+        owners[index] = server
+    return owners
 
 
 def _layered(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:

@@ -22,6 +22,10 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _STATE_DTYPES = _DTYPES | {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "uint8": torch.uint8}
 _STATE_NAMES = {dtype: name for name, dtype in _STATE_DTYPES.items()}
 
+#: Dtypes with more bits than a float64 holds exactly.
+_LONG = (torch.int64, torch.uint64)
+_LOWER_HALF = (1 << 32) - 1
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype in messages.
@@ -40,6 +44,28 @@ def dtype_name(dtype: torch.dtype) -> str:
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_floats(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of any real dtype as one that stores hold, exact: itself, or a copy in CPU memory.
+
+    Integers of 64 bits become pairs (upper and lower half): a float64 has 53 bits.
+    """
+    if tensor.dtype in _NAMES:
+        return tensor
+    values = tensor.detach().cpu()
+    if values.dtype not in _LONG:
+        return values.to(torch.float32 if values.is_floating_point() else torch.float64)
+    bits = values.view(torch.int64)
+    return torch.stack([bits >> 32, bits & _LOWER_HALF]).double()
+
+
+def set_from_floats(tensor: torch.Tensor, floats: torch.Tensor) -> None:
+    """Set a tensor to the value of which :func:`as_floats` made ``floats``."""
+    if tensor.dtype in _LONG:
+        upper, lower = floats.to(torch.int64)
+        floats = (upper << 32 | lower).view(tensor.dtype)
+    tensor.copy_(floats)
 
 
 def sum_into(target: torch.Tensor, values: Sequence[torch.Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Files in MXNet's RecordIO format."""
 
+import os
 import pickle
 import struct
 from multiprocessing import get_context
@@ -54,6 +55,16 @@ def test_records_come_back_with_and_without_the_index(
 def test_image_records_hold_labels_and_image(labels: tuple[float, ...]) -> None:
     header = ImageHeader(labels or (0.0,), 7, 8)
     assert unpack(pack(header, b"image")) == (header, b"image")
+
+
+def test_labels_are_read_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = [ImageHeader((3.0,), 1), ImageHeader((5.0, 0.5), 2), ImageHeader((7.0,), 0xCED7230A), ImageHeader((9.0,))]
+    images = [bytes(10_000), bytes(10_000), bytes(100), b""]
+    records = Records(write(tmp_path / "a.rec", [pack(*one) for one in zip(headers, images, strict=True)]))
+    sizes, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: sizes.append(size) or pread(file, size, offset))
+    assert [records.label(position) for position in range(4)] == [3.0, 5.0, 7.0, 9.0]
+    assert sum(sizes) < 1000
 
 
 def test_header_of_one_label_is_mxnets() -> None:

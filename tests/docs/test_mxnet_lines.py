@@ -12,7 +12,7 @@ from paceline.cli.app import main
 from tests.docs.pages import ROOT, rows
 
 EXAMPLES = ROOT / "examples"
-LINES = [[cell.strip("` ") for cell in row[:2]] + row[2:] for row in rows("docs/mxnet-lines.md")]
+LINES = [[cell.strip("` ") for cell in row[:2]] + [row[2]] for row in rows("docs/mxnet-lines.md")]
 TYPED = [row for row in LINES if row[1] != "-"]
 LAUNCHERS = ("python ../../tools/launch.py", "../../tools/launch.py")
 

@@ -79,7 +79,7 @@ def test_name_says_what_is_trained(lines: dict[str, list[str]], common: ModuleTy
     job, (python, script, *flags) = lines[name][:cut], lines[name][cut + 1 :]
     assert job == ["paceline", "launch", "-n", "2", "-s", "2", *(["--groups", "auto"] if mode == "gsp" else [])]
     assert (python, Path(script).name, Path(script).exists()) == (sys.executable, f"train_{data}.py", True)
-    args = common.flags.parser("").parse_args(flags)
+    args = common.flags.parse(common.flags.parser(""), flags)
     assert (args.data_dir, args.gpus, args.kv_store) == (f"data/{data}", "0,1", MODES[mode])
     assert (args.network, args.num_layers) == MEANT[network]
     training = TRAININGS[f"{data}_{network}"]

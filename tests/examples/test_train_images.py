@@ -13,7 +13,8 @@ import pytest
 from paceline.data import digits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = ("--network", "3conv", "--batch-size", "16", "--num-examples", "640", "--lr", "0.02", "--disp-batches", "0")
+NETWORK = ("--network", "3conv", "--batch-size", "16", "--num-examples", "640")
+SMALL = (*NETWORK, "--lr", "0.02", "--mom", "0.5", "--disp-batches", "0")
 
 
 def run(*words: str, workers: int = 0, check: bool = True) -> "subprocess.CompletedProcess[str]":

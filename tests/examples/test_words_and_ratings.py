@@ -5,9 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from paceline.net import lifeline
+from paceline.testing import LocalJob
+from tests.examples import scripts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,6 +43,27 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ratings") / "u.data"
     path.write_text("".join(lines))
     return path
+
+
+def factorise(*words: str) -> list[dict[str, Any]]:
+    """Train with sparse and with dense gradients as a worker on another host than the server: its bytes are counted."""
+    torch.set_num_threads(1)
+    lifeline.host_id = lambda: "another host"
+    line = [*words, "--factor-size", "16", "--lr", "0.02", "--num-epoch", "1"]
+    return [scripts.train("matrix_factorization", [*line, *more]) for more in ([], ["--dense"])]
+
+
+def test_matrix_factorisation_has_the_errors_of_one_process_and_sends_touched_rows_only(ratings: Path) -> None:
+    one, _ = factorise("--data", str(ratings), "--batch-size", "8")
+    with LocalJob(2, 1) as job:
+        rows, tables = job.run(factorise, "--data", str(ratings), "--batch-size", "4", "--kv-store", "dist_sync")[0]
+    assert rows["steps"] == one["steps"]
+    assert rows["epochs"][0]["rmse"] == pytest.approx(one["epochs"][0]["rmse"], rel=1e-4)
+    by_rows, by_tables = (run["stats"]["network_bytes"] / run["steps"] for run in (rows, tables))
+    table = (100 + 60) * (16 + 1) * 4
+    assert by_tables == pytest.approx(2 * 2 * table, rel=0.05)  # 2 workers push float32 and get float32
+    # 4 users and 4 films are pushed, and those of 8 ratings come back, with a number for each of two rows.
+    assert by_rows < 2 * (8 + 16) * (16 * 4 + 4 + 2 * 8) < by_tables / 5
 
 
 def test_matrix_factorisation_learns_with_two_workers_and_sparse_gradients(ratings: Path, tmp_path: Path) -> None:

@@ -102,11 +102,11 @@ def test_worker_that_waits_cannot_ask_for_more() -> None:
 def test_continued_epoch_leaves_out_what_was_done() -> None:
     start = WalkStart(3, ((0, 1), (3, 5)))
     pool = Pool(6, 1, start)
-    assert pool.rest(0, 0) == Rest(0, 3, ((0, 1), (3, 5)), ())
+    assert pool.rest(0, 0) == Rest(0, 3, ((0, 1), (3, 5)), {})
     assert pool.take(0, 1, 0, 9, 0, start=start) == [Given(0, 1, 0, ((0, 1), (3, 5)))]
     pool.check()
     pool.finish(0, 1)
-    assert pool.rest(0, 0) == Rest(0, 4, (), ())
+    assert pool.rest(0, 0) == Rest(0, 4, (), {})
     assert pool.take(0, 2, 1, 9, 1, start=start.following(6)) == [Given(0, 2, 1, ((0, 6),))]
 
 
@@ -118,7 +118,7 @@ def test_walk_of_a_limited_size_ends_for_all_and_the_next_one_goes_on_with_the_e
     assert pool.held() == {0: ((0, 3),), 1: ((3, 4),)}
     assert pool.take(0, 2, 0, 3, 1, start=start) == [Wait(0, 2)]
     assert pool.take(1, 2, 0, 3, 1, start=start) == [PoolOver(0, 2, 0), PoolOver(1, 2, 0)]
-    assert pool.rest(0, 9) == Rest(0, 0, ((4, 6),), ())
+    assert pool.rest(0, 9) == Rest(0, 0, ((4, 6),), {})
     second = start.following(6)
     assert second == WalkStart(0, ((4, 6),), 4, 1)
     assert pool.take(0, 3, 1, 3, 2, start=second) == [Given(0, 3, 1, ((4, 6),))]
@@ -132,13 +132,13 @@ def test_what_a_worker_has_pushed_for_is_done_before_it_asks_again() -> None:
     pool.take(1, 1, 0, 3, 0, 7)
     assert pool.take(1, 2, 0, 3, 1, 8) == [Wait(1, 2)]
     assert pool.pushed(0, 4) == []
-    assert pool.rest(0, 4) == Rest(0, 0, ((0, 3),), ())
-    assert pool.rest(1, 8) == Rest(0, 0, ((0, 3),), (0,))
-    assert pool.rest(0, 5) == Rest(0, 1, (), ()), "the worker that asks has pushed since"
+    assert pool.rest(0, 4) == Rest(0, 0, ((0, 3),), {})
+    assert pool.rest(1, 8) == Rest(0, 0, ((0, 3),), {0: ((0, 3),)})
+    assert pool.rest(0, 5) == Rest(0, 1, (), {}), "the worker that asks has pushed since"
     assert pool.held()[0] == ((0, 3),), "a question changes nothing"
     assert pool.pushed(0, 5) == [PoolOver(1, 2, 0)]
     assert pool.pushed(7, 5) == []
-    assert pool.rest(7, 5) == Rest(0, 1, (), ())
+    assert pool.rest(7, 5) == Rest(0, 1, (), {})
 
 
 def test_epoch_that_all_workers_leave_is_not_finished() -> None:

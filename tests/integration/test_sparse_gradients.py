@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline import kvstore
-from paceline.optim.sparse import SparseExchange, find_sparse
+from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.testing import LocalJob
 from paceline.updaters import make_spec, option_groups
 

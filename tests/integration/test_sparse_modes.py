@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paceline import kvstore
-from paceline.optim import sparse
-from paceline.optim.sparse import SparseExchange
+from paceline.optim import sparse_exchange
+from paceline.optim.sparse_exchange import SparseExchange
 from paceline.testing import LocalJob
 from paceline.updaters import make_spec
 
@@ -91,7 +91,7 @@ def resumed():
 
 def started():
     """Every worker's weights before the first step, given in many parts."""
-    sparse._PART_BYTES = 5 * WIDTH * 8 // 2
+    sparse_exchange._PART_BYTES = 5 * WIDTH * 8 // 2
     found = []
     for update in ("worker", "server"):
         store = kvstore.create("dist_sync")

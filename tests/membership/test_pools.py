@@ -104,7 +104,7 @@ def test_barrier_says_what_a_worker_has_trained_on() -> None:
     assert left(0, 0) == m.SamplesLeft(False)
     take(0, 1, 0, 4)
     take(1, 1, 0, 6)
-    assert left(0, 5) == m.SamplesLeft(True, 0, 0, [(3, 6)], [1])
+    assert left(0, 5) == m.SamplesLeft(True, 0, 0, [(3, 6)], [(1, [(3, 6)], 0.0)])
     assert take(1, 2, 1, 7) == m.PoolSamples([], False, True, 0)
     assert answers(members.handle(b"worker-1", 5, m.AwaitSamples("p"), 0.5)) == []
     over = m.PoolSamples([], True, False, 0)

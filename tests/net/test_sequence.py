@@ -185,5 +185,5 @@ def test_outbox_forgets_what_is_dropped() -> None:
     outbox: Outbox[str] = Outbox()
     first, second = outbox.add("a", 0.0), outbox.add("b", 0.0)
     assert outbox.drop() == ["a", "b"]
-    assert (len(outbox), outbox.acked, outbox.content(first), outbox.answer(second)) == (0, 2, None, False)
+    assert (len(outbox), outbox.acked, outbox.content(first), outbox.answer(second)) == (0, 2, None, None)
     assert outbox.add("c", 0.0) == 3

@@ -66,7 +66,7 @@ def test_equal_texts_mean_equal_shapes() -> None:
         [torch.zeros(one) for one in range(200)],
         [torch.zeros(one) for one in range(201)],
     ]
-    texts = [text_of([tally(one, None)]) for one in inputs]
+    texts = [text_of(tally(one, None).parts) for one in inputs]
     assert texts[0] == "2 x [3, 4]"
     assert texts[3] == "[3, 4], str, float, NoneType"
     assert len(set(texts)) == len(texts)

@@ -65,9 +65,7 @@ class Run:
         if model is None:
             options["named_parameters"] = [(f"p{index}", param) for index, param in enumerate(params)]
         options = {"batch_dim": 0} | options | dict(self.options)  # shapes alone do not tell what counts samples
-        distributed = DistributedOptimizer(optimizer, self.kvstore, model=model, **options)
-        self._slow_down(params)
-        return distributed
+        return DistributedOptimizer(optimizer, self.kvstore, model=model, **options)
 
     def _slow_down(self, params: list[torch.Tensor]) -> None:
         if self.pause is not None:

@@ -482,11 +482,30 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     elif what == "pending":
         asker = Asker(b"worker-0", 1, 0, Members(), server._keep)
         right.pending[0] = left.pending[0] = SumPush(
-            asker, server.store, m.PushSum("s", [], [m.Share(0, 1.0, [])], 1.0, b"")
+            asker=asker,
+            worker=0,
+            unreleased=1,
+            store=server.store,
+            push=m.PushSum("s", [m.Entry(0, 0, 0, NUMEL, 1)], [m.Share(0, 1.0, [1])], 1.0, b""),
         )
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())
     assert server.bucket.cut(m.Span(0, 0, 0, NUMEL)) == [left, right]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize("entries", [[(0, NUMEL, 1)], [(0, 5, 1), (5, 7, 1)]], ids=["one entry", "two entries"])
+def test_the_worker_that_came_last_is_answered_first(
+    order: tuple[int, ...], entries: list[tuple[int, int, int]]
+) -> None:
+    server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
+    asked = [(b"worker-%d" % rank, server.push(rank, entries, torch.ones(NUMEL))) for rank in order]
+    assert [one for one in server.answers if one in asked] == asked[::-1]
+
+
+def test_a_push_without_entries_is_refused() -> None:
+    server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
+    assert "a Push without entries" in server.refusal(1, server.push(1, [], torch.ones(NUMEL)))
 
 
 def test_what_was_absent_is_known_of_joined_slots() -> None:

@@ -57,6 +57,22 @@ def test_stages_of_one_server_share_its_link(holders: tuple[int | None, int | No
     assert (step_s - alone > 1) == (holders == (0, 0))
 
 
+def test_bucket_of_a_server_beside_a_worker_crosses_the_link_of_the_others_whole() -> None:
+    """A worker's push to its own server crosses no link; that of the other one does, and the values come back."""
+    stages = [Stage(100.0, 1.0, server=0)]
+    for count, seconds in ((1, 0.0), (2, 2 + 2), (4, 3 * 2 + 3 * 2)):
+        hosts = [Hosts(1, 1, 3.0, 50.0)] * count
+        exchange = Servers(count, 1.0, 50.0, on_hosts=True)
+        assert step_seconds(hosts, stages, exchange, merges=True) == pytest.approx(3 + seconds)
+
+
+def test_buckets_of_servers_beside_workers_share_the_links() -> None:
+    """Two hosts exchange halves: each host's link carries one push and one answer at a time in each direction."""
+    stages = [Stage(50.0, 0.0, server=0), Stage(50.0, 1.0, server=1)]
+    exchange = Servers(2, 0.5, 50.0, on_hosts=True)
+    assert step_seconds([Hosts(1, 1, 3.0, 50.0)] * 2, stages, exchange, merges=True) == pytest.approx(3 + 1 + 1)
+
+
 def test_workers_that_do_not_add_up_push_each_for_itself() -> None:
     hosts = [Hosts(4, 2, 3.0, 50.0)]
     assert step_seconds(hosts, WHOLE, Servers(4, 0.25, 50.0), merges=False) == pytest.approx(3 + 2 * 4)

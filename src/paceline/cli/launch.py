@@ -121,7 +121,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     groups, number_is_slots = _groups(options.group), options.launcher in _NUMBER_IS_SLOTS
     hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
     if options.num_workers is None and not groups:
-        raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
+        raise UsageError("the number of workers is missing; give -n, as in: -n 2 -- python train.py")
     _refuse_unused(options)
     _check_words(options)
     if options.sync_dst_dir is not None and not os.path.isabs(options.sync_dst_dir):

@@ -59,6 +59,8 @@ def objection_to_sum(rule: Progress, pushes: Sequence[Pushed]) -> str:
         rule: the rule of the slot.
         pushes: at least one.
     """
+    if len(pushes) == 1:
+        return objection(rule, pushes[0].worker, pushes[0].round, pushes[0].samples)
     reasons = [objection(rule, one.worker, one.round, one.samples) for one in pushes]
     if any(reasons):
         return next(filter(None, reasons))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from paceline.data.deadline import Accumulates, Deadline, accumulate, check_dead
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.sampler import State, epoch_order
 from paceline.data.states import left_of
-from paceline.errors import PacelineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero import split_evenly
 from paceline.hetero.sample_pool import WalkStart, positions
 from paceline.kvstore.base import KVStoreBase
@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 #: Round that no worker gets to.
 _NEVER = 2**62
+
+#: Time after which a worker that waits for samples says once which workers hold them.
+_QUIET_S = 10.0
 
 #: Longest time that another worker trains on one shard. Those that die or stall are noticed long before.
 _LONGEST_SHARD_S = 24 * 3600.0
@@ -301,7 +304,7 @@ class Walker:
         self._begun = self._session.round
         return self._walk
 
-    def take(self, walk: int, count: int) -> Ranges | None:
+    def take(self, walk: int, count: int, shard_at: Callable[[int], str] | None = None) -> Ranges | None:
         """Take samples; None when the walk is over, or another one was begun since.
 
         While it waits for samples that others hold, no server waits for this worker's pushes.
@@ -309,6 +312,7 @@ class Walker:
         Args:
             walk: the walk's number.
             count: samples to take, at most.
+            shard_at: returns the shard that a position stands for, for the log.
         """
         if walk != self._walk:
             return None
@@ -325,15 +329,49 @@ class Walker:
         self._number += 1
         if samples.waits:
             self._session.stores.go_away()
-            samples = self._call(m.AwaitSamples(self._name), None if self._by_push else _LONGEST_SHARD_S)
+            samples = self._wait(shard_at)
         self._session.stores.come_back(samples.phase)
         self.held = tuple(samples.ranges)
         return None if samples.over else self.held
 
-    def _call(self, request: m.TakeSamples | m.AwaitSamples, timeout_s: float | None = None) -> m.PoolSamples:
-        samples = self._session.call_scheduler(request, f"samples of pool {self._name!r}", timeout_s)
+    def _call(self, request: m.TakeSamples) -> m.PoolSamples:
+        samples = self._session.call_scheduler(request, f"samples of pool {self._name!r}")
         assert isinstance(samples, m.PoolSamples)
         return samples
+
+    def _wait(self, shard_at: Callable[[int], str] | None) -> m.PoolSamples:
+        """Wait for samples that other workers hold. After a while one line of the log names these workers.
+
+        Raises:
+            DeadlineError: the time is over; the text names them, too.
+        """
+        session = self._session
+        limit_s = session.settings.timeout_s if self._by_push else _LONGEST_SHARD_S
+        call = session.ask_scheduler(m.AwaitSamples(self._name), f"samples of pool {self._name!r}")
+        with contextlib.suppress(DeadlineError):
+            session.wait([call], min(_QUIET_S, limit_s))
+        if not call.done:
+            holders = self._holders(shard_at)
+            _log.warning(
+                "worker %d has waited %g s for samples of pool %r: %s", session.rank, _QUIET_S, self._name, holders
+            )
+        try:
+            session.wait([call], max(0.0, limit_s - _QUIET_S))
+        except DeadlineError as error:
+            raise DeadlineError(f"{error}; {self._holders(shard_at)}") from error
+        assert isinstance(call.body, m.PoolSamples)
+        return call.body
+
+    def _holders(self, shard_at: Callable[[int], str] | None) -> str:
+        """Return which workers hold samples, how many or which shards, and for how long."""
+        found = self._session.call_scheduler(m.AskSamples(self._name, self._session.round), f"pool {self._name!r}")
+        assert isinstance(found, m.SamplesLeft)
+        texts = []
+        for rank, ranges, seconds in found.held:
+            held = positions(tuple(ranges))
+            named = f"{len(held)} samples" if shard_at is None else ", ".join(map(shard_at, held))
+            texts.append(f"worker {rank} has held {named} for {seconds:.0f} s")
+        return "; ".join(texts) or "no other worker holds any"
 
     def finish(self) -> None:
         """Say that the samples that were taken last are trained on."""
@@ -379,11 +417,11 @@ class Walker:
         own = self._walk + (not (self._returned and self.following == self.start))
         if not found.is_known or (self._is_chosen and found.walk < own):
             return self.following.epoch, self.following.positions(self._length)
-        if found.holders:
+        if found.held:
             _log.warning(
                 "in the state of pool %r, the batches that workers %s hold count as not trained on; call "
                 "store.barrier() on all workers before state_dict()",
-                self._name, ", ".join(map(str, found.holders)),
+                self._name, ", ".join(str(rank) for rank, *_ in found.held),
             )  # fmt: skip
         return found.epoch, tuple(found.left) or everything(self._length)
 

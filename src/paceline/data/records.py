@@ -25,6 +25,9 @@ _MAGIC = 0xCED7230A
 _MAGIC_BYTES = struct.pack("<I", _MAGIC)
 _HEAD = struct.Struct("<II")
 _IMAGE_HEADER = struct.Struct("<IfQQ")
+_LABEL = struct.Struct("<f")
+#: Bytes of an image record up to the first of its labels that stand behind the header.
+_FIRST_LABELS = _IMAGE_HEADER.size + _LABEL.size
 _LONGEST = (1 << 29) - 1
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
@@ -106,6 +109,20 @@ class Records(Dataset[bytes]):
             if flag in (_WHOLE, _LAST):
                 return _MAGIC_BYTES.join(parts)
             offset += _HEAD.size + _padded(length)
+
+    def label(self, position: int) -> float:
+        """Return the first label of an image record, without reading the image.
+
+        Raises:
+            PacelineError: the file is damaged there, or the record is no image record.
+        """
+        offset = int(self._offsets[position])
+        flag, length = self._head(offset)
+        if flag != _WHOLE or length < _FIRST_LABELS:
+            return unpack(self[position])[0].labels[0]
+        start = self._read(_FIRST_LABELS, offset + _HEAD.size)
+        count, label, _, _ = _IMAGE_HEADER.unpack_from(start)
+        return float(_LABEL.unpack_from(start, _IMAGE_HEADER.size)[0] if count else label)
 
     def _scan(self) -> Iterator[int]:
         """Yield the offset of each record."""

@@ -417,7 +417,7 @@ class PooledShards(Shards):
         walk = self._walker.begin()
         order = epoch_order(length, seed, self.epoch) if self._settings["shuffle"] else range(length)
         try:
-            while (held := self._walker.take(walk, 1)) is not None:
+            while (held := self._walker.take(walk, 1, lambda position: self.urls[int(order[position])])) is not None:
                 yield int(order[held[0][0]])
         except GeneratorExit:
             self._walker.stop(walk)

@@ -132,8 +132,8 @@ class Rest:
     epoch: int
     left: Ranges
     """Positions; none: all."""
-    holders: tuple[int, ...]
-    """Other workers that hold some of them."""
+    held: dict[int, Ranges]
+    """Positions that other workers hold."""
 
 
 Answer: TypeAlias = Given | PoolOver | Wait | Refused
@@ -266,9 +266,9 @@ class Pool:
         held = self.held() | {worker: joined(r for number, one in taker.held.items() if number > trained for r in one)}
         left = joined([*self._free, *self._later, *(one for ranges in held.values() for one in ranges)])
         if not left:
-            return Rest(self.walk, self.start.epoch + 1, (), ())
-        holders = tuple(other for other, ranges in held.items() if ranges and other != worker)
-        return Rest(self.walk, self.start.epoch, left, holders)
+            return Rest(self.walk, self.start.epoch + 1, (), {})
+        of_others = {other: ranges for other, ranges in held.items() if ranges and other != worker}
+        return Rest(self.walk, self.start.epoch, left, of_others)
 
     def check(self) -> None:
         """Assert that each position is free, held by one worker, done or of a later walk, and each wait has a cause.

@@ -263,7 +263,7 @@ class KVStore(KVStoreBase):
         """Return a store for one optimizer or trainer: this one if it is unused, else a new one of the same kind.
 
         So several optimizers or trainers can share one store without mixing their keys and updates. Every worker calls
-        it in the same order.
+        it in the same order. A new store has the codecs of this one, but for those that the first optimizer has set.
 
         Args:
             mean: merge to the mean over samples instead of the sum; None: as this store does.

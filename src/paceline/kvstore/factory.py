@@ -178,7 +178,7 @@ def _create_local(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
 
 def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
-    from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
+    from paceline.kvstore.dist.store_policy import OPTIONS, resolve_policy
     from paceline.worker.current import current_session
 
     _check_options(alias, options, OPTIONS[store_type])

@@ -68,6 +68,7 @@ class InProcessStore(KVStore):
         self._type = store_type or self._TYPE
         self._claimed = False
         self._compression: Compression | None = None
+        self._handed_on: Compression | None = None
         # Without an optimizer values may be row-sparse: the sum of pushed rows.
         self._values: dict[Key, torch.Tensor] = {}
         self._row_sparse: set[Key] = set()
@@ -226,12 +227,13 @@ class InProcessStore(KVStore):
         if clip_norm:
             raise ValueError(f"a {self._type} store has no merged gradient to clip; clip in the worker")
         if not (self._claimed or self._values or self._spec or self._updater):
-            self._claimed = True
+            self._claimed, self._handed_on = True, self._compression
             return self
         other = type(self)(self._type)
         other._claimed = True
-        if self._compression is not None:
-            other.set_gradient_compression(self._compression)
+        settings = self._handed_on if self._claimed else self._compression
+        if settings is not None:
+            other.set_gradient_compression(settings)
         return other
 
     def assign(self, key: Key, value: torch.Tensor) -> None:

@@ -162,7 +162,7 @@ class Membership:
                 record.round = max(record.round, body.round)
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
-        return self._waits.handle(key, peer, seq, body)
+        return self._waits.handle(key, peer, seq, body, now)
 
     def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
         record.closed_since = record.closed_since if record.code is not None else None

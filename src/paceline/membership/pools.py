@@ -41,6 +41,9 @@ class Pools:
         """Answers that came before the worker asked for them."""
         self._left: dict[int, int] = {}
         """Workers that have left or died, and their last rounds."""
+        self._given_at: dict[tuple[str, int], float] = {}
+        self.now = 0.0
+        """Seconds on the caller's clock."""
 
     @property
     def _phase(self) -> int:
@@ -75,7 +78,7 @@ class Pools:
         actions: list[Action] = []
         for answer in pool.take(rank, body.number, body.walk, body.count, body.done, body.round, start):
             if answer.worker == rank:
-                actions.append(self._answer_to(waiting, answer))
+                actions.append(self._answer_to(body.pool, waiting, answer))
             else:
                 actions += self._later(body.pool, answer)
         return actions
@@ -105,7 +108,8 @@ class Pools:
         left = m.SamplesLeft(False)
         if pool is not None:
             one = pool.rest(rank, body.round)
-            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), list(one.holders))
+            held = [(at, list(ranges), self.now - self._given_at[body.pool, at]) for at, ranges in one.held.items()]
+            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), held)
         return [Answer(waiting.peer, waiting.seq, left)]
 
     def pushed(self, rank: int, round: int) -> list[Action]:
@@ -129,15 +133,17 @@ class Pools:
     def _later(self, name: str, answer: PoolAnswer) -> list[Action]:
         """Answer a worker that was told to wait before."""
         key = name, answer.worker
-        self._ready[key] = self._samples(answer)
+        self._ready[key] = self._samples(name, answer)
         waiting = self._waiting.pop(key, None)
         return [] if waiting is None else [Answer(waiting.peer, waiting.seq, self._ready[key])]
 
-    def _answer_to(self, waiting: Waiting, answer: PoolAnswer) -> Answer:
+    def _answer_to(self, name: str, waiting: Waiting, answer: PoolAnswer) -> Answer:
         if isinstance(answer, Refused):
             return Answer(waiting.peer, waiting.seq, m.Failed(answer.error, answer.reason))
-        return Answer(waiting.peer, waiting.seq, self._samples(answer))
+        return Answer(waiting.peer, waiting.seq, self._samples(name, answer))
 
-    def _samples(self, answer: PoolAnswer) -> m.PoolSamples:
+    def _samples(self, name: str, answer: PoolAnswer) -> m.PoolSamples:
         ranges = list(answer.ranges) if isinstance(answer, Given) else []
+        if ranges:
+            self._given_at[name, answer.worker] = self.now
         return m.PoolSamples(ranges, isinstance(answer, PoolOver), isinstance(answer, Wait), self._phase)

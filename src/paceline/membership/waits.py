@@ -30,8 +30,9 @@ class Waits:
         self._pools = Pools(num_workers)
         self._has_started = False
 
-    def handle(self, key: MemberKey, peer: bytes, seq: int, body: m.Body) -> list[Action]:
+    def handle(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         """Carry out one request of a member; returns the answers that are due."""
+        self._pools.now = now
         match body:
             case m.Enter():
                 return self._enter(key, Waiting(peer, seq, pauses=body.pauses), body.barrier, body.store, body.round)

@@ -64,9 +64,11 @@ class Answerer:
             envelope, payload = decode(frames)
             if not isinstance(envelope.body, m.Request):
                 raise ProtocolError(f"{type(envelope.body).__name__} is not a request")
-            if not self._is_member(peer):
+            inbox = self._inboxes.get(peer)
+            if inbox is None:
+                inbox = self._new_inbox(peer)
+            if inbox is None:
                 return self._from_stranger(peer, envelope, payload)
-            inbox = self._inbox(peer)
             if isinstance(envelope.body, m.Probe):
                 self._answer_probe(peer, inbox, envelope.seq, envelope.body)
                 return None
@@ -89,13 +91,13 @@ class Answerer:
         assert isinstance(envelope.body, m.Request)
         return envelope.seq, envelope.body, payload
 
-    def _inbox(self, peer: bytes) -> Inbox[_Result]:
-        """Return a member's inbox."""
-        if peer not in self._inboxes:
-            # New members are rare, so this is the moment to forget peers that are not members any more.
-            self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
-            self._inboxes[peer] = Inbox()
-        return self._inboxes[peer]
+    def _new_inbox(self, peer: bytes) -> Inbox[_Result] | None:
+        """Return the inbox of a new member; None: the peer is none."""
+        if not self._is_member(peer):
+            return None
+        # New members are rare, so this is the moment to forget peers that are not members any more.
+        self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
+        return self._inboxes.setdefault(peer, Inbox())
 
     def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
         for asked in set(probe.seqs):
@@ -120,9 +122,9 @@ class Answerer:
             frames: makes the payload; called again when the answer is sent again.
             urgency: the answer may overtake those with a higher one.
         """
-        if seq and self._is_member(peer):
-            inbox = self._inbox(peer)
-            if not inbox.knows(seq):
-                inbox.arrive(seq, 0)
+        inbox = self._inboxes.get(peer)
+        if inbox is None and seq:
+            inbox = self._new_inbox(peer)
+        if inbox is not None and seq:
             inbox.finish(seq, _Result(body, frames))
         self._listener.send(peer, [encode(seq, 0, body), *frames()], urgency)

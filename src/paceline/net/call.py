@@ -142,8 +142,8 @@ class Call:
 
     def raise_error(self) -> None:
         """Raise the error of the call, once."""
-        if self.error is not None:
-            error, self.error = self.error, None
+        error, self.error = self.error, None
+        if error is not None:
             raise error
 
 
@@ -200,8 +200,7 @@ class ChannelRequests:
 
     def answer(self, seq: int) -> Call | None:
         """Note an answer; returns the call, or None when it is a repeat or no call asked."""
-        asked = self._outbox.content(seq)
-        self._outbox.answer(seq)
+        asked = self._outbox.answer(seq)
         return None if asked is None else asked.call
 
     def again(self, probe: int, seqs: Sequence[int]) -> list[Frames]:

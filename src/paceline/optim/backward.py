@@ -82,6 +82,11 @@ class BackwardWatch:
         """Stop watching."""
         self.unwatch(list(self._handles))
 
+    def is_last(self, param: torch.nn.Parameter) -> bool:
+        """Return whether no hook that was registered later may change the gradient after ``arrived``."""
+        newest: int = next(reversed(param._post_accumulate_grad_hooks))
+        return newest == self._handles[param][0].id  # type: ignore[no-any-return]
+
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         with self._lock:
             self._queue()

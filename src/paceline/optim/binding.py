@@ -105,16 +105,14 @@ class Bound:
         else:
             self.side.bring(self.value, real_view(target))
 
-    def brings_gradient(self) -> bool:
-        """Return whether a worker had a gradient in the last round."""
-        return not (self.absent and self.block.is_missing(self.index))
-
 
 @torch.no_grad()
 def take_all(bound: Iterable[Bound], weights: bool) -> None:
-    """Copy the arena's values of several parameters out: to the weights, or to the gradients."""
+    """Copy the arena's values of several parameters out: to the weights, or to the gradients that a worker had."""
     targets, values = [], []
     for one in bound:
+        if not weights and one.absent and one.block.is_missing(one.index):
+            continue
         target = one.param.data if weights else one.param.grad
         if one.side is None and target is not None and _takes_values(target):
             targets.append(real_view(target))

@@ -1,12 +1,16 @@
 """Buffers of a model (running means of BatchNorm): all workers have rank 0's, as with DDP.
 
-The output of a training model does not depend on them. So they are not sent with every forward pass: rank 0 sends
-changed buffers before it pushes, and holds back the last push of the round until the servers have them. The other
+The output of a training model does not depend on running means. So they are not sent with every forward pass: rank 0
+sends changed buffers before it pushes, and holds back the last push of the round until the servers have them. The other
 workers have the answers of the round after that, and pull the buffers before they are read.
+
+Other buffers (codebooks, queues) may be read in training, where each worker has its own. Where these have become others
+than rank 0's, one line says so.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -14,12 +18,17 @@ import torch
 from paceline.kvstore.dist import DistStore
 from paceline.net.call import Call
 from paceline.optim.binding import same_bits
-from paceline.tensors import real_view
+from paceline.tensors import as_floats, real_view, set_from_floats
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "buffer "
+"""Of the keys of buffers: no parameter has such a name."""
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the current buffers of a model that have elements, complex ones as pairs, by names of no parameter."""
-    return {f"buffer {name}": real_view(one) for name, one in model.named_buffers() if one.numel()}
+    return {f"{_PREFIX}{name}": real_view(one) for name, one in model.named_buffers() if one.numel()}
 
 
 def shared_of(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -45,11 +54,13 @@ class Buffers:
         self._model, self._rank, self._names = model, store.rank, buffers_of(model).keys()
         self._store = store.sibling("rest")
         self._stale = False
+        self._own = _kept_apart(model) if store.policy.merge == "all" else frozenset()
+        """Floating-point buffers that training may read; of which nothing was said yet."""
         self._published: dict[str, torch.Tensor] = {}
         values = [_travelling(one) for one in shared.values()]
         self._store.broadcast(list(shared), values, values)
         for one, value in zip(shared.values(), values, strict=True):
-            one.copy_(value)
+            set_from_floats(one, value)
         if self._rank == 0 and store.num_workers > 1:
             self._published = {name: one.detach().clone() for name, one in self._current().items()}
 
@@ -79,8 +90,12 @@ class Buffers:
             self._store.session.wait(calls)
         return calls
 
-    def take(self) -> None:
-        """Pull rank 0's buffers of its last step, unless this worker has them."""
+    def take(self, is_asked: bool = False) -> None:
+        """Pull rank 0's buffers of its last step, unless this worker has them.
+
+        Args:
+            is_asked: the script asks for rank 0's, so that other ones here are no surprise.
+        """
         if not self.are_old:
             return
         current = self._current()
@@ -88,8 +103,23 @@ class Buffers:
         if current:
             self._store.pull(list(current), values)
         self._stale = False
+        if not is_asked:
+            self._say_apart([name for (name, one), value in zip(current.items(), values, strict=True)
+                             if name in self._own and not _alike(one, value)])  # fmt: skip
         for one, value in zip(current.values(), values, strict=True):
-            one.copy_(value)
+            set_from_floats(one, value)
+
+    def _say_apart(self, names: Sequence[str]) -> None:
+        """Say once which buffers this worker has trained with that are not rank 0's."""
+        if names:
+            self._own = frozenset()
+            logger.warning(
+                "buffer %s of worker %d has become another than worker 0's. Only evaluation and state_dict use worker "
+                "0's; forward passes of training have used this worker's own. If they read it (codebooks, queues), "
+                'take kvstore="allreduce": there all buffers are worker 0\'s in each step, as with '
+                "DistributedDataParallel",
+                ", ".join(repr(name.removeprefix(_PREFIX)) for name in names[:3]), self._rank,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Leave the buffers' store."""
@@ -106,7 +136,24 @@ class Buffers:
         return self.are_old and any(not module.training and module._buffers for module in self._model.modules())
 
 
+def _kept_apart(model: torch.nn.Module) -> frozenset[str]:
+    """Return the floating-point buffers that are not those of a layer whose training does not read them."""
+    means = {
+        f"{module}.{name}".lstrip(".")
+        for module, one in model.named_modules()
+        if isinstance(one, torch.nn.modules.batchnorm._NormBase)
+        for name, _ in one.named_buffers()
+    }
+    others = {name: one for name, one in model.named_buffers() if name not in means}
+    return frozenset(f"{_PREFIX}{name}" for name, one in others.items() if one.is_floating_point())
+
+
+def _alike(own: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether a buffer is about rank 0's, which may be a step older or newer."""
+    return torch.allclose(own.cpu().to(value.dtype), value, rtol=0.05, atol=1e-3, equal_nan=True)
+
+
 def _travelling(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in CPU memory with a dtype that servers hold; integers up to 2**53 are exact."""
-    values = tensor.detach().cpu().clone()
-    return values if values.is_floating_point() else values.to(torch.float64)
+    """Return a copy in CPU memory with a dtype that servers hold."""
+    values = as_floats(tensor)
+    return values if values is not tensor else values.detach().cpu().clone()

@@ -272,7 +272,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def sync_buffers(self) -> None:
         """Set buffers to rank 0's of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
         if self._strategy.buffers is not None:
-            self._strategy.buffers.take()
+            self._strategy.buffers.take(is_asked=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, or to zeros."""

@@ -41,7 +41,7 @@ from paceline.observe.account import COPY, DEVICE
 from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
 from paceline.optim.device import Pusher
 from paceline.optim.names import NamedParameter
-from paceline.optim.sparse import SparseExchange, find_sparse
+from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.worker.block import BucketRange, WorkerBlock
@@ -207,7 +207,8 @@ class ServerExchange(Exchange):
                     f"{self._advice}"
                 )
         one.check_kind()
-        self._check_unchanged(one)
+        if self._brings_weights:
+            self._check_unchanged(one)
         copy = self._copy_in(one)
         for bucket in buckets:
             if copy is not None:
@@ -218,13 +219,12 @@ class ServerExchange(Exchange):
         one.filled = True
         return bool(self._ready)
 
-    def _copy_in(self, one: Bound) -> torch.cuda.Event | None:
-        """Copy what this worker pushes of a parameter into the arena; returns the end of an asynchronous copy."""
-        return one.put_grad()
+    _copy_in = staticmethod(Bound.put_grad)
+    """Copies the data that this worker pushes of a parameter into the arena; another kind of exchange replaces it."""
 
     def _check_unchanged(self, one: Bound) -> None:
-        """Raise if the servers hold the weights, and this one was changed here since."""
-        if self._brings_weights and one.weight_changed():
+        """Raise if a weight that the servers hold was changed here since they sent it."""
+        if one.weight_changed():
             or_worker = ", or use update='worker'" if self._store.policy.merge == "all" else ""
             raise PacelineError(
                 f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers "
@@ -303,10 +303,7 @@ class ServerExchange(Exchange):
     def take(self) -> None:
         """Copy new weights to the parameters, or merged gradients, where a worker had one, to their gradients."""
         before = meter.enter(COPY)
-        if self._brings_weights:
-            take_all(self.bound.values(), weights=True)
-        else:
-            take_all(filter(Bound.brings_gradient, self.bound.values()), weights=False)
+        take_all(self.bound.values(), weights=self._brings_weights)
         meter.leave(before)
         if self._has_rows:
             self.sparse.finish()
@@ -316,7 +313,8 @@ class ServerExchange(Exchange):
     def encoded(self, groups: Sequence[Options]) -> bytes:
         """Return the options of all param groups as pushes carry them; the servers compare them between workers."""
         optimizer = self._store.optimizer
-        optimizer.set_options(groups)
+        if groups != optimizer.groups:
+            optimizer.set_options(groups)
         return optimizer.encoded
 
     def suspicious(self) -> bool:

@@ -24,7 +24,7 @@ from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
 from paceline.updaters import Options
-from paceline.updaters.spec import plain
+from paceline.updaters.spec import PLAIN, plain
 
 
 class MergedUpdate(ExchangingStrategy):
@@ -73,7 +73,9 @@ class MergedUpdate(ExchangingStrategy):
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         self._samples.touch()
         self._is_merged = False
-        if self._overlap and self._syncs and self._passes + 1 >= self.choices.passes:
+        if not (self._overlap and self._watch.is_last(param)):
+            return
+        if self._syncs and self._passes + 1 >= self.choices.passes:
             with torch.no_grad():
                 if self._exchange.fill(param):
                     self._exchange.push(self._carried())
@@ -148,7 +150,7 @@ class MergedUpdate(ExchangingStrategy):
             for name, value in group.items():
                 with contextlib.suppress(TypeError, ValueError):
                     if name != "params":
-                        options[name] = plain(name, value)
+                        options[name] = value if isinstance(value, PLAIN) else plain(name, value)
             found.append(options)
         return found
 

@@ -17,7 +17,7 @@ from paceline.optim.buffers import buffers_of, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
-from paceline.tensors import real_view
+from paceline.tensors import as_floats, real_view, set_from_floats
 from paceline.worker.traffic import Carried
 
 Tensors = Mapping[str, torch.Tensor]
@@ -74,7 +74,7 @@ class ReduceExchange(Exchange):
             self._store.broadcast(list(values), list(values.values()), list(values.values()))
         for name, one in tensors.items():
             if one is not values[name]:
-                one.copy_(values[name])
+                set_from_floats(one, values[name])
 
     def push_rest(self, carried: Carried) -> None:
         """Replace all gradients by their sum or mean.
@@ -153,7 +153,7 @@ class ReduceExchange(Exchange):
         values = [*summed.values(), *copies.values()]
         self._store.pushpull([*summed, *copies], values, values)
         for name, one in first.items():
-            one.copy_(copies[name])
+            set_from_floats(one, copies[name])
 
     def suspicious(self) -> bool:
         """Return whether a merged gradient may be NaN or Inf: a cheap check. False is certain, True is not."""
@@ -178,8 +178,8 @@ class ReduceExchange(Exchange):
 
 
 def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors, integers as float64: a third party's store may hold floating-point numbers only."""
-    return {name: one if one.is_floating_point() else one.double() for name, one in tensors.items()}
+    """Return the tensors as floating-point ones: a third party's store may hold no others."""
+    return {name: as_floats(one) for name, one in tensors.items()}
 
 
 def _real(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -28,9 +28,10 @@ import dataclasses
 import logging
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -181,9 +182,10 @@ class SampleCounter:
 
     def _count(self, calls: list[Tally]) -> Count:
         certain, rows, opaque = 0.0 if calls else None, 0.0, ""
+        parts: tuple[object, ...] = ()
         for one in calls:
             certain = None if certain is None or one.samples is None else certain + one.samples
-            rows, opaque = rows + one.rows, opaque or one.opaque
+            rows, opaque, parts = rows + one.rows, opaque or one.opaque, parts + one.parts
         if self._batches and self._is_dealt and certain != 0 and (certain is None or self.batch_dim is None):
             certain = float(sum(one.samples for one in self._batches))
         if certain is not None:
@@ -193,7 +195,7 @@ class SampleCounter:
             return Count(1.0, rows, "", "no call of the model was seen")
         if opaque:
             return Count(1.0, rows, "", f"the size of a {opaque} among the inputs of the model is not known")
-        text = text_of(calls)
+        text = text_of(parts)
         doubt = "" if self.batch_dim is None else f"inputs {text} do not agree on dimension {self.batch_dim}"
         return Count(1.0, rows, text, doubt)
 
@@ -311,13 +313,11 @@ def _part(leaf: Any) -> object:
     return shape if isinstance(shape, tuple) else None
 
 
-def text_of(tallies: Iterable[Tally]) -> str:
+@lru_cache
+def text_of(parts: tuple[object, ...]) -> str:
     """Return the shapes of all inputs as text: the same text if and only if workers have the same shapes."""
-    found: Counter[object] = Counter()
-    for one in tallies:
-        found.update(one.parts)
     texts = []
-    for part, number in found.items():
+    for part, number in Counter(parts).items():
         text = str(list(part) if isinstance(part, tuple) else part)
         texts.append(text if number == 1 else f"{number} x {text}")
     text = ", ".join(texts)

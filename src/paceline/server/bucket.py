@@ -28,17 +28,17 @@ Known: TypeAlias = tuple[m.KnownRange, Any]
 """A range as its worker knows it after the answer, and its frame; None: the values are in the worker's memory."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PushRequest(abc.ABC):
     """A push, or a sum of pushes, that is not answered yet.
 
     | state | event | next |
     |---|---|---|
-    | open | `waits`: a slot has taken a part of it | open |
-    | open | `release` after the last entry is taken | waiting; answered if every slot has released it already |
-    | open | an entry cannot be taken | answered, with that error, by the handler of requests |
+    | waiting | `waits_for` the slots of an entry, instead of the entry | waiting |
+    | waiting | an entry cannot be taken | answered, with that error, by the handler of requests |
     | waiting | `waits`: a slot it waits for is cut | waiting |
     | waiting | `release`: a slot has done its part | waiting; answered after the last |
-    | open, waiting | its asker is answered with an error | answered |
+    | waiting | its asker is answered with an error | answered |
     | answered | `release`, an error | answered: no answer is sent twice |
 
     A push that comes again before its answer is a new request, which takes the place of the first one in every slot.
@@ -47,38 +47,41 @@ class PushRequest(abc.ABC):
     What breaks the guarantees: a slot that forgets a request without `release` or an error (its worker waits until its
     timeout), and a `waits` that is missing (the answer is sent before all updates are made).
 
-    Args:
-        asker: the member that gets the answer.
-        worker: worker that pushes; of a sum, the first worker behind it.
-        want: the answer brings new values.
-        shared: the values are written to the worker's memory.
-        knows: the answer lists the ranges that the worker knows after it, because the store compresses pulls.
-
-    Attributes:
-        known: the known ranges that the answer lists; None where it lists none.
-        absent: ranges that the answer lists as without any gradient.
-        notes: those that all slots have; None before the first slot is released.
     """
 
-    def __init__(self, asker: Asker, worker: int, want: bool = True, shared: bool = False, knows: bool = False) -> None:
-        self.asker, self.worker, self.want, self.shared = asker, worker, want, shared
-        self.known: list[Known] | None = [] if knows else None
-        self.absent: set[m.Span] = set()
-        self.notes: Notes | None = None
-        self._unreleased = 1  # the request itself, until all its entries are taken
+    asker: Asker
+    """The member that gets the answer."""
+    worker: int
+    """The worker that pushes; of a sum, the first worker behind it."""
+    unreleased: int
+    """Releases to come; at first, one for each of its entries."""
+    want: bool = True
+    """The answer brings new values."""
+    shared: bool = False
+    """The values are written to the worker's memory."""
+    known: list[Known] | None = None
+    """The ranges that the worker knows after the answer, which lists them if the store compresses pulls; else None."""
+    absent: set[m.Span] = field(default_factory=set)
+    """Ranges that the answer lists as without any gradient."""
+    notes: Notes | None = None
+    """The notes that all slots have; None before the first slot is released."""
 
     @abc.abstractmethod
     def answer(self) -> None:
         """Send the answer; all slots have released the push."""
 
-    def waits(self, releases: int = 1) -> None:
-        """Wait for more releases."""
-        self._unreleased += releases
+    def waits_for(self, releases: int) -> None:
+        """Wait for the slots of an entry, which is then taken: once for each worker behind the push in each slot."""
+        self.unreleased += releases - 1
+
+    def waits(self) -> None:
+        """Wait for one more slot: one of those that it waits for is cut."""
+        self.unreleased += 1
 
     def release(self) -> None:
-        """Note that one slot has done its part, or that all entries are taken; answer after the last."""
-        self._unreleased -= 1
-        if self._unreleased == 0 and not self.asker.is_answered:
+        """Note that one slot has done its part; answer after the last."""
+        self.unreleased -= 1
+        if self.unreleased == 0 and not self.asker.is_answered:
             self.answer()
 
 
@@ -316,7 +319,10 @@ class StoredBucket:
 
     def read(self, worker: int, span: m.Span) -> int:
         """Note that a worker reads a range now; returns the oldest version in it."""
-        return min(slot.readers.read(slot.rule, worker, slot.span, span) for slot in self.slots_over(span))
+        versions = []
+        for slot in self.slots_over(span):
+            versions.append(slot.readers.read(slot.rule, worker, slot.span, span))
+        return min(versions)
 
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""

@@ -116,16 +116,12 @@ class Asker:
         self._members, self._send = members, send
         self.is_answered = False
 
-    def reply(self, body: m.Reply, frames: Frames = ()) -> None:
-        """Answer with a body and frames that stay as they are."""
-        self.answer(body, (lambda: frames) if frames else tuple)
-
-    def answer(self, body: m.Reply, make_frames: Callable[[], Frames], urgency: int | None = None) -> None:
-        """Answer with frames that are made anew when the answer is given again.
+    def answer(self, body: m.Reply, make_frames: Callable[[], Frames] = tuple, urgency: int | None = None) -> None:
+        """Answer, unless an answer was given.
 
         Args:
             body: the answer.
-            make_frames: function that makes its frames.
+            make_frames: function that makes its frames, anew when the answer is given again.
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
         if not self.is_answered:
@@ -134,7 +130,7 @@ class Asker:
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
-        self.reply(failed(error))
+        self.answer(failed(error))
 
     def network_bytes(self, frames: Frames) -> int:
         """Return how many bytes of frames cross the network between here and the member."""

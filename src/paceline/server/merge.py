@@ -217,8 +217,10 @@ class Accumulator:
 
     def _merge(self, worker: int, one: Contribution) -> None:
         """Add to the sum of the current host."""
-        if one.options is not self.options and one.options is not None:
-            self._note_options(worker, one.options)
+        if self.options is None:
+            self.options, self._options_of = one.options, worker
+        elif one.options not in (None, self.options):
+            self.problem = self.problem or difference(self.options, one.options, self._options_of, worker)
         self.problem = self.problem or one.problem
         self.skip = self.skip or one.skip
         if one.samples == 0:
@@ -229,12 +231,6 @@ class Accumulator:
             return
         unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
         self._host.add(one.values, unit, one.borrowed)
-
-    def _note_options(self, worker: int, options: StepOptions) -> None:
-        if self.options is None:
-            self.options, self._options_of = options, worker
-        elif options != self.options:
-            self.problem = self.problem or difference(self.options, options, self._options_of, worker)
 
     def _end_host(self) -> None:
         """Add the sum of the current host to the whole."""

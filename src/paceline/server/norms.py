@@ -69,7 +69,7 @@ class Question:
             self.asker.fail(self.error)
             return
         squares = sum(sorted(self.squares.values()))  # in an order that is the same for all workers
-        self.asker.reply(m.NormIs(squares, self.skipped))
+        self.asker.answer(m.NormIs(squares, self.skipped))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def notice(host: ServerState, asker: Asker, body: Notice, frames: Frames) -> Non
     """Let a worker pause, go away or leave; answered when the owners to which this server forwards know it too."""
     hosted = host.stores[body.store]
     _apply_here(hosted, asker.rank, body, direct=True)
-    _forward(host, hosted, asker.rank, body, asker.reply)
+    _forward(host, hosted, asker.rank, body, asker.answer)
     host.stores.drop_if_left(body.store)
 
 
@@ -151,4 +151,4 @@ def _apply(store: BucketStore, worker: int, body: Notice) -> None:
 
 def _pass_back(asker: Asker, answer: m.Body, frames: Frames) -> None:
     assert isinstance(answer, m.Missing | m.Failed)
-    asker.reply(answer)
+    asker.answer(answer)

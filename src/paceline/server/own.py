@@ -12,7 +12,7 @@ from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.server import rows
 from paceline.server.bucket import StoredBucket
-from paceline.server.clip import ClipSink
+from paceline.server.clip_sink import ClipSink
 from paceline.server.sinks import ApplySink
 from paceline.server.store import BucketStore
 from paceline.updaters import FlatUpdater, Piece, UpdaterSpec, make_updater

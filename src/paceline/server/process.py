@@ -66,11 +66,6 @@ class Server:
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
 
-    def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
-        for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
-            self._has_new_keys |= isinstance(body, m.Init)
-            self._requests.handle(peer, seq, body, frames)
-
     def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
             request = self._answerer.take(peer, frames)
@@ -83,9 +78,12 @@ class Server:
             before = meter.enter(RECEIVE)
             arrived = self._listener.receive(IDLE_S)
             meter.leave(before)
-            self._handle(arrived)
+            for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
+                self._has_new_keys |= isinstance(body, m.Init)
+                self._requests.handle(peer, seq, body, frames)
+            if self._owners.channels:
+                self._owners.poll()
             meter.end_turn()
-            self._owners.poll()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)
             if self._lifeline.lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -16,8 +17,8 @@ from paceline.errors import ConfigError, ProtocolError
 from paceline.net.base import Frames
 from paceline.ranges import is_all, within
 from paceline.server import rows
-from paceline.server.bucket import PushRequest, StoredBucket
-from paceline.server.clip import ClipSink, Located
+from paceline.server.bucket import Known, PushRequest, StoredBucket
+from paceline.server.clip_sink import ClipSink, Located
 from paceline.server.forward import ForwardStore
 from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
@@ -46,49 +47,36 @@ def _options(encoded: bytes) -> StepOptions | None:
     return options
 
 
+@dataclass(eq=False, kw_only=True)
 class WorkerPush(PushRequest):
-    """A worker's push.
+    """A worker's push to a store."""
 
-    Args:
-        asker: the worker.
-        store: the store that takes the push.
-        push: the message.
-        knows: as in :class:`PushRequest`.
-    """
-
-    def __init__(self, asker: Asker, store: BucketStore, push: m.Push, knows: bool) -> None:
-        super().__init__(asker, asker.rank, push.want, push.shared, knows)
-        self._store, self._push = store, push
+    store: BucketStore
+    push: m.Push
 
     def answer(self) -> None:
         """Answer as the worker wants."""
-        push, notes = self._push, self.notes or ()
+        push, notes = self.push, self.notes or ()
         if push.want and push.rows:
-            send_rows(self.asker, self._store, push.entries[0])
+            send_rows(self.asker, self.store, push.entries[0])
         elif self.known:
-            send_known(self.asker, self._store, [], self.known, self.absent, notes)
+            send_known(self.asker, self.store, [], self.known, self.absent, notes)
         elif push.want and not push.shared:
-            send_values(self.asker, self._store, self.worker, push.entries, self.absent, notes)
+            send_values(self.asker, self.store, self.worker, push.entries, self.absent, notes)
         else:
-            self.asker.reply(m.Values([], absent=sorted(self.absent), notes=list(notes)))
+            self.asker.answer(m.Values([], absent=sorted(self.absent), notes=list(notes)))
 
 
+@dataclass(eq=False, kw_only=True)
 class SumPush(PushRequest):
-    """A sum of pushes that another server has made.
+    """A sum of pushes that another server has made, to a store."""
 
-    Args:
-        asker: the server.
-        store: the store that takes the sum.
-        push: the message.
-    """
-
-    def __init__(self, asker: Asker, store: BucketStore, push: m.PushSum) -> None:
-        super().__init__(asker, push.shares[0].worker)
-        self._store, self._push = store, push
+    store: BucketStore
+    push: m.PushSum
 
     def answer(self) -> None:
         """Answer with the values that the first worker behind the sum sees."""
-        send_values(self.asker, self._store, self.worker, self._push.entries, self.absent, self.notes or ())
+        send_values(self.asker, self.store, self.worker, self.push.entries, self.absent, self.notes or ())
 
 
 def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
@@ -101,12 +89,21 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     values = _values_of(hosted, worker, body, buckets, frames)
     notes = ((worker, body.note),) if body.note else ()
     inputs = {worker: body.inputs} if body.samples else {}
-    request = WorkerPush(asker, store, body, body.want and "pull" in hosted.own.codecs)
+    known: list[Known] | None = [] if body.want and "pull" in hosted.own.codecs else None
+    request = WorkerPush(
+        asker=asker,
+        worker=worker,
+        unreleased=len(body.entries),
+        want=body.want,
+        shared=body.shared,
+        known=known,
+        store=store,
+        push=body,
+    )
     for bucket, entry, value in zip(buckets, body.entries, values, strict=True):
         borrowed = body.shared and not body.coded and value is not None
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
         store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
-    request.release()
     if isinstance(part, ForwardStore):
         part.flush()
     if frames:
@@ -123,13 +120,12 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     values = _values_of(hosted, asker.rank, body, buckets, frames)
     samples = sum(share.samples for share in body.shares)
     inputs = {share.worker: share.inputs for share in body.shares if share.samples}
-    request = SumPush(asker, store, body)
+    request = SumPush(asker=asker, worker=body.shares[0].worker, unreleased=len(body.entries), store=store, push=body)
     for index, (bucket, entry, value) in enumerate(zip(buckets, body.entries, values, strict=True)):
         pushes = _pushes_of(body, index)
         others = tuple(one.worker for one in pushes[1:])
         common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
         store.push(bucket, entry, pushes, Contribution(value, *common), body.absent, request)
-    request.release()
     store.received_bytes += asker.network_bytes(frames)
 
 
@@ -149,8 +145,12 @@ def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket
         RemoteError: an earlier update failed.
     """
     _check_kind(part, push)
-    buckets = _check_entries(part, push)
-    for entry, bucket in zip(push.entries, buckets, strict=True):
+    if len(push.entries) != 1 or push.absent:
+        _check_ranges(part, push)
+    buckets = []
+    for entry in push.entries:
+        bucket = part.store.buckets.checked(entry)
+        buckets.append(bucket)
         if push.rows or bucket.answers is not None:
             _check_rows(push, entry, bucket)
         if push.shared and worker not in bucket.arenas:
@@ -214,9 +214,11 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
         raise ProtocolError(f"a sum whose unit is {push.unit} samples")
     if "pull" in own.codecs:
         raise ProtocolError(f"a sum for store {own.store.name!r}, which compresses what it answers every worker")
-    buckets = _check_entries(own, push)
-    for index, (entry, bucket) in enumerate(zip(push.entries, buckets, strict=True)):
-        pushes = _pushes_of(push, index)
+    _check_ranges(own, push)
+    buckets = []
+    for index, entry in enumerate(push.entries):
+        bucket, pushes = own.store.buckets.checked(entry), _pushes_of(push, index)
+        buckets.append(bucket)
         for slot in bucket.slots_over(entry):
             reason = objection_to_sum(slot.rule, pushes)
             for one in pushes:
@@ -230,35 +232,21 @@ def _pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
     return [Pushed(one.worker, one.rounds[index], one.samples) for one in shares]
 
 
-def _check_entries(part: StorePart, push: m.Push | m.PushSum) -> list[StoredBucket]:
-    """Refuse entries that overlap, lie outside of their buckets, or are absent in part; returns the buckets."""
-    if len(push.entries) > 1:
-        _check_distinct(push.entries)
-    buckets = []
-    for entry in push.entries:
-        buckets.append(part.store.buckets.checked(entry))
-    if push.absent:
-        _check_absent(part, push)
-    return buckets
-
-
-def _check_distinct(entries: Sequence[m.Entry]) -> None:
-    """Refuse a request that pushes an element more than once."""
-    for one, other in pairwise(sorted(entries)):
+def _check_ranges(part: StorePart, push: m.Push | m.PushSum) -> None:
+    """Refuse a push without entries, with an element twice, or with absent ranges other than whole keys of its own."""
+    if not push.entries:
+        raise ProtocolError(f"a {type(push).__name__} without entries")
+    for one, other in pairwise(sorted(push.entries)):
         if one.place == other.place and other.start < one.start + max(1, one.length):
             raise ProtocolError(f"element {other.start} of bucket {one.bucket} is pushed more than once by one request")
-
-
-def _check_absent(part: StorePart, push: m.Push | m.PushSum) -> None:
-    """Refuse a push that reports as absent anything else than whole keys of its own."""
-    for one in push.absent:
-        pushed = any(e.place == one.place and e.start <= one.start and one.stop <= e.stop for e in push.entries)
-        bucket = part.store.buckets.get(one.block, one.bucket)
+    for gap in push.absent:
+        pushed = any(e.place == gap.place and e.start <= gap.start and gap.stop <= e.stop for e in push.entries)
+        bucket = part.store.buckets.get(gap.block, gap.bucket)
         # A server that forwards does not know which keys lie where.
-        is_key = isinstance(part, ForwardStore) or (bucket.is_edge(one.start) and bucket.is_edge(one.stop))
+        is_key = isinstance(part, ForwardStore) or (bucket.is_edge(gap.start) and bucket.is_edge(gap.stop))
         if not pushed or not is_key:
             raise ProtocolError(
-                f"elements {one.start} to {one.stop} of bucket {one.bucket} are absent, but not a key's in the push"
+                f"elements {gap.start} to {gap.stop} of bucket {gap.bucket} are absent, but not a key's in the push"
             )
 
 

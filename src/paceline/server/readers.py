@@ -118,11 +118,14 @@ class Readers:
             slot: range of the slot.
             span: the range.
         """
+        if span.start <= slot.start and span.stop >= slot.stop:
+            return rule.pull(worker)
         version, part = rule.readable(worker), slot.part(span.start, span.stop)
-        is_part = part.length < slot.length
-        if is_part and version > rule.read[worker]:
-            is_part = not self.parts.add(worker, version, part.start - slot.start, part.stop - slot.start, slot.length)
-        return version if is_part else rule.pull(worker)
+        if version > rule.read[worker]:
+            start, stop = part.start - slot.start, part.stop - slot.start
+            if self.parts.add(worker, version, start, stop, slot.length):
+                return rule.pull(worker)
+        return version
 
     # ---- compressed pulls ------------------------------------------------------------------------------------------
 

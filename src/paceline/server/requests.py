@@ -123,16 +123,17 @@ class RequestHandler:
                 check_memory(frames, f"a {type(body).__name__}")
             result = handler(self._host, asker, body, frames)
             if isinstance(result, tuple):
-                asker.reply(*result)
+                reply, made = result
+                asker.answer(reply, lambda: made)
             elif result is not None:
-                asker.reply(result)
+                asker.answer(result)
         except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             asker.fail(error)
         except Exception as error:
             # Process border: a defect here must not end the job of all. The peer gets the error, and the
             # log has the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
-            asker.reply(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))
+            asker.answer(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))
 
 
 def _refusal(body: m.Request, is_server: bool, rank: int) -> ProtocolError:

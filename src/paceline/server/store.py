@@ -7,7 +7,7 @@ The life of a push at its server:
 | arrived | its bytes are checked, its entries and rounds too | `push.py` | refused, or checked |
 | checked | each slot gives it to its rule: :meth:`BucketStore.take` | here | in a cohort, or dropped as too old |
 | in a cohort | its values are summed as they come | `merge.py` | complete, when the rule says `Apply` |
-| complete | the sink gets the sum | `sinks.py`, `clip.py`, `forward.py` | applied, held or forwarded |
+| complete | the sink gets the sum | `sinks.py`, `clip_sink.py`, `forward.py` | applied, held or forwarded |
 | applied | the rule says `Release`, now or later (bound), or the owner answers | the sink | released by this slot |
 | released | by all its slots: see `PushRequest` | `bucket.py` | answered |
 
@@ -136,6 +136,7 @@ class BucketStore:
             request: the request, answered when all slots have released all workers behind the push.
         """
         slots = bucket.cut(entry)
+        request.waits_for(len(slots) * len(pushes))
         if len(slots) == 1 and not all_absent:
             self.take(bucket, slots[0], pushes, one, request)
             return
@@ -160,7 +161,6 @@ class BucketStore:
 
         The request waits until the slot has released all workers behind the pushes.
         """
-        request.waits(len(pushes))
         first = pushes[0]
         actions = slot.rule.push_sum(pushes)
         if actions and isinstance(actions[0], Repeat) and first.worker not in slot.pending:

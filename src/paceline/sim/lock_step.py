@@ -9,10 +9,13 @@ A model is cut into stages, runs of layers whose gradients travel together. A st
 One stage of the whole model is a loop without overlap: it pushes when backward has ended, and waits for all values.
 
 Hosts of a kind do the same at the same time, so one stands for all of its kind: its flows count as many on the links of
-servers. A stage of one bucket flows to the server that holds it. For a stage that is spread, and where servers run on
-the hosts of workers, the server with the largest part of the model stands for all. So a job of 10,000 workers takes no
-more events than a job of one. A host sends one message after the other to each server. A message takes as long as the
-slower of the flow on the sender's link and the flow on the receiver's.
+servers. A stage of one bucket flows to the server that holds it. For a stage that is spread, the server with the
+largest part of the model stands for all. So a job of 10,000 workers takes no more events than a job of one. A host
+sends one message after the other to each server. A message takes as long as the slower of the flow on the sender's link
+and the flow on the receiver's.
+
+Servers on the hosts of workers share their links. There a bucket crosses no link of its holder's own worker, and one
+link for all others: every host is a kind of its own. If a kind has several hosts, all stages count as spread.
 """
 
 from __future__ import annotations
@@ -202,7 +205,10 @@ class _Lane:
         self._flowing = 0
 
     def send(self, order: int, flows: Sequence[_Flow], then: Callable[[], None]) -> None:
-        """Send a message that has ended when its flows have: on each link some of a size."""
+        """Send a message that has ended when its flows have: on each link some of a size; without flows, at once."""
+        if not flows:
+            then()
+            return
         heapq.heappush(self._waiting, (order, next(self._numbers), flows, then))
         self._begin()
 
@@ -246,32 +252,37 @@ class _ThroughServers:
         self._processor = Processor(environment)
         self._came = [0] * len(stages)
         self._away = 1.0
+        """Part of a spread stage that leaves a host."""
         self._single: dict[int, tuple[SharedLink, SharedLink]] = {}
         if servers.on_hosts:
             slowest = min(range(len(hosts)), key=lambda kind: hosts[kind].bandwidth)
             self._servers_out, self._servers_in = self._out[slowest], self._in[slowest]
-            self._away -= 1 / sum(one.count for one in hosts)  # what stays on a host
+            self._away -= 1 / sum(one.count for one in hosts)
+            if len(hosts) == servers.count:
+                self._single = dict(enumerate(zip(self._in, self._out, strict=True)))
         else:
             self._servers_out, self._servers_in = (SharedLink(environment, servers.bandwidth) for _ in range(2))
-            held = {one.server for one in stages if one.server is not None}
             self._single = {
                 one: (SharedLink(environment, servers.bandwidth), SharedLink(environment, servers.bandwidth))
-                for one in held
+                for one in holders
+                if one is not None
             }
 
     def push(self, kind: int, stage: int) -> None:
         """Send the gradient of a stage from all hosts of a kind; the values come back once those of all kinds came."""
-        flows = self._flows(kind, stage, self._out[kind], inwards=True)
-        self._push_lanes[kind, self._stages[stage].server].send(0, flows, partial(self._arrive, stage))
+        lane, flows = self._push_lanes[kind, self._stages[stage].server], self._flows(kind, stage, inwards=True)
+        lane.send(0, flows, partial(self._arrive, stage))
 
-    def _flows(self, kind: int, stage: int, own: SharedLink, *, inwards: bool) -> tuple[_Flow, ...]:
+    def _flows(self, kind: int, stage: int, *, inwards: bool) -> tuple[_Flow, ...]:
         """Return the flows of a host to or from all servers, and those of the fullest server with all such hosts."""
-        pushes, size = self._pushes[kind], self._stages[stage].size_bytes * self._away
-        holder = self._stages[stage].server
+        own = (self._out if inwards else self._in)[kind]
+        pushes, size, holder = self._pushes[kind], self._stages[stage].size_bytes, self._stages[stage].server
         if holder is not None and holder in self._single:
+            if self._servers.on_hosts and holder == kind:
+                return ()
             server = self._single[holder][0 if inwards else 1]
             return _Flow(own, size, pushes), _Flow(server, size, pushes * self._hosts[kind].count)
-        server = self._servers_in if inwards else self._servers_out
+        server, size = self._servers_in if inwards else self._servers_out, size * self._away
         part = _Flow(own, size / self._servers.count, pushes * self._servers.count)
         return part, _Flow(server, size * self._servers.largest_part, pushes * self._hosts[kind].count)
 
@@ -289,7 +300,7 @@ class _ThroughServers:
     def _answer(self, stage: int) -> None:
         for kind in range(len(self._hosts)):
             lane = self._answer_lanes[kind, self._stages[stage].server]
-            flows = self._flows(kind, stage, self._in[kind], inwards=False)
+            flows = self._flows(kind, stage, inwards=False)
             lane.send(stage, flows, partial(self._deliver, kind, stage))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -30,6 +30,9 @@ SIZES = (*(2**power for power in range(14)), 10_000)
 
 #: Stages of a step at most; of more buckets, neighbours make one stage.
 _MOST_STAGES = 48
+
+#: Stages times servers on the hosts of workers; with more, the hosts of a kind count as one.
+_MOST_FLOWS = 1000
 
 #: How much better compressed gradients must be to be recommended, as they change what is learned; and layouts whose
 #: costs differ by less count as equal.
@@ -138,12 +141,14 @@ class Planner:
         buckets, largest = self._placed(max(1, servers))
         element_bytes = ELEMENT_BYTES[way.compression] if way.compression else 4.0
         stages = _stages(training.arrays, buckets if way.overlap else buckets[:0], element_bytes)
-        cluster = training.cluster
+        cluster, hosts = training.cluster, workers.hosts
         exchange: Servers | AllReduce = AllReduce()
         if servers:
             on_hosts = way.layout == "co-located"
             exchange = Servers(servers, largest, cluster.bandwidth, on_hosts, cluster.merge_s, cluster.update_s)
-        step_s = step_seconds(workers.hosts, stages, exchange, merges=way.merge, latency_s=cluster.latency_s)
+            if on_hosts and len(stages) * servers <= _MOST_FLOWS:
+                hosts = [replace(one, count=1) for one in hosts for _ in range(one.count)]
+        step_s = step_seconds(hosts, stages, exchange, merges=way.merge, latency_s=cluster.latency_s)
         rate = count * training.batch / step_s
         server_hosts = 0 if way.layout == "co-located" else servers
         price = 1.0 if training.host_price is None else training.host_price

@@ -25,13 +25,18 @@ class AssignUpdater(FlatUpdater):
     def __init__(self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec | None = None) -> None:
         super().__init__(value, pieces)
         self._spec = spec or UpdaterSpec()
-        self._options = StepOptions()
+        self._use(StepOptions())
+
+    def _use(self, options: StepOptions) -> None:
+        self._options = options
+        self._groups = completed(options.groups, self._spec.groups)
+        self._prepares = any(gradient.GRADIENT_OPTIONS & group.keys() for group in self._groups)
 
     def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
         """Set the value to ``scale * merged``, clipped if there is a limit; to 0 where no worker had a gradient."""
-        self._options = self._options if options is None else options
-        groups = completed(self._options.groups, self._spec.groups)
-        if not any(gradient.GRADIENT_OPTIONS & group.keys() for group in groups):
+        if options is not None and options is not self._options:
+            self._use(options)
+        if not self._prepares:
             if scale == 1.0:
                 self.value.copy_(merged)
             else:
@@ -39,7 +44,9 @@ class AssignUpdater(FlatUpdater):
             return
         keys = self._spec.keys if self._options.keys is None else self._options.keys
         for run in runs_of(self.pieces, keys):
-            [part] = gradient.prepared([run.view(merged)], group_of(run.options, groups), scale, ours=scale != 1.0)
+            [part] = gradient.prepared(
+                [run.view(merged)], group_of(run.options, self._groups), scale, ours=scale != 1.0
+            )
             run.view(self.value).copy_(part)
 
     def update_nothing(self) -> None:
@@ -63,5 +70,5 @@ class AssignUpdater(FlatUpdater):
 
     def _like(self, value: torch.Tensor, pieces: Sequence[Piece]) -> AssignUpdater:
         other = AssignUpdater(value, pieces, self._spec)
-        other._options = self._options
+        other._use(self._options)
         return other

@@ -18,6 +18,9 @@ from paceline.updaters.classes import check_name, find_class, name_of_class
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
 
+#: Types of options that are plain data as they are.
+PLAIN = (float, bool, int, str, type(None))
+
 #: Options that are never infinite. Others may be: the first step of ASGD's average, the largest step of Rprop, limits
 #: of a user's own class.
 _FINITE = frozenset(
@@ -93,7 +96,7 @@ def plain(name: str, value: Any) -> Option:
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value.item())
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, tuple | list):
         return [None if part is None else float(part) for part in value]  # Adafactor has a None in its eps
@@ -104,14 +107,14 @@ def plain(name: str, value: Any) -> Option:
 
 def option_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
     """Return the options of every param group of an optimizer, as plain data."""
-    return [
-        {
-            name: plain(name, value)
-            for name, value in group.items()
-            if name not in _IMPLEMENTATION and name != "param_names"
-        }
-        for group in optimizer.param_groups
-    ]
+    found = []
+    for group in optimizer.param_groups:
+        options: Options = {}
+        for name, value in group.items():
+            if name not in _IMPLEMENTATION and name != "param_names":
+                options[name] = value if isinstance(value, PLAIN) else plain(name, value)
+        found.append(options)
+    return found
 
 
 def make_spec(

@@ -66,9 +66,10 @@ class Outbox(Generic[Content]):
         self._sent[seq] = _Sent(content, now)
         return seq
 
-    def answer(self, seq: int) -> bool:
-        """Note an answer; returns False when it is a repeat or no call asked."""
-        return self._sent.pop(seq, None) is not None
+    def answer(self, seq: int) -> Content | None:
+        """Note an answer; returns the request, or None when the answer is a repeat or no call asked."""
+        sent = self._sent.pop(seq, None)
+        return sent.content if sent else None
 
     def content(self, seq: int) -> Content | None:
         """Return an unanswered request."""
@@ -107,7 +108,11 @@ class Inbox(Generic[Result]):
         """
         if acked >= seq:
             raise ValueError(f"request {seq} says that everything up to {acked} is answered")
-        self._forget(acked)
+        if acked > self._acked:
+            for one in list(self._seen):
+                if one <= acked:
+                    del self._seen[one]
+            self._acked = acked
         if seq <= self._acked or seq in self._seen:
             return False
         if len(self._seen) >= MAX_OUTSTANDING:
@@ -116,8 +121,8 @@ class Inbox(Generic[Result]):
         return True
 
     def finish(self, seq: int, result: Result) -> None:
-        """Keep the result of a request until the sender has the answer."""
-        if seq in self._seen:
+        """Keep the result of a request until the sender has the answer; also of a request that was not noted here."""
+        if seq > self._acked:
             self._seen[seq] = result
 
     def result(self, seq: int) -> Result | None:
@@ -127,9 +132,3 @@ class Inbox(Generic[Result]):
     def knows(self, seq: int) -> bool:
         """Return whether a request has arrived."""
         return seq <= self._acked or seq in self._seen
-
-    def _forget(self, acked: int) -> None:
-        if acked > self._acked:
-            for seq in [seq for seq in self._seen if seq <= acked]:
-                del self._seen[seq]
-            self._acked = acked

@@ -11,7 +11,7 @@ import torch
 from paceline.compression import Codec
 from paceline.errors import ConfigError, ProtocolError
 from paceline.net.base import Frames
-from paceline.ranges import Ranges, is_all, joined, within
+from paceline.ranges import Ranges, joined, within
 from paceline.tensors import from_frame
 from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
@@ -132,11 +132,6 @@ def gaps(absent: Sequence[m.Span], entry: m.Entry) -> Ranges:
         for one in found
         if entry.start <= one.start and one.start + one.length <= stop
     )
-
-
-def is_whole(ranges: Ranges, entry: m.Entry) -> bool:
-    """Return whether a whole entry is absent."""
-    return bool(ranges) and is_all(ranges, entry.length)
 
 
 @contextlib.contextmanager

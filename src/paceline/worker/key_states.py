@@ -16,8 +16,8 @@ from paceline.net.call import Call
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.key_table import KeyTable
-from paceline.worker.plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 States = dict[Key, dict[str, torch.Tensor]]

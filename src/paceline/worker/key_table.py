@@ -29,7 +29,7 @@ from paceline.local_merge import LocalMerge
 from paceline.tensors import dtype_name, to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock, bucket_specs
-from paceline.worker.plan import CallPlan, Place, make_plan
+from paceline.worker.call_plan import CallPlan, Place, make_plan
 from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)

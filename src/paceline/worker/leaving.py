@@ -85,7 +85,8 @@ class Exit:
         if self.session is not None:
             is_own = error is not None and not self._is_caused_by_others(error)
             why = f": {guard.SENTENCE}" if self._has_no_guard else ""
-            self.session.close(f"it raised {type(error).__name__}: {error}{why}" if is_own else "")
+            text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
+            self.session.close(f"{text}{why}" if is_own else "")
 
     def _is_caused_by_others(self, error: BaseException) -> bool:
         if self.session is not None and self.session.failure is not None:

@@ -14,7 +14,7 @@ from paceline.tensors import from_frame, to_frame
 from paceline.updaters.rows import sum_rows
 from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
-from paceline.worker.plan import Place
+from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
 

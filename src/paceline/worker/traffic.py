@@ -17,11 +17,12 @@ from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.observe import meter
 from paceline.observe.account import ENCODE, SEND
+from paceline.ranges import is_all
 from paceline.tensors import sum_into, to_frame
 from paceline.wire import messages as m
 from paceline.worker import answers
 from paceline.worker.block import BucketRange, WorkerBlock
-from paceline.worker.plan import CallPlan, CallStep
+from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 Located = tuple[WorkerBlock, BucketRange]
@@ -233,7 +234,7 @@ class Traffic:
         for entry in entries:
             block = blocks[entry.block]
             ranges = answers.gaps(gone, entry) if gone else ()
-            if answers.is_whole(ranges, entry):
+            if ranges and is_all(ranges, entry.length):
                 frames.append(b"")
                 continue
             grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
@@ -270,9 +271,11 @@ class Traffic:
         """Use the answer to a push."""
         assert isinstance(body, m.Values)
         for entry in entries:
-            blocks[entry.block].note_absent(entry, body.absent)
+            block = blocks[entry.block]
+            if body.absent or block.missing:
+                block.note_absent(entry, body.absent)
         self._heard = body.notes or self._heard
-        if want:
+        if want and (body.known or not shared):
             self._store_values(blocks, entries, shared, body, frames)
 
     def _store_values(

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.config import Settings
-from paceline.kvstore.dist.policy import resolve_policy
+from paceline.kvstore.dist.store_policy import resolve_policy
 from paceline.worker.session import Session
 
 

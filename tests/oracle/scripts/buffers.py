@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tests.oracle.registry import script
 from tests.oracle.run import Result, Run, sizes
-from tests.oracle.scripts.parts import CLASSES, FEATURES, labelled
+from tests.oracle.scripts.parts import CLASSES, FEATURES, labelled, mlp
 
 PROBE = torch.linspace(-2, 2, 3 * FEATURES, dtype=torch.float64).view(3, FEATURES)
 
@@ -70,3 +70,31 @@ def batch_norm_evaluated_often(run: Run) -> Result:
             seen_of(net)
             net.train()
     return seen_of(net)
+
+
+class Seeded(nn.Module):
+    """Has buffers and frozen parameters of dtypes that no store holds, drawn by each process for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("seeds", torch.randint(-(2**63), 2**63 - 1, (5,)))
+        self.register_buffer("bytes", torch.randint(256, (5,), dtype=torch.uint8))
+        self.register_buffer("flags", torch.rand(5) < 0.5)
+        self.register_buffer("small", torch.randn(5).to(torch.float8_e4m3fn))
+        self.hashes = nn.Parameter(torch.randint(-(2**63), 2**63 - 1, (3,)), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(inputs)
+
+
+@script("equal")
+def buffers_of_odd_dtypes(run: Run) -> Result:
+    net = Seeded()
+    optimizer = run.distribute(torch.optim.SGD(net.net.parameters(), lr=0.1), net)
+    for inputs, targets in run.batches(labelled, 5):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    halves = [part for one in (net.seeds, net.hashes.data) for part in (one >> 32, one & 255)]
+    return [net, *halves, net.bytes, net.flags, net.small.float()]

@@ -40,6 +40,40 @@ def norm_logging(run: Run) -> Result:
     return net
 
 
+@script("equal")
+def hooks_before_wrapping(run: Run) -> Result:
+    """Hooks of the user's own change each gradient when it is complete."""
+    net = mlp()
+    halve(net)
+    optimizer = run.distribute(momentum(net), net)
+    for inputs, targets in run.batches(labelled):
+        optimizer.zero_grad()
+        loss_of(net, inputs, targets).backward()
+        optimizer.step()
+    return net
+
+
+@script("refused in its step")
+def hooks_after_wrapping(run: Run) -> Result:
+    net = mlp()
+    optimizer = run.distribute(momentum(net), net)
+    halve(net)
+    for inputs, targets in run.batches(labelled):
+        optimizer.zero_grad()
+        loss_of(net, inputs, targets).backward()
+        optimizer.step()
+    return net
+
+
+def halve(net: torch.nn.Module) -> None:
+    def half(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param.grad.mul_(0.5)
+
+    for param in net.parameters():
+        param.register_post_accumulate_grad_hook(half)
+
+
 @script("refused in its step")
 def clip_norm(run: Run) -> Result:
     net = mlp()

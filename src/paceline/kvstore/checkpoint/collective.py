@@ -206,7 +206,10 @@ class _Telling:
         dead = session.dead - {0} if session else ()
         left = ", ".join(str(rank) for rank, one in enumerate(results) if not one and rank not in dead)
         if left:
-            raise CheckpointError(f"worker {left} has left the job; checkpoints need all workers")
+            raise CheckpointError(
+                f"worker {left} left the job and took no part in the checkpoint: call paceline.save, paceline.load and "
+                "store.save_optimizer_states on every worker, not on one alone"
+            )
         answers = [json.loads(one) if one else {"error": None, "mine": {}} for one in results]
         for rank, one in enumerate(answers):
             if one["error"] is not None:

@@ -13,7 +13,7 @@ from paceline.keys import Key
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
-from paceline.kvstore.checkpoint.key_states import flatten, restore
+from paceline.kvstore.checkpoint.state_tensors import flatten, restore
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from paceline import arguments as check
 from paceline.keys import Key, Keys, Values, normalise
 from paceline.updaters.rows import put_rows, to_rows
 from paceline.worker.key_table import KeyTable
-from paceline.worker.plan import CallPlan
+from paceline.worker.call_plan import CallPlan
 from paceline.worker.rows import RowTraffic, own_bucket
 from paceline.worker.traffic import Traffic
 

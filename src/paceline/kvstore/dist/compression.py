@@ -7,7 +7,7 @@ import msgspec
 from paceline import arguments as check
 from paceline import compression
 from paceline.compression import Compression
-from paceline.kvstore.dist.lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.wire import messages as m
 from paceline.worker.key_table import KeyTable
 from paceline.worker.traffic import Traffic

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.hetero import free_policy
-from paceline.kvstore.dist.policy import revises
+from paceline.kvstore.dist.store_policy import revises
 from paceline.kvstore.dist.store import DistStore
 
 

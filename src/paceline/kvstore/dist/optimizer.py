@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
-from paceline.kvstore.dist.lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.options import Schedule, class_of, in_force, plain_keys, schedule_of
 from paceline.updaters import (
     KeyOptions,
@@ -39,13 +39,14 @@ class ServerOptimizer:
     Attributes:
         spec: the updater that a push runs.
         encoded: the options that every push carries; empty: those of the spec.
+        groups: the options of param groups in them.
     """
 
     def __init__(self, session: Session, name: str, lifecycle: StoreLifecycle, table: KeyTable) -> None:
         self._session, self._name = session, name
         self._lifecycle, self._table = lifecycle, table
         self.spec, self.encoded = UpdaterSpec(), b""
-        self._groups: Sequence[Options] = ()
+        self.groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
         self._schedule: Schedule | None = None
 
@@ -88,28 +89,28 @@ class ServerOptimizer:
         reason = next(filter(None, self._session.gather(f"{self._name}/updater", refused)), b"")
         if reason:
             raise ValueError(reason.decode())
-        self.spec, self._groups, self._keys = spec, (), None
+        self.spec, self.groups, self._keys = spec, (), None
         self.encoded = b""
         self._lifecycle.barrier()
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Set options of param groups and keys; they are sent with every push from now on."""
-        if groups and keys is None and groups == self._groups:
-            return  # as in most steps
         check_numbers(groups, keys)
-        self._groups = copy.deepcopy(list(groups)) or self._groups  # a caller may change its lists in place
+        self.groups = copy.deepcopy(list(groups)) or self.groups  # a caller may change its lists in place
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
-        self.encoded = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
+        self.encoded = msgspec.msgpack.encode(StepOptions(list(self.groups), table))
 
     def options(self) -> list[Options]:
         """Return the current options, per param group."""
-        return in_force(self._groups or self.spec.groups, class_of(self.spec))
+        return in_force(self.groups or self.spec.groups, class_of(self.spec))
 
     def before_push(self, key: Keys) -> None:
         """Set the learning rate of a push of keys, if a schedule is set."""
         if self._schedule is not None:
-            self.set_options(self._schedule.groups(key, self._groups or self.spec.groups))
+            groups = self._schedule.groups(key, self.groups or self.spec.groups)
+            if groups != self.groups:
+                self.set_options(groups)
 
 
 def _is_split(block: WorkerBlock) -> bool:

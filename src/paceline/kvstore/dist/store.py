@@ -16,7 +16,7 @@ from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.compression import set_compression
-from paceline.kvstore.dist.lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.options import no_optimizer
 from paceline.net.call import Call
@@ -62,6 +62,8 @@ class DistStore(KVStore):
         self._ignored: set[Key] = set()
         self._siblings = 0
         self._is_claimed = False
+        self._handed_on = self.traffic.codecs
+        """Codecs of stores for further optimizers: not those that an optimizer sets for itself on this one."""
         session.stores.add(self.lifecycle)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
@@ -104,11 +106,11 @@ class DistStore(KVStore):
         if is_unused and not ours.is_open:
             self._set_merging(*wanted)
         if is_unused and wanted == (ours.mean, ours.clip_norm):
-            self._is_claimed = True
+            self._is_claimed, self._handed_on = True, dict(self.traffic.codecs)
             return self
         other = self.sibling("optimizer", *wanted)
         other._is_claimed = True
-        for leg, codec in self.traffic.codecs.items():
+        for leg, codec in self._handed_on.items():
             other.set_gradient_compression(codec.params() | {"leg": leg})
         return other
 

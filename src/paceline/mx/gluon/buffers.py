@@ -12,6 +12,7 @@ import torch
 
 from paceline.kvstore.dist import DistStore
 from paceline.mx.gluon.parameter import Replicas
+from paceline.tensors import as_floats, set_from_floats
 
 
 class SharedBuffers:
@@ -53,10 +54,10 @@ class SharedBuffers:
         for number, net in enumerate(self._nets):
             for name, copies in net.buffers_by_name().items():
                 for one in copies if copies[0].numel() else ():
-                    one.copy_(values[f"{number} {name}"])
+                    set_from_floats(one, values[f"{number} {name}"])
 
     def _current(self) -> dict[str, torch.Tensor]:
-        """Return the buffers as ``state_dict`` does, in dtypes that servers hold; integers up to 2**53 are exact."""
+        """Return the buffers as ``state_dict`` does, in dtypes that servers hold."""
         return {
             f"{number} {name}": _joined(copies)
             for number, net in enumerate(self._nets)
@@ -68,5 +69,5 @@ class SharedBuffers:
 def _joined(copies: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the mean over devices of a floating-point buffer, else the first device's."""
     if not copies[0].is_floating_point():
-        return copies[0].detach().cpu().double()
+        return as_floats(copies[0])
     return torch.stack([one.detach().cpu() for one in copies]).mean(0)

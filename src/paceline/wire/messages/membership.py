@@ -388,5 +388,5 @@ class SamplesLeft(Message, tag=61):
     epoch: Number = 0
     left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
     """Positions; none: all."""
-    holders: list[Rank] = msgspec.field(default_factory=list)
-    """Other workers that hold some of them."""
+    held: list[tuple[Rank, list[tuple[Count, Count]], float]] = msgspec.field(default_factory=list)
+    """Other workers that hold some of them: the positions, and the seconds since the worker got samples last."""

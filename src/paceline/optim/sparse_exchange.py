@@ -18,7 +18,7 @@ from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import WAY_OUT, is_finite, sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
-from paceline.worker.plan import Place
+from paceline.worker.call_plan import Place
 from paceline.worker.rows import RowExchange
 from paceline.worker.traffic import Carried
 

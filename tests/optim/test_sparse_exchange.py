@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paceline.optim.sparse import find_sparse
+from paceline.optim.sparse_exchange import find_sparse
 
 
 class Net(nn.Module):
