@@ -66,6 +66,7 @@ PURE = {
     "observe.account",
     "observe.detector",
     "observe.history",
+    "observe.servers",
     "observe.verdicts",
 }
 IMPURE = {

@@ -33,7 +33,9 @@ class Verdicts:
             self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
             found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
             self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
-            return []
+            parts = [one.seconds for one in found]
+            changes = self._detector.note_server(member.rank, member.host, parts, account.host)
+            return [Warn(sentence(one)) for one in changes]
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
         windows = [(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
         changes = self._detector.note_worker(member.rank, member.host, windows, account.host, group)

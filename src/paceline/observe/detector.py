@@ -51,6 +51,8 @@ from paceline.observe.history import (
     rate_of,
     share_of,
 )  # fmt: skip
+from paceline.observe.servers import Servers, Waits
+from paceline.observe.verdicts import Loss, Verdict
 
 #: Standard deviations that a window may exceed the others without a count, most that one counts, and the alarm.
 DRIFT, MOST, ALARM = 1.0, 4.2, 9.5
@@ -74,43 +76,6 @@ WARM_UP = 3
 _REPORTS = 4
 
 _OWN = tuple(part for part in range(len(WORKER_PARTS)) if part not in (WAIT, GC))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A process that is slow, or is so no more.
-
-    Attributes:
-        rank: rank of the worker.
-        host: its host.
-        cause: one of ``paceline.observe.verdicts.CAUSES``; empty: it is as quick as the others again.
-        part: number of the part of its steps that explains it; -1: none.
-        ratio: its own time as a multiple of that of the others.
-        share: how much of its own time the part is.
-        round: since when.
-        lost: samples per second that it costs the job.
-        alone: it is compared with its own past.
-    """
-
-    rank: int
-    host: str
-    cause: str
-    part: int
-    ratio: float
-    share: float
-    round: int
-    lost: float
-    alone: bool = False
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The seconds that a worker has cost the others while it was named as slow, and the causes."""
-
-    rank: int
-    host: str
-    causes: tuple[str, ...]
-    seconds: float
 
 
 @dataclass
@@ -137,6 +102,7 @@ class Detector:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}
+        self._servers = Servers()
         self._merges_rounds = False
         """Whether workers wait for each other."""
 
@@ -198,7 +164,7 @@ class Detector:
     @property
     def verdicts(self) -> list[Verdict]:
         """The workers that are slow now, the most expensive first."""
-        found = [one.verdict for one in self._workers.values() if one.verdict is not None]
+        found = [one.verdict for one in self._workers.values() if one.verdict is not None] + self._servers.verdicts
         return sorted(found, key=lambda one: -one.lost)
 
     @property
@@ -220,6 +186,15 @@ class Detector:
     def rate(self) -> float:
         """Samples per second of all workers."""
         return sum(rate_of(one) for one in self._workers.values() if one.rounds)
+
+    def note_server(
+        self, rank: int, host: str, windows: Iterable[Sequence[float]], figures: Sequence[int]
+    ) -> list[Verdict]:
+        """Take the account of a server: seconds by part of each window; returns a change of its state."""
+        workers = [one for one in self._workers.values() if one.usual]
+        waited = min((one.usual[WAIT] / (one.usual[WAIT] + one.typical_s) for one in workers), default=0.0)
+        round = max((one.rounds[-1].round for one in workers if one.rounds), default=0)
+        return self._servers.note(rank, host, windows, figures, Waits(waited, round, self.rate))
 
     # ---- comparison ------------------------------------------------------------------------------------------------
 
@@ -380,6 +355,7 @@ class Detector:
             ratio = own_s / reference.own_s if reference.own_s else 1.0
             share = sum(one.parts[part] for one in last) / len(last) / own_s if part >= 0 and own_s else 0.0
         held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s) if self._merges_rounds else excess_s
-        rate = self.rate if self._merges_rounds else rate_of(worker)
-        lost = rate * held_s / (wall_s - held_s) if wall_s > held_s else 0.0
+        together = [one for one in self._workers.values() if one.rounds] if self._merges_rounds else [worker]
+        samples = sum(one.rounds[-1].samples for one in together)
+        lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         return Verdict(worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone)
