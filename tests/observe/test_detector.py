@@ -45,6 +45,7 @@ class Job:
         self.chance, self.jitter, self.workers, self.lock_step = random.Random(seed), jitter, workers, lock_step
         self.detector, self.round = Detector(), 0
         self.said: list[Verdict] = []
+        self.send_s = [0.0] * workers
         self.exchange_s = 0.005
         """Time that the servers need for a round."""
         self.late_s = 0.0
@@ -60,6 +61,7 @@ class Job:
             parts, host = [0.0] * len(WORKER_PARTS), [0] * len(FIGURES)
             for part, usual in ((DATA, 0.002), (COMPUTE, 0.1), (SEND, 0.001), (COPY, 0.0005), (UPDATE, 0.003)):
                 parts[part] = usual * self.noise()
+            parts[SEND] += self.send_s[worker]
             is_faulty = fault is not None and worker == min(SLOW, self.workers - 1)
             samples.append(fault(parts, host, self.round) if fault is not None and is_faulty else BATCH)
             times.append(parts)
@@ -243,6 +245,19 @@ def test_groups_are_not_compared_with_each_other() -> None:
             parts[COMPUTE] = 0.1 if worker < 2 else 0.3
             said += detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], [], 1 + worker // 2)
     assert said == []
+
+
+def test_worker_that_nobody_waits_for_is_not_named_for_one_long_part() -> None:
+    job = Job(0, 0.0, workers=3)
+
+    def slowest(parts: list[float], host: list[int], round: int) -> float:
+        parts[COMPUTE] += 0.3
+        return BATCH
+
+    job.run(ONSET, slowest)
+    job.send_s[1] = 0.05
+    assert job.run(40, slowest) == []
+    assert {one.rank for one in job.detector.verdicts} == {SLOW}
 
 
 def test_short_hiccup_is_not_named() -> None:

@@ -228,7 +228,9 @@ class Detector:
         return min(one.wall_s, one.own_s - reference.slowest_s) if self._merges_rounds else one.own_s - reference.own_s
 
     def _judge(self, worker: _Worker, reference: Reference) -> list[Verdict]:
-        found = self._slow_part(worker, reference) or self._rare_part(worker) or self._late(worker, reference)
+        found = (
+            self._slow_part(worker, reference) or self._rare_part(worker, reference) or self._late(worker, reference)
+        )
         if found is None:
             return self._improve(worker, reference)
         cause, part, since, excess_s = found
@@ -268,6 +270,8 @@ class Detector:
         excess = {part: middle([one.parts[part] for one in last]) - reference.usual[part] for part in alarmed}
         part = max(excess, key=lambda one: excess[one])
         whole = middle([one.own_s for one in last])
+        if part != WAIT and whole < (1 + WORTH) * reference.own_s:
+            return None  # other parts are shorter: nobody waits for it
         if excess[part] < max(WORTH * (whole + (excess[part] if part == WAIT else 0.0)), WORTH_S):
             return None
         return self._cause(worker, part, excess[part], last, reference), part, worker.onsets[part], excess[part]
@@ -305,13 +309,16 @@ class Detector:
             return "busy"
         return "stolen" if of(STOLEN) > 0.4 * share else ""
 
-    def _rare_part(self, worker: _Worker) -> tuple[str, int, int, float] | None:
+    def _rare_part(self, worker: _Worker, reference: Reference) -> tuple[str, int, int, float] | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
         last = list(worker.rounds)[-LONG // 2 :]
         wall_s = sum(one.wall_s * one.weight for one in last)
+        held_s = sum(one.weight * max(0.0, self._excess_of_all(one, reference)) for one in last)
         pauses = [one for one in last if one.parts[GC] > max(WORTH_S, RARE * one.wall_s)]
         lost_s = sum(one.parts[GC] * one.weight for one in pauses)
         least = RARE if worker.verdict is None else RARE / 2
+        if held_s < least * wall_s:
+            return None
         if len(pauses) >= RARE_WINDOWS and lost_s > least * wall_s:
             return "gc", GC, pauses[0].round, lost_s / sum(one.weight for one in last)
         stops = [one for one in worker.hosts if one[STOPPED]]

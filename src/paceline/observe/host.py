@@ -7,7 +7,7 @@
 | ``stolen``: other guests ran on the processors of this one | ``/proc/stat`` |
 | ``stalled``: processes of this cgroup or host waited for memory | ``memory.pressure``, ``/proc/pressure/memory`` |
 | ``faults``: pages were read from disk | ``getrusage`` |
-| ``stopped``: neither of this process's threads ran although they could | the interval of two calls |
+| ``stopped``: no thread of this process ran, and none waited for a processor | the interval of two calls |
 
 A figure that the host does not have stays 0.
 """
@@ -43,6 +43,7 @@ class HostFigures:
         self._quotas, self._pressure = _cpu_stats(cgroups), _memory_pressure(cgroups)
         self._clock = clock
         self._shortest = 2**62
+        self._queued_here = 0
         self._last = self._totals()
 
     def read(self) -> list[int]:
@@ -53,9 +54,15 @@ class HostFigures:
         interval = found[INTERVAL]
         self._shortest = min(self._shortest, max(interval, 1))
         found[THROTTLED] = min(found[THROTTLED], interval)  # it is counted for each processor
-        lost = interval - self._shortest
+        queued_here, before = self._queue_of_this_thread(), self._queued_here
+        self._queued_here = queued_here
+        lost = interval - self._shortest - (queued_here - before)
         idle = interval - found[BUSY] - found[QUEUED] - found[THROTTLED]
         return [*found, max(0, min(lost, idle)) if lost > _LONG_US else 0]
+
+    def _queue_of_this_thread(self) -> int:
+        found = _numbers("/proc/thread-self/schedstat", r"\d+ (\d+)")
+        return found[0] // 1000 if found else 0
 
     def _totals(self) -> list[int]:
         busy, queued = _numbers(self._schedstat, r"(\d+) (\d+)") or (0, 0)

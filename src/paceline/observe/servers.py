@@ -24,11 +24,14 @@ REPORTS = 8
 
 @dataclass(frozen=True)
 class Waits:
-    """What servers cost the workers: the least part of a round that one waits, the last round, and samples/s of all."""
+    """The waits of workers for servers."""
 
     share: float
+    """Least part of its rounds that a worker waits."""
     round: int
+    """The last round."""
     rate: float
+    """Samples per second of all workers."""
 
 
 @dataclass
