@@ -200,6 +200,14 @@ def test_slow_link_shows_in_waits_where_nobody_waits_for_others() -> None:
     assert [(one.rank, one.cause) for one in job.run(8, slow_answers)] == [(SLOW, "link")]
 
 
+def test_stalls_at_the_start_of_a_process_are_no_stops() -> None:
+    job, figures = Job(0, 0.1), [0] * len(FIGURES)
+    figures[INTERVAL], figures[STOPPED] = 3_000_000, 2_000_000
+    for _ in range(5):
+        job.detector.note_worker(SLOW, "node2", [], figures)
+    assert job.run(40) == []
+
+
 def test_worker_that_is_quick_again_is_told_once() -> None:
     job = Job(0, 0.1)
     job.run(ONSET)

@@ -130,7 +130,7 @@ class Detector:
         """
         worker = self._workers.setdefault(rank, _Worker(rank, host))
         worker.group = group
-        if len(figures) == len(FIGURES):
+        if len(figures) == len(FIGURES) and worker.rounds:  # at the start a process reads libraries
             worker.hosts.append(figures)
         reference = self._reference(worker)
         rounds = [mean_round(*one) for one in windows if one[0] > WARM_UP and one[1] > 0]
@@ -274,7 +274,9 @@ class Detector:
             return None  # other parts are shorter: nobody waits for it
         if excess[part] < max(WORTH * (whole + (excess[part] if part == WAIT else 0.0)), WORTH_S):
             return None
-        return self._cause(worker, part, excess[part], last, reference), part, worker.onsets[part], excess[part]
+        half = reference.usual[part] + excess[part] / 2
+        since = next((one.round for one in worker.rounds if one.round >= since and one.parts[part] > half), since)
+        return self._cause(worker, part, excess[part], last, reference), part, since, excess[part]
 
     def _cause(self, worker: _Worker, part: int, excess_s: float, last: Sequence[Round], reference: Reference) -> str:
         """Return why a part takes so long: by the figures of the host, the batch, or the part itself."""
