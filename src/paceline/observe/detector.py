@@ -335,14 +335,14 @@ class Detector:
             return None
         cohorts = times = reports = 0
         late_s = 0.0
-        needed = 16 / math.log(min(8, len(self._workers)))  # by chance alone it takes 1e7 rounds
+        needed = 22 / math.log(min(8, len(self._workers)))  # by chance alone it takes 1e9 rounds
         for one in reversed(worker.late):
             cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
             if cohorts >= needed and reports >= _REPORTS:
                 break
         else:
             return None
-        if times < 0.9 * cohorts:
+        if times < 0.97 * cohorts:
             return None
         late_s = late_s / cohorts - max(0.0, worker.typical_s - reference.slowest_s)
         wall_s = middle([one.wall_s for one in worker.rounds])
