@@ -22,12 +22,13 @@ def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Ten
     The values of a key that occurs more than once are joined. Keys are in the order of their first occurrence.
 
     Raises:
-        TypeError: a key is not int or str, or a value is not a tensor.
+        TypeError: a key is not int or str, keys are of both kinds, or a value is not a tensor.
         ValueError: numbers of keys and values differ, or a key has no values.
     """
     if isinstance(key, int | str | np.integer):
         return [checked_key(key)], [_device_values(key, values)]
     keys = [checked_key(one) for one in key]
+    check_kind(keys, keys[:1])
     if isinstance(values, torch.Tensor) or len(values) != len(keys):
         count = "one tensor" if isinstance(values, torch.Tensor) else f"{len(values)} values"
         raise ValueError(f"{len(keys)} keys but {count}; give a list with one value (or list of device values) per key")
@@ -48,6 +49,25 @@ def checked_key(key: Any) -> Key:
     if isinstance(key, bool) or not isinstance(key, int | np.integer):
         raise TypeError(f"key {key!r} is {type(key).__name__}; keys are int or str")
     return int(key)
+
+
+def check_kind(keys: Iterable[Key], known: Iterable[Key]) -> None:
+    """Check that new keys are of the kind of a store's keys: all int or all str, as in MXNet.
+
+    Args:
+        keys: the new keys.
+        known: the store's keys, all of one kind.
+
+    Raises:
+        TypeError: a key is of the other kind.
+    """
+    first = next(iter(known), None)
+    for key in keys:
+        if first is not None and isinstance(key, str) is not isinstance(first, str):
+            raise TypeError(
+                f"key {key!r} is {type(key).__name__}, but key {first!r} is {type(first).__name__}: the keys of one "
+                "store are all int or all str; use one kind, or a second store"
+            )
 
 
 def checked_table(table: Mapping[Any, T]) -> dict[Key, T]:

@@ -22,7 +22,6 @@ SCENARIOS = (
     "rows of half precision",
     "sparse targets",
     "keys of numpy",
-    "numbers beside names",
     "options",
     "rates by key",
     "states",
@@ -113,13 +112,6 @@ def keys_of_numpy(store):
     return [pulled(store, key, torch.zeros(2)) for key in (np.int16(3), 4, np.int64(5))]
 
 
-def numbers_beside_names(store):
-    store.init("w", torch.zeros(2))
-    store.init([7, "7"], [torch.zeros(2), torch.zeros(2)])
-    store.push(["w", 7, "7"], [everybodys(store, lambda rank, by=by: torch.full((2,), by)) for by in (1.0, 2.0, 3.0)])
-    return [pulled(store, key, torch.zeros(2)) for key in ("w", 7, "7")]
-
-
 def options(store):
     store.set_optimizer("sgd", momentum=0.5)
     store.init("w", torch.zeros(2))
@@ -181,6 +173,8 @@ def wrong_calls():
         "shape of target": lambda: store.pull("w", torch.zeros(4, 2).to_sparse(1)),
         "sparse in all": lambda: store.push("w", torch.zeros(3, 2).to_sparse()),
         "kind of key": lambda: store.init([1.5], [torch.zeros(1)]),
+        "number beside names": lambda: store.init(7, torch.zeros(1)),
+        "both in a call": lambda: store.push(["w", 7], [torch.zeros(3, 2), torch.zeros(1)]),
     }
     found = {}
     for what, call in calls.items():
@@ -265,6 +259,8 @@ def test_ignored_targets_are_named_once_per_key(found):
         ("shape of target", "ValueError", "(4, 2)"),
         ("sparse in all", "ValueError", "1 sparse dimension"),
         ("kind of key", "TypeError", "keys are int or str"),
+        ("number beside names", "TypeError", "key 7 is int, but key 'w' is str: the keys of one store are all int or"),
+        ("both in a call", "TypeError", "use one kind, or a second store"),
     ],
 )
 def test_wrong_calls_are_refused(found, what, kind, words):

@@ -23,7 +23,7 @@ def sums(kind: str) -> list[Any]:
     values = [torch.full((2,), float(rank + 1)), torch.full((2,), 10.0)]  # of two devices
     store.pushpull("g", values)
     keyed = [torch.full((2, 2), float(rank)), torch.full((4,), rank)]
-    store.pushpull([1, "two"], keyed, out=keyed)
+    store.pushpull(["one", "two"], keyed, out=keyed)
     store.barrier()
     return [
         store.type, store.num_workers, store.is_capable("optimizer"), out.tolist(),

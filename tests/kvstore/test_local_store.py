@@ -142,9 +142,21 @@ def test_wrong_dtype_and_wrong_out_are_refused(store):
 
 
 def test_a_number_and_its_text_are_different_keys(store):
-    store.init([0, "w"], [torch.zeros(1), torch.ones(1)])
+    store.init([0, 1], [torch.zeros(1), torch.ones(1)])
     with pytest.raises(KeyMismatchError, match="there is 0, but that is int and this is str"):
         store.push("0", torch.zeros(1))
+
+
+@pytest.mark.parametrize("keys", [(0, "w"), ("w", 0)])
+def test_numbers_and_names_are_not_mixed_in_one_store(store, keys):
+    words = "the keys of one store are all int or all str; use one kind, or a second store"
+    with pytest.raises(TypeError, match=words):
+        store.init(keys, [torch.zeros(1), torch.ones(1)])
+    store.init(keys[0], torch.zeros(1))
+    with pytest.raises(TypeError, match=words):
+        store.init(keys[1], torch.ones(1))
+    with pytest.raises(TypeError, match=words):
+        store.broadcast(keys[1], torch.ones(1), torch.ones(1))
 
 
 def test_misspelt_optimizer_gets_a_suggestion(store):

@@ -321,11 +321,11 @@ def test_a_trainer_on_a_trainers_store_is_apart_from_it():
 def test_what_is_pushed_beside_a_trainer_is_not_divided_by_its_batch_size():
     store, net = kvstore.create("local"), replicate(Value(2), TWO)
     trainer = Trainer(net, "sgd", {"lr": 1.0}, store)
-    store.init(9, torch.zeros(2))
+    store.init("mean", torch.zeros(2))
     ones_backward(net)
     trainer.step(100)
-    store.push(9, torch.ones(2))
-    store.pull(9, out := torch.empty(2))
+    store.push("mean", torch.ones(2))
+    store.pull("mean", out := torch.empty(2))
     assert out.tolist() == [-1.0, -1.0]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchmetrics
 
-from paceline.mx.metric import MetricSet
+from paceline.mx.metric import CompositeEvalMetric, MetricSet, TopKAccuracy, create
 
 
 def test_names_and_torchmetrics_mix():
@@ -37,3 +37,22 @@ def test_misspelt_metric_gets_a_suggestion():
         MetricSet("acuracy")
     with pytest.raises(TypeError, match="torchmetrics"):
         MetricSet(3)
+
+
+def test_metrics_take_the_outputs_of_several_devices():
+    metric = CompositeEvalMetric(["acc"])
+    metric.add(TopKAccuracy(2))
+    scores = torch.tensor([[0.1, 0.3, 0.6], [0.5, 0.2, 0.3], [0.2, 0.5, 0.3]])
+    metric.update([torch.tensor([1, 0]), torch.tensor([0.0])], [scores[:2], scores[2:]])
+    assert metric.get() == (["accuracy", "top_k_accuracy_2"], [pytest.approx(1 / 3), pytest.approx(2 / 3)])
+    metric.reset()
+    assert math.isnan(metric.get_name_value()[0][1])
+
+
+def test_predictions_may_be_classes_or_losses():
+    accuracy, loss, error = create("accuracy"), create("loss"), create("rmse")
+    accuracy.update(torch.tensor([2, 1]), torch.tensor([2, 0]))
+    loss.update(torch.zeros(2), torch.tensor([1.0, 3.0]))
+    for pred in (0.0, 4.0):
+        error.update(torch.tensor([1.0]), torch.tensor([[pred]]))
+    assert [one.get()[1] for one in (accuracy, loss, error)] == [0.5, 2.0, pytest.approx(math.sqrt(5))]

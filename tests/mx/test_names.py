@@ -56,13 +56,13 @@ def test_nothing_is_recorded_in_a_pause() -> None:
     ("room", "name", "text"),
     [
         (mx, "nd", "module 'paceline.mx' has no attribute 'nd'; use torch"),
-        (mx, "init", "use torch.nn.init"),
-        (mx, "lr_scheduler", "a function of the number of the update"),
+        (mx, "sym", "use a torch.nn.Module"),
+        (mx.optimizer, "create", "use the name and the options themselves"),
         (mx, "kvstor", "did you mean 'kvstore'"),
-        (mx.gluon, "nn", "'paceline.mx.gluon' has no attribute 'nn'; use torch.nn"),
+        (mx.gluon, "rnn", "'paceline.mx.gluon' has no attribute 'rnn'; use torch.nn"),
         (mx.gluon, "Trainr", "did you mean 'Trainer'"),
-        (paceline.gluon, "nn", "use torch.nn"),
-        (mx.metric, "Accuracy", "use its name, or torchmetrics'"),
+        (paceline.gluon, "rnn", "use torch.nn"),
+        (mx.metric, "F1", "use torchmetrics'"),
         (mx.optimizer, "FTML", "'paceline.mx.optimizer' has no attribute 'FTML'; known are .*SGD"),
     ],
 )

@@ -19,7 +19,7 @@ MOST = 64
 
 def new_block(keys: int = 1) -> WorkerBlock:
     specs = [m.KeySpec(f"x{index}", [NUMEL // keys], 0) for index in range(keys)]
-    spec = m.BlockSpec(0, "float32", specs, [0], [], NUMEL, "balanced", False)
+    spec = m.BlockSpec(0, "float32", specs, [0], [], 8 * NUMEL, "balanced", False)
     return WorkerBlock(spec, 1, shared=False, still=False, via=lambda owner: owner)
 
 

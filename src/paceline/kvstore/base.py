@@ -159,8 +159,9 @@ class KVStore(KVStoreBase):
     """The whole interface of paceline's own stores.
 
     ``push`` **sums** the values of all devices and workers. With an optimizer or updater the sum is its gradient;
-    without one the sum replaces the stored value. Keys are int (numpy's too) or str. Values are tensors, lists of
-    tensors (one per key), or lists of lists (device values of each key). The store does not keep the caller's tensors.
+    without one the sum replaces the stored value. Keys are all int (numpy's too) or all str. Values are tensors,
+    lists of tensors (one per key), or lists of lists (device values of each key). The store does not keep the caller's
+    tensors.
 
     A key that was initialised with a row-sparse value is *row-sparse*: a push of rows updates only those rows, if the
     optimizer has such a form. Rows that are pushed to any other key are added as a dense value.
@@ -176,6 +177,7 @@ class KVStore(KVStoreBase):
 
         Raises:
             KeyMismatchError: a key is initialised already, or its shape or dtype differs between workers.
+            TypeError: the store would have both int and str keys.
         """
         raise self._lacks("init")
 

@@ -10,7 +10,7 @@ import torch
 
 from paceline import arguments as check
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key, Keys, Values, checked_key, checked_table, normalise
+from paceline.keys import Key, Keys, Values, check_kind, checked_key, checked_table, normalise
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.device_sums import DeviceSums
@@ -96,6 +96,7 @@ class InProcessStore(KVStore):
     def init(self, key: Keys, value: Values) -> None:
         """See :meth:`KVStore.init`. A value may be a list of one."""
         keys, values = normalise(key, value)
+        check_kind(keys, self._values)
         check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
         for one, devices in zip(keys, values, strict=True):
             if one in self._values or len(devices) > 1:

@@ -114,11 +114,6 @@ class Schedule:
         self._pushes: Counter[Key] = Counter()
         self._begin = self.num_update = begin_num_update
 
-    def start_at(self, rate: float) -> None:
-        """Set the ``base_lr`` of MXNet's schedulers to the optimizer's rate, as MXNet does."""
-        if hasattr(self._scheduler, "base_lr"):
-            self._scheduler.base_lr = rate
-
     def groups(self, key: Keys, groups: Sequence[Options]) -> list[Options]:
         """Count a push of keys; returns options per param group with the rate of the push."""
         rate = self.rate(key)
@@ -149,8 +144,12 @@ def schedule_of(options: dict[str, Any]) -> Schedule | None:
     scheduler, begin = options.pop("lr_scheduler", None), int(options.pop("begin_num_update", 0))
     if scheduler is None:
         return None
-    schedule = Schedule(scheduler, begin)
+    start_at(scheduler, options)
+    return Schedule(scheduler, begin)
+
+
+def start_at(scheduler: Scheduler, options: Mapping[str, Any]) -> None:
+    """Set the ``base_lr`` of MXNet's schedulers to the optimizer's learning rate, as MXNet does."""
     rate = options.get("lr", options.get("learning_rate"))
-    if rate is not None:
-        schedule.start_at(float(rate))
-    return schedule
+    if rate is not None and hasattr(scheduler, "base_lr"):
+        scheduler.base_lr = float(rate)

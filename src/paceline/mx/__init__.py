@@ -13,15 +13,18 @@ from paceline.naming import absent
 if TYPE_CHECKING:
     from paceline import kvstore as kv
     from paceline import kvstore as kvstore
-    from paceline.mx import autograd, callback, context, gluon, metric, optimizer
+    from paceline.mx import autograd, callback, context, gluon, init, io, lr_scheduler, metric, optimizer
+    from paceline.mx import init as initializer
     from paceline.mx import module as mod
     from paceline.mx import module as module
     from paceline.mx.context import Context, cpu, gpu, num_gpus
 
 _MODULES = {"kv": "paceline.kvstore", "kvstore": "paceline.kvstore", "mod": "paceline.mx.module"} | {
     name: f"paceline.mx.{name}"
-    for name in ("autograd", "callback", "context", "gluon", "metric", "module", "optimizer")
-}
+    for name in (
+        "autograd", "callback", "context", "gluon", "init", "io", "lr_scheduler", "metric", "module", "optimizer",
+    )
+} | {"initializer": "paceline.mx.init"}  # fmt: skip
 
 __all__ = [
     "Context",
@@ -31,8 +34,12 @@ __all__ = [
     "cpu",
     "gluon",
     "gpu",
+    "init",
+    "initializer",
+    "io",
     "kv",
     "kvstore",
+    "lr_scheduler",
     "metric",
     "mod",
     "module",
@@ -42,19 +49,23 @@ __all__ = [
 
 #: What to use for names of MXNet's that are not here.
 _INSTEAD = {
-    "init": "torch.nn.init",
-    "initializer": "torch.nn.init",
-    "io": "paceline.data or torch.utils.data",
-    "lr_scheduler": "the option lr_scheduler, a function of the number of the update, or torch.optim.lr_scheduler",
+    "current_context": "cpu() or gpu(0)",
+    "image": "PIL or torchvision",
     "model": "mx.mod.Module, with save_checkpoint and load",
+    "mon": "hooks of torch.nn.Module, or --monitor of the examples",
+    "monitor": "hooks of torch.nn.Module, or --monitor of the examples",
     "nd": "torch, whose tensors are the arrays",
     "np": "torch, whose tensors are the arrays",
     "npx": "torch.nn.functional",
     "profiler": "torch.profiler",
     "random": "torch.manual_seed",
-    "recordio": "torch.utils.data",
+    "recordio": "paceline.data.Records and RecordWriter",
+    "rnn": "torch.nn.LSTM and its like",
     "sym": "a torch.nn.Module",
     "symbol": "a torch.nn.Module",
+    "test_utils": "paceline.data.digits for get_mnist, range(mx.num_gpus()) for list_gpus",
+    "visualization": "print(net), or torch.utils.tensorboard",
+    "viz": "print(net), or torch.utils.tensorboard",
 }
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others

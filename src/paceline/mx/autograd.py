@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.mx.gluon.parallel import backward
+from paceline.naming import absent
 
 __all__ = ["backward", "is_recording", "pause", "record"]
 
@@ -32,3 +34,18 @@ def pause() -> contextlib.AbstractContextManager[None]:
 def is_recording() -> bool:
     """Return whether gradients are recorded."""
     return torch.is_grad_enabled()
+
+
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+    _INSTEAD = {
+        "Function": "torch.autograd.Function",
+        "grad": "torch.autograd.grad",
+        "is_training": "net.training",
+        "mark_variables": "tensor.requires_grad_()",
+        "predict_mode": "net.eval()",
+        "set_recording": "torch.set_grad_enabled",
+        "train_mode": "net.train()",
+    }
+
+    def __getattr__(name: str) -> Any:
+        raise absent("paceline.mx.autograd", name, __all__, _INSTEAD)

@@ -6,10 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingExtraError
 from paceline.mx.module import BatchCallback, BatchEnd, EpochCallback, EpochEnd
+from paceline.naming import absent
 
 logger = logging.getLogger(__name__)
 
@@ -140,3 +141,14 @@ class TensorBoard:
             for name, value in values.items():
                 self._writer.add_scalar(f"{self._prefix}{kind}/{name}", value, param.epoch)
         self._writer.flush()
+
+
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+    _NAMES = ("Speedometer", "do_checkpoint", "log_train_metric", "ProgressBar", "TensorBoard")
+    _INSTEAD = {
+        "LogValidationMetricsCallback": "fit(eval_data=...), which logs them after every epoch",
+        "module_checkpoint": "do_checkpoint(prefix, period, save_optimizer_states)",
+    }
+
+    def __getattr__(name: str) -> Any:
+        raise absent("paceline.mx.callback", name, _NAMES, _INSTEAD)

@@ -1,47 +1,198 @@
-"""Metrics for ``Module``: names, or metrics of torchmetrics."""
+"""Metrics: MXNet's names and classes, and the set of metrics of a ``Module``, which takes those of torchmetrics too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from paceline.errors import MissingExtraError
 from paceline.naming import absent, suggestion
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-#: A name, a torchmetrics metric, or several of them.
-MetricLike: TypeAlias = "str | Metric | Sequence[str | Metric]"
+#: A name, a metric of this file or of torchmetrics, or several of them.
+MetricLike: TypeAlias = "str | EvalMetric | Metric | Sequence[str | EvalMetric | Metric]"
+_Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
-#: Classes of MXNet's that are names here, or classes of torchmetrics.
-_ELSEWHERE = ("Accuracy", "F1", "Loss", "MAE", "MSE", "Perplexity", "RMSE", "TopKAccuracy", "create")
-_NAMES = ("accuracy", "acc", "mse", "mae", "loss")
+
+class EvalMetric:
+    """A mean over samples: the sum of a score and the number of samples.
+
+    Args:
+        name: name in logs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all batches."""
+        self._sum, self._count = torch.zeros((), dtype=torch.float64), 0
+
+    def update(self, labels: _Tensors, preds: _Tensors) -> None:
+        """Add a batch: labels and predictions of one device, or lists of them."""
+        for label, pred in zip(_listed(labels), _listed(preds), strict=True):
+            self.add(*self._score(torch.as_tensor(label).to(pred.device), pred.detach()))
+
+    def add(self, total: torch.Tensor, count: int) -> None:
+        """Add the sum of the scores of ``count`` samples."""
+        self._sum, self._count = self._sum.to(total.device) + total.detach().double(), self._count + count
+
+    def get(self) -> tuple[str, float]:
+        """Return name and value; the value is NaN without any batch."""
+        return self.name, self._value(float(self._sum) / self._count) if self._count else math.nan
+
+    def get_name_value(self) -> list[tuple[str, float]]:
+        """Return a list of name and value."""
+        return [self.get()]
+
+    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
+        raise NotImplementedError
+
+    def _value(self, mean: float) -> float:
+        return mean
+
+
+class Accuracy(EvalMetric):
+    """Part of the samples whose class is right.
+
+    Predictions are scores [N, classes, ...], classes (int), or one number per sample (float) for two classes: a
+    probability, or a logit if one is below 0 or above 1.
+    """
+
+    def __init__(self, name: str = "accuracy") -> None:
+        super().__init__(name)
+
+    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
+        if pred.dim() > label.dim():
+            pred = pred.argmax(1)
+        elif pred.is_floating_point():
+            pred = pred > (0.5 if bool(((pred >= 0) & (pred <= 1)).all()) else 0.0)
+        return (pred.reshape(label.shape) == label).sum(), label.numel()
+
+
+class TopKAccuracy(EvalMetric):
+    """Part of the samples whose class is among the ``top_k`` best; scores are [N, classes]."""
+
+    def __init__(self, top_k: int = 1, name: str = "top_k_accuracy") -> None:
+        super().__init__(f"{name}_{top_k}")
+        self._top_k = top_k
+
+    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
+        best = pred.topk(min(self._top_k, pred.shape[1]), 1).indices
+        return (best == label.reshape(-1, 1)).sum(), label.numel()
+
+
+class MSE(EvalMetric):
+    """Mean squared error."""
+
+    def __init__(self, name: str = "mse") -> None:
+        super().__init__(name)
+
+    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return (pred - label.reshape(pred.shape)).square().sum(), pred.numel()
+
+
+class RMSE(MSE):
+    """Root of the mean squared error of all samples."""
+
+    def __init__(self, name: str = "rmse") -> None:
+        super().__init__(name)
+
+    def _value(self, mean: float) -> float:
+        return math.sqrt(mean)
+
+
+class MAE(EvalMetric):
+    """Mean absolute error."""
+
+    def __init__(self, name: str = "mae") -> None:
+        super().__init__(name)
+
+    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return (pred - label.reshape(pred.shape)).abs().sum(), pred.numel()
+
+
+class Loss(EvalMetric):
+    """Mean of losses per sample, which are given as predictions; in a ``Module`` the mean of its loss."""
+
+    def __init__(self, name: str = "loss") -> None:
+        super().__init__(name)
+
+    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return pred.sum(), pred.numel()
+
+
+class CompositeEvalMetric:
+    """Several metrics that are updated together."""
+
+    def __init__(self, metrics: Sequence[str | EvalMetric] = ()) -> None:
+        self.metrics = [create(one) for one in metrics]
+
+    def add(self, metric: str | EvalMetric) -> None:
+        """Add a metric."""
+        self.metrics.append(create(metric))
+
+    def reset(self) -> None:
+        """Remove all batches."""
+        for one in self.metrics:
+            one.reset()
+
+    def update(self, labels: _Tensors, preds: _Tensors) -> None:
+        """Add a batch to all metrics."""
+        for one in self.metrics:
+            one.update(labels, preds)
+
+    def get(self) -> tuple[list[str], list[float]]:
+        """Return names and values."""
+        found = [one.get() for one in self.metrics]
+        return [name for name, _ in found], [value for _, value in found]
+
+    def get_name_value(self) -> list[tuple[str, float]]:
+        """Return pairs of name and value."""
+        return [one.get() for one in self.metrics]
+
+
+_KINDS: dict[str, Callable[..., EvalMetric]] = {
+    "accuracy": Accuracy, "acc": Accuracy, "top_k_accuracy": TopKAccuracy, "top_k_acc": TopKAccuracy,
+    "mse": MSE, "rmse": RMSE, "mae": MAE, "loss": Loss,
+}  # fmt: skip
+
+
+def create(metric: str | EvalMetric, **options: Any) -> EvalMetric:
+    """Return the metric of a name.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if not isinstance(metric, str):
+        return metric
+    if metric.lower() not in _KINDS:
+        raise ValueError(
+            f"unknown metric {metric!r}{suggestion(metric.lower(), _KINDS)} Any torchmetrics metric works too"
+        )
+    return _KINDS[metric.lower()](**options)
 
 
 class MetricSet:
-    """Metrics that are updated together.
+    """Metrics of a ``Module`` that are updated together.
 
     Args:
-        metrics: a name (``acc`` or ``accuracy``, ``mse``, ``mae``, ``loss``), a metric of torchmetrics, or a list of
-            them.
+        metrics: a name (``acc`` or ``accuracy``, ``top_k_accuracy``, ``mse``, ``rmse``, ``mae``, ``loss``), a metric of
+            this file or of torchmetrics, or a list of them.
 
     Raises:
         ValueError: unknown name.
         TypeError: neither a name nor a metric.
-        MissingExtraError: torchmetrics is not installed.
     """
 
     def __init__(self, metrics: MetricLike) -> None:
-        listed = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Sequence) else list(metrics)
-        self._metrics: dict[str, Any] = {}
-        for one in listed:
-            name = _name(one)
-            self._metrics[name] = None if isinstance(one, str) else one
-        # Import now and not at the first batch: it takes seconds, and the package may be missing.
-        self._torchmetrics = _import() if None in self._metrics.values() else None
+        listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+        self._metrics: list[Any] = [_made(one) for one in listed]
 
     def update(self, output: torch.Tensor, label: torch.Tensor, mean_loss: torch.Tensor | None = None) -> None:
         """Add one batch.
@@ -51,69 +202,50 @@ class MetricSet:
             label: the expected output.
             mean_loss: mean loss of the batch, for the metric ``loss``.
         """
-        for name in self._metrics:
-            if self._metrics[name] is None:
-                self._metrics[name] = _build(self._torchmetrics, name, output)
-            metric = self._metrics[name].to(output.device)
-            if name == "loss":
+        for one in self._metrics:
+            if isinstance(one, Loss):
                 if mean_loss is not None:
-                    metric.update(mean_loss.detach().to(output.device), len(label))
+                    one.add(mean_loss * len(label), len(label))
+            elif isinstance(one, EvalMetric):
+                one.update(label, output)
             else:
-                metric.update(output.detach(), label)
+                one.to(output.device).update(output.detach(), label)
 
     def get(self) -> list[tuple[str, float]]:
         """Return names and values; a metric without any batch is NaN."""
-        return [(name, _value(one)) for name, one in self._metrics.items()]
+        return [
+            one.get() if isinstance(one, EvalMetric) else (type(one).__name__, _value(one)) for one in self._metrics
+        ]
 
     def reset(self) -> None:
         """Remove all batches."""
-        for one in self._metrics.values():
-            if one is not None:
-                one.reset()
+        for one in self._metrics:
+            one.reset()
 
 
-def _name(metric: Any) -> str:
-    if not isinstance(metric, str):
-        if not (hasattr(metric, "update") and hasattr(metric, "compute") and hasattr(metric, "reset")):
-            raise TypeError(f"{metric!r} is not a metric: give a name ({', '.join(_NAMES)}) or a torchmetrics metric")
-        return type(metric).__name__
-    lower = metric.lower()
-    if lower not in _NAMES:
-        hint = suggestion(lower, _NAMES)
-        raise ValueError(f"unknown metric {metric!r}{hint} Any torchmetrics metric works too")
-    return "accuracy" if lower == "acc" else lower
-
-
-def _import() -> Any:
-    try:
-        import torchmetrics
-    except ImportError:
-        raise MissingExtraError("metrics need torchmetrics: pip install 'paceline[module]'") from None
-    return torchmetrics
-
-
-def _build(torchmetrics: Any, name: str, output: torch.Tensor) -> Any:
-    if name == "accuracy":
-        binary = output.dim() == 1
-        return (
-            torchmetrics.Accuracy("binary")
-            if binary
-            else torchmetrics.Accuracy("multiclass", num_classes=output.shape[1], average="micro")
-        )
-    kinds = {
-        "mse": torchmetrics.MeanSquaredError,
-        "mae": torchmetrics.MeanAbsoluteError,
-        "loss": torchmetrics.MeanMetric,
-    }
-    return kinds[name]()
+def _made(metric: Any) -> Any:
+    if isinstance(metric, str | EvalMetric):
+        return create(metric)
+    if not all(hasattr(metric, name) for name in ("update", "compute", "reset")):
+        raise TypeError(f"{metric!r} is not a metric: give a name ({', '.join(_KINDS)}) or a torchmetrics metric")
+    return metric
 
 
 def _value(metric: Any) -> float:
-    return float(metric.compute()) if metric is not None and metric.update_count else float("nan")
+    return float(metric.compute()) if metric.update_count else math.nan
+
+
+def _listed(values: _Tensors) -> Sequence[torch.Tensor]:
+    return [values] if isinstance(values, torch.Tensor) else values
 
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
+    _INSTEAD = {
+        "CrossEntropy": "the metric 'loss'",
+        "Perplexity": "math.exp of the metric 'loss'",
+        **dict.fromkeys(("F1", "MCC", "PearsonCorrelation", "NegativeLogLikelihood"), "torchmetrics'"),
+        **dict.fromkeys(("CustomMetric", "np"), "a subclass of EvalMetric, or a metric of torchmetrics"),
+    }
 
     def __getattr__(name: str) -> Any:
-        known = ("MetricSet", "MetricLike")
-        raise absent("paceline.mx.metric", name, known, dict.fromkeys(_ELSEWHERE, "its name, or torchmetrics'"))
+        raise absent("paceline.mx.metric", name, [one for one in globals() if one[0].isupper()], _INSTEAD)

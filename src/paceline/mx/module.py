@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import logging
 import os
 import re
@@ -20,13 +21,15 @@ from torch import nn
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import optimizer_states, tensor_file
-from paceline.mx.batch import BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
+from paceline.mx.batch import BatchResult, BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
 from paceline.mx.context import ContextLike, cpu
 from paceline.mx.gluon.optimizer_plan import OptimizerLike
 from paceline.mx.gluon.replicate import replicate
 from paceline.mx.gluon.store_choice import needs_optimizer
 from paceline.mx.gluon.trainer import Trainer
-from paceline.mx.metric import MetricLike, MetricSet
+from paceline.mx.init import Initializer
+from paceline.mx.io import as_pair, data_of
+from paceline.mx.metric import EvalMetric, MetricLike, MetricSet
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -76,7 +79,8 @@ def cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 class Module:
     """A model, its devices and its training loop.
 
-    Batches are tuples ``(data, label)`` from any iterable, such as a ``DataLoader``; data may be a tuple of inputs.
+    Batches are tuples ``(data, label)`` from any iterable, such as a ``DataLoader``, or those of :mod:`paceline.mx.io`;
+    data may be a tuple of inputs.
 
     Args:
         net: any module, also a lazy one; it becomes the replica of the first device.
@@ -107,6 +111,7 @@ class Module:
         self._runner = BatchRunner(self.net, loss, self._slicer)
         self._trainer: Trainer | None = None
         self._states_to_load: str | None = None
+        self._last: BatchResult | None = None
         self._fix(fixed_param_names or ())
 
     @property
@@ -152,12 +157,23 @@ class Module:
         options = optimizer_params if optimizer_params is not None or given else {"learning_rate": 0.01}
         self._trainer = Trainer(self.net, optimizer, options, kvstore, self._compression)
 
-    def forward_backward(self, data: Any, label: Any) -> list[Any]:
-        """Compute the gradients of one batch; returns the output of every device."""
-        return self._runner.run(data, label).outputs
+    def init_params(self, initializer: Initializer) -> None:
+        """Set new values of all parameters; see :meth:`ParameterDict.initialize`."""
+        self.net.initialize(initializer)
 
-    def update(self, batch_size: int) -> None:
-        """Update the parameters from the gradients of a batch of ``batch_size`` samples on this worker."""
+    def forward_backward(self, data: Any, label: Any = None) -> list[Any]:
+        """Compute the gradients of one batch (data and labels, or a ``DataBatch``); returns every device's output."""
+        self._last = self._runner.run(*as_pair(data if label is None else (data, label)))
+        return self._last.outputs
+
+    def update_metric(self, eval_metric: EvalMetric, labels: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Add the outputs of the last batch to a metric."""
+        output = _join(self._done().outputs)
+        eval_metric.update(torch.cat([torch.as_tensor(one) for one in _as_list(labels)])[: len(output)], output)
+
+    def update(self, batch_size: int | None = None) -> None:
+        """Update the parameters from the gradients of a batch of ``batch_size`` samples, by default the last one."""
+        batch_size = self._done().batch_size if batch_size is None else batch_size
         if self._states_to_load is not None:
             self.trainer.load_states(self._states_to_load)
             self._states_to_load = None
@@ -177,6 +193,7 @@ class Module:
         num_epoch: int = 1,
         validation_metric: MetricLike | None = None,
         force_init: bool = False,
+        initializer: Initializer | None = None,
     ) -> list[EpochEnd]:
         """Train.
 
@@ -193,6 +210,7 @@ class Module:
             num_epoch: number of the last epoch, plus 1.
             validation_metric: metrics on ``eval_data``; by default new metrics with the names in ``eval_metric``.
             force_init: replace the optimizer and store of an earlier ``fit``.
+            initializer: sets the parameters before the first ``fit``; None keeps those of the net.
 
         Returns:
             One result per epoch.
@@ -204,6 +222,8 @@ class Module:
         if not 0 <= begin_epoch <= num_epoch:
             raise ValueError(f"begin_epoch {begin_epoch} and num_epoch {num_epoch}: 0 <= begin_epoch <= num_epoch")
         metric = MetricSet(eval_metric)
+        if initializer is not None and self._trainer is None:
+            self.init_params(initializer)
         self.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         history = []
         for epoch in range(begin_epoch, num_epoch):
@@ -230,7 +250,7 @@ class Module:
         """
         metric = MetricSet(eval_metric)
         metric.reset()
-        for data, label in _first(eval_data, num_batch):
+        for data, label in map(as_pair, itertools.islice(eval_data, num_batch)):
             output = self._evaluate(data)
             target = torch.as_tensor(label).to(output.device)
             mean = total_loss(self._loss(output, target), len(target)) / len(target)
@@ -248,10 +268,7 @@ class Module:
         Returns:
             The outputs of all batches, concatenated.
         """
-        outputs = [
-            self._evaluate(batch[0] if isinstance(batch, tuple | list) else batch).cpu()
-            for batch in _first(eval_data, num_batch)
-        ]
+        outputs = [self._evaluate(data_of(batch)).cpu() for batch in itertools.islice(eval_data, num_batch)]
         return torch.cat(outputs) if outputs else torch.empty(0)
 
     def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
@@ -294,6 +311,11 @@ class Module:
         module._states_to_load = None if states is None else os.fspath(states)
         return module
 
+    def _done(self) -> BatchResult:
+        if self._last is None:
+            raise ValueError("the module has no outputs yet; call forward_backward")
+        return self._last
+
     def _fix(self, names: Sequence[str]) -> None:
         for name in names:
             fixed = [param for key, param in self.net.collect_params().items() if re.fullmatch(name, key)]
@@ -312,7 +334,7 @@ class Module:
     ) -> dict[str, float]:
         metric.reset()
         self.net.train()
-        for nbatch, (data, label) in enumerate(batches):
+        for nbatch, (data, label) in enumerate(map(as_pair, batches)):
             with _noting(f"in batch {nbatch} of epoch {epoch}"):
                 done = self._runner.run(data, label)
             self.update(done.batch_size)
@@ -361,13 +383,6 @@ def _join(outputs: Sequence[Any]) -> torch.Tensor:
 
 def _as_list(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
-
-
-def _first(batches: Batches, count: int | None) -> Iterable[Any]:
-    for index, batch in enumerate(batches):
-        if index == count:
-            return
-        yield batch
 
 
 def _log(end: EpochEnd) -> None:

@@ -35,7 +35,17 @@ __all__ = [
 SGD = MXNetSGD
 
 
+#: What to use for names of MXNet's that are not here.
+_INSTEAD = {
+    "Optimizer": "torch.optim.Optimizer",
+    "Test": "KVStore.set_updater('test')",
+    "Updater": "KVStore.set_optimizer",
+    "create": "the name and the options themselves: Trainer(params, 'sgd', {'learning_rate': 0.1})",
+    "get_updater": "KVStore.set_optimizer",
+    "register": "a subclass of torch.optim.Optimizer, given as a class",
+}
+
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.optimizer", name, __all__)
+        raise absent("paceline.mx.optimizer", name, __all__, _INSTEAD)

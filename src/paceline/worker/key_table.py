@@ -24,7 +24,7 @@ import torch
 
 from paceline.errors import DeadlineError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.hetero.groups import server_speeds
-from paceline.keys import Key
+from paceline.keys import Key, check_kind
 from paceline.local_merge import LocalMerge
 from paceline.tensors import dtype_name, to_frame
 from paceline.wire import messages as m
@@ -79,8 +79,9 @@ class KeyTable:
 
         Raises:
             KeyMismatchError: it is initialised already.
-            TypeError: a distributed store cannot hold the value.
+            TypeError: a distributed store cannot hold the value, or the key is not of the kind of the others.
         """
+        check_kind([key], self._where)
         if key in self._where:
             raise KeyMismatchError(f"key {key!r} is initialised already")
         if isinstance(key, int) and not -(2**63) <= key < 2**63:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.mx.context import as_in_context
+from paceline.mx.gluon import data, loss, nn, utils
 from paceline.mx.gluon.clip import clip_global_norm
 from paceline.mx.gluon.parallel import backward
 from paceline.mx.gluon.parameter import Parameter, ParameterDict
@@ -23,9 +25,13 @@ __all__ = [
     "as_in_context",
     "backward",
     "clip_global_norm",
+    "data",
+    "loss",
+    "nn",
     "replicate",
     "split_and_load",
     "split_data",
+    "utils",
     "work_load_sizes",
 ]
 
@@ -33,15 +39,18 @@ __all__ = [
 #: What to use for names of MXNet's that are not here.
 _INSTEAD = {
     "Block": "torch.nn.Module",
+    "Constant": "a buffer of a torch.nn.Module",
     "HybridBlock": "torch.nn.Module",
-    "data": "torch.utils.data, and the samplers of paceline.data",
-    "loss": "torch.nn.functional",
-    "model_zoo": "any model of torch",
-    "nn": "torch.nn",
-    "rnn": "torch.nn",
+    "model_zoo": "torchvision.models, or the models of the examples",
+    "rnn": "torch.nn.LSTM, GRU and RNN",
+    "SymbolBlock": "torch.nn.Module",
+    "contrib": "torch.nn",
+    "probability": "torch.distributions",
 }
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
+        if name in ("autograd", "metric"):
+            return importlib.import_module(f"paceline.mx.{name}")
         raise absent("paceline.mx.gluon", name, __all__, _INSTEAD)

@@ -10,7 +10,7 @@ import torch
 from paceline.agreement import Fact
 from paceline.keys import Key
 from paceline.kvstore.agreement import option_facts
-from paceline.kvstore.options import own_class
+from paceline.kvstore.options import own_class, start_at
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
 from paceline.updaters.classes import SIMPLE
@@ -37,6 +37,8 @@ class OptimizerPlan:
     ) -> None:
         options = dict(options or {})
         self.scheduler: Callable[[int], float] | None = options.pop("lr_scheduler", None)
+        if self.scheduler is not None:
+            start_at(self.scheduler, options)
         self.rescale = float(options.pop("rescale_grad", 1.0))
         self.multi_precision = bool(options.pop("multi_precision", False))
         self.optimizer, self.options = optimizer, options

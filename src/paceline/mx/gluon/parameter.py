@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import PacelineError
-from paceline.mx.context import Context, ContextLike, as_context
+from paceline.mx.context import Context, ContextLike, as_context, as_contexts
+from paceline.mx.init import Initializer
 
 _GRAD_REQS = ("write", "add", "null")
 _STYPES = ("default", "row_sparse")
@@ -221,6 +222,21 @@ class Parameter:
         for param in params:
             param.copy_(data)
 
+    def initialize(self, init: Initializer) -> None:
+        """Set new values on every device: those of ``init``, or 0 in a bias; others of one dimension keep theirs.
+
+        A parameter without a shape is set when it has one.
+        """
+        if not self.has_shape:
+            self._net.on_shapes(lambda: self.initialize(init))
+            return
+        value = self.data().clone()
+        if value.dim() > 1:
+            init(value)
+        elif self.name.rpartition(".")[2].startswith("bias"):
+            value.zero_()
+        self.set_data(value)
+
     def on_set(self, callback: Callable[[Parameter, torch.Tensor], None]) -> None:
         """Call ``callback(parameter, data)`` before every ``set_data``."""
         self._on_set.append(callback)
@@ -285,6 +301,21 @@ class ParameterDict(Mapping[str, Parameter]):
         """Clear all gradients."""
         for one in self._parameters.values():
             one.zero_grad()
+
+    def initialize(self, init: Initializer, ctx: ContextLike | Sequence[ContextLike] | None = None) -> None:
+        """Set new values of all parameters, the same on all devices (see :meth:`Parameter.initialize`).
+
+        Args:
+            init: one of :mod:`paceline.mx.init`, or another function that fills a tensor in place.
+            ctx: the devices, as given to ``replicate``.
+
+        Raises:
+            ValueError: other devices.
+        """
+        for one in self._parameters.values():
+            if ctx is not None and as_contexts(ctx) != one.list_ctx():
+                raise ValueError(f"ctx is {as_contexts(ctx)}; replicate put the network on {one.list_ctx()}")
+            one.initialize(init)
 
     def __repr__(self) -> str:
         return "ParameterDict(\n  " + "\n  ".join(map(repr, self._parameters.values())) + "\n)"

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from paceline.mx.context import Context, ContextLike, as_contexts, check_available, index_of, mark
 from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.parameter import Parameter, ParameterDict, Replicas
+from paceline.mx.init import Initializer
 
 
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
@@ -67,6 +68,10 @@ class ReplicatedModule(Replicas):
     def collect_params(self, select: str | None = None) -> ParameterDict:
         """Return the parameters, all or those whose names match the regular expression ``select``."""
         return self._params if select is None else self._params.select(select)
+
+    def initialize(self, init: Initializer, ctx: ContextLike | Sequence[ContextLike] | None = None) -> None:
+        """Set new values of all parameters; see :meth:`ParameterDict.initialize`."""
+        self._params.initialize(init, ctx)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the model.

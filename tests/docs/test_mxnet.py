@@ -1,20 +1,59 @@
-"""docs/mxnet-lines.md is true: our launcher and scripts accept its lines, which differ from MXNet's as it says."""
+"""docs/mxnet.md is true: names are as its table says, its script runs, and our scripts accept its command lines."""
 
 import argparse
+import re
 import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from paceline import mx
 from paceline.cli.app import main
-from tests.docs.pages import ROOT, rows
+from paceline.kvstore import KVStore
+from paceline.mx.gluon import Parameter, ReplicatedModule, Trainer
+from tests.docs.pages import ROOT, blocks, rows
 
 EXAMPLES = ROOT / "examples"
-LINES = [[cell.strip("` ") for cell in row[:2]] + [row[2]] for row in rows("docs/mxnet-lines.md")]
+LINES = [[cell.strip("` ") for cell in row[:2]] + [row[2]] for row in rows("docs/mxnet.md", "## Command lines")]
 TYPED = [row for row in LINES if row[1] != "-"]
 LAUNCHERS = ("python ../../tools/launch.py", "../../tools/launch.py")
+
+#: Objects whose methods the table of names has.
+OBJECTS = {
+    "mx": mx,
+    "kv": KVStore,
+    "module": mx.mod.Module,
+    "net": mx.gluon.nn.Sequential,
+    "param": Parameter("weight", mx.gluon.replicate(torch.nn.Linear(1, 1), mx.cpu())),
+    "replicated": ReplicatedModule,
+    "trainer": Trainer,
+}
+
+
+@pytest.mark.parametrize("row", rows("docs/mxnet.md", "## Names"), ids=lambda row: row[0])
+def test_name_is_what_the_table_says(row: list[str]) -> None:
+    name, here, words = row
+    first, *path = name.strip("`").split(".")
+    found = OBJECTS[first]
+    for one in path[:-1]:
+        found = getattr(found, one)
+    if here == "absent":
+        with pytest.raises(AttributeError, match=re.escape(f"; use {words}") + "$"):
+            getattr(found, path[-1])
+    else:
+        assert here == "the same" or (here == "differs" and words)
+        assert getattr(found, path[-1]) is not None
+
+
+def test_script_of_the_page_trains() -> None:
+    [script] = blocks("docs/mxnet.md", "python")
+    names: dict[str, Any] = {}
+    exec(script, names)
+    assert all(one.mean() < 3 for one in names["losses"])
 
 
 class ParsedError(Exception):
