@@ -19,6 +19,19 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | env, check=False)
 
 
+def test_launch_on_a_terminal_says_at_once_what_starts_and_nothing_elsewhere() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "0", "--", "true"]
+    try:
+        assert subprocess.run(command, stderr=theirs, timeout=120, check=False).returncode == 0
+        said = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert re.match(r"paceline: job [0-9a-f]{8} starts 2 workers and 0 servers on 127\.0\.0\.1\r\n", said)
+    assert subprocess.run(command, capture_output=True, timeout=120, check=False).stderr == b""
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -15,6 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paceline.data import Shards, TarSamples, TarWriter, shards
+from paceline.observe.account import Steps
 from paceline.testing.one_process import OneProcess
 from paceline.worker.profile import RoundTimes
 
@@ -107,10 +108,9 @@ def test_measured_shares_go_on_in_mid_epoch_with_the_part_of_then(monkeypatch: p
 
 def test_speed_is_samples_per_second_of_the_last_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     (store,) = OneProcess("a").stores()
-    now = iter(range(0, 100, 2))
-    pace = RoundTimes(lambda: float(next(now)))
+    pace = RoundTimes()
     for number in range(1, 9):
-        pace.push(number, 0.0, 32.0)
+        pace.add(Steps(number, 1, 32.0, [2.0] + [0.0] * 9))
     monkeypatch.setattr(store.session, "pace", pace, raising=False)
     heard = []
     monkeypatch.setattr(store.session, "gather", lambda name, payload: heard.append(payload) or [payload])

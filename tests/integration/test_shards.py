@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data import TarSamples, TarWriter
 from paceline.errors import ConfigError
+from paceline.observe.account import Steps
 from paceline.testing import LocalJob
 
 SHARDS, SAMPLES = 9, 4
@@ -155,7 +156,7 @@ def measure(archives):
     shards = paceline.data.shards(archives, store, shares="measured")
     first = list(shards)
     for number in range(10):
-        store.session.pace.push(number + 1, -0.1 * number if store.rank == 0 else -0.3 * number, 8.0)
+        store.session.pace.add(Steps(number + 1, 1, 8.0, [0.1 if store.rank == 0 else 0.3] + [0.0] * 9))
     return first, list(shards), list(shards)
 
 

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
     "jobs": ("paceline.cli.jobs", "list your jobs whose launcher runs on this machine"),
     "status": ("paceline.cli.status", "show the processes of a job: round, pace, whom each waits for"),
+    "top": ("paceline.cli.top", "watch a running job: the parts of each worker's steps, and who is slow"),
     "kill": ("paceline.cli.kill", "end a job, or what jobs have left on hosts"),
     "doctor": ("paceline.cli.doctor", "check hosts: ssh, Python, versions, clock, network, directory"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),

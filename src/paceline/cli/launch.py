@@ -16,6 +16,7 @@ from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
+from paceline.cli.table import plural
 from paceline.consistency import parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
@@ -34,6 +35,8 @@ from paceline.naming import suggestion
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
 _NUMBER_IS_SLOTS = frozenset({"mpi"})
+#: Launchers whose jobs ``paceline jobs`` knows.
+_SUPERVISED = frozenset({"local", "ssh"})
 #: Launchers whose engine chooses the hosts.
 _CHOOSES_HOSTS = frozenset({"k8s", "ray", "sge", "slurm", "yarn"})
 
@@ -71,7 +74,18 @@ def run(name: str, words: Sequence[str]) -> int:
         if isinstance(measured, int):
             return measured
         request = chosen.plan(measured, Machine.here())
+    _say_how_to_look(spec, options.launcher)
     return _wait(chosen.submit(request))
+
+
+def _say_how_to_look(spec: JobSpec, launcher: str) -> None:
+    """Say on a terminal what starts now, and how to look at it: the script's own first line may take a while."""
+    if not sys.stderr.isatty():
+        return
+    where = ", ".join(host.name for host in spec.hosts[:4]) + (", ..." if len(spec.hosts) > 4 else "")
+    look = f"; look at it with: paceline top {spec.job_id}" if spec.servers and launcher in _SUPERVISED else ""
+    what = f"{plural(spec.num_workers, 'worker', 'workers')} and {plural(spec.servers, 'server', 'servers')}"
+    print(f"paceline: job {spec.job_id} starts {what} on {where}{look}", file=sys.stderr, flush=True)
 
 
 def _wait(job: Job) -> int:

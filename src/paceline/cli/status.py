@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from paceline.cli.table import quantity, table
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.launch import runtime
+from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
 
 OPTIONS = (
@@ -22,9 +21,6 @@ OPTIONS = (
     Option(("--json",), "print one JSON object per table"),
 )
 _TIMEOUT_S = 30.0
-
-#: A worker is named as slow if it computes so many times as long as the median of all.
-SLOW = 1.5
 _HEAD = (
     "role",
     "rank",
@@ -56,7 +52,7 @@ def run(name: str, words: Sequence[str]) -> int:
     while True:
         status = ask(record)
         rows, says = rows_of(status), [*([record.choice] if record.choice else []), *status.auto]
-        print(_as_json(record, rows, status.auto) if options.json else shown(rows, says), flush=True)
+        print(_as_json(record, rows, status) if options.json else shown(rows, says, status.verdicts), flush=True)
         if not options.watch:
             return 0
         time.sleep(1.0)
@@ -98,14 +94,21 @@ def ask(record: runtime.JobRecord) -> m.Status:
         client.close()
 
 
-def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], auto: Sequence[str]) -> str:
+def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: m.Status) -> str:
     choice = {"choice": record.choice} if record.choice else {}
-    revised = {"revised": list(auto)} if auto else {}
-    return json.dumps({"job": record.id, "processes": rows, **choice, **revised})
+    revised = {"revised": list(status.auto)} if status.auto else {}
+    slow = {"slow": list(status.verdicts)} if status.verdicts else {}
+    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow})
 
 
-def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = ()) -> str:
-    """Return the table of a job, and what ``dist_auto`` does there and why: at the start, since then, and advice."""
+def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Sequence[str] = ()) -> str:
+    """Return the table of a job, the workers that are slow, and what ``dist_auto`` does there and why.
+
+    Args:
+        rows: a mapping per process.
+        auto: the choice at the start, since then, and advice.
+        verdicts: a sentence per slow worker.
+    """
     cells = [
         (
             row["role"],
@@ -123,18 +126,7 @@ def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = ()) -> str:
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *_slow(rows), *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
-
-
-def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each worker that computes much longer than most."""
-    live = [row for row in rows if row["role"] == "worker" and row["state"] == "live" and row["step_s"]]
-    usual = statistics.median_low([row["step_s"] for row in live]) if len(live) > 1 else math.inf
-    return [
-        f"worker {row['rank']} on {row['host']} is slow: a step takes {row['step_s'] / usual:.1f} times as long as most"
-        for row in live
-        if row["step_s"] > SLOW * usual
-    ]
+    return "\n".join([table(_HEAD, cells), *verdicts, *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
 
 
 def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -174,4 +166,15 @@ def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int)
         "received": state.received,
         "memory": state.memory,
         "silent_s": round(state.silent_s, 3),
+        "parts": _parts(member.role, state.recent),
     }
+
+
+def _parts(role: str, recent: Sequence[m.Window]) -> dict[str, float]:
+    """Return the share of each part in the time of a process, of late; and a worker's samples per second."""
+    if not recent:
+        return {}
+    (last,) = recent
+    names, whole = WORKER_PARTS if role == "worker" else SERVER_PARTS, sum(last.parts) or 1
+    shares = {name: round(part / whole, 4) for name, part in zip(names, last.parts, strict=False)}
+    return shares | ({"samples_per_s": round(1e6 * last.samples / whole, 3)} if role == "worker" else {})

@@ -82,6 +82,7 @@ from paceline.membership.losses import Losses, death_reply
 from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
+from paceline.membership.verdicts import Verdicts
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
@@ -115,7 +116,7 @@ class Membership:
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
-        self._rounds = TrainedRounds()
+        self._rounds, self._verdicts = TrainedRounds(), Verdicts()
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -149,7 +150,8 @@ class Membership:
         match body:
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
+                told = self._verdicts.note(record.member, body.account, self._following.groups[1])
+                return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.AskStatus():
@@ -404,13 +406,15 @@ class Membership:
 
     def _left(self, record: MemberRecord, now: float) -> list[Action]:
         record.left = True
+        self._verdicts.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
         workers = self._roster.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
-            return [*self._tell_servers(), *([] if self._waits.hands_out else self._rounds.summary(workers))]
+            unequal = [] if self._waits.hands_out else self._rounds.summary(workers)
+            return [*self._tell_servers(), *unequal, *self._verdicts.end()]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
@@ -425,7 +429,7 @@ class Membership:
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
         deaths = [*self.losses.deaths, *self.deaths]
-        return self._roster.status(self._waits.missing_for, deaths, now, self._following.sentences)
+        return self._roster.status(self._waits.missing_for, deaths, now, self._following.sentences, self._verdicts)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import Settings
 from paceline.membership.actions import MemberKey
+from paceline.membership.verdicts import Verdicts
 from paceline.wire import messages as m
 
 
@@ -74,12 +75,12 @@ class MemberRecord:
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
         self.spread = beat.spread
 
-    def report(self, waits_for: str, now: float) -> m.MemberState:
+    def report(self, waits_for: str, now: float, recent: list[m.Window]) -> m.MemberState:
         """Return how this member does."""
         phase = "dead" if self.dead else "left" if self.left else "silent" if self.warned else "live"
         heard_s = now - self.heard
         return m.MemberState(
-            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s
+            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s, recent
         )
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
@@ -177,15 +178,17 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         waits_for: Callable[[MemberKey], Sequence[int]],
         deaths: Sequence[m.Death],
         now: float,
-        auto: Sequence[str] = (),
+        auto: Sequence[str],
+        verdicts: Verdicts,
     ) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
         records = sorted(self.items())
         return m.Status(
             [without_token(record.member) for _, record in records],
-            [record.report(" ".join(map(str, waits_for(key))), now) for key, record in records],
+            [record.report(" ".join(map(str, waits_for(key))), now, verdicts.recent(key)) for key, record in records],
             list(deaths),
             list(auto),
+            verdicts.sentences,
         )
 
     def check(self) -> None:

@@ -84,6 +84,7 @@ class StepPace:
     usual_s: float = 0.0
     usual_samples: float = 1.0
     spread: m.Spread = field(default_factory=m.Spread)
+    account: m.Account = field(default_factory=m.Account)
 
 
 class Lifeline:
@@ -209,7 +210,7 @@ class Lifeline:
             pace = self._pace()
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread,
+                pace.usual_samples, pace.spread, pace.account,
             )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news

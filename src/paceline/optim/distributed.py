@@ -14,6 +14,8 @@ from paceline import compression as codecs
 from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
+from paceline.observe import meter
+from paceline.observe.account import UPDATE
 from paceline.optim.choosing import choose_strategy
 from paceline.optim.names import name_added, name_parameters
 from paceline.optim.samples import SampleCounter
@@ -231,9 +233,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._refuse_wrapped(self.kvstore)
         self._check_groups()
         set_by_scaler = vars(self)
-        return self._strategy.step(  # type: ignore[no-any-return]
-            closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf")
-        )
+        meter.enter(UPDATE)
+        try:
+            return self._strategy.step(  # type: ignore[no-any-return]
+                closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf")
+            )
+        finally:
+            meter.step_ends()
 
     def _refuse_wrapped(self, store: KVStoreBase) -> None:
         """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""

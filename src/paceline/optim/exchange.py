@@ -36,6 +36,8 @@ from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.local_merge import Route
 from paceline.net.call import Call
+from paceline.observe import meter
+from paceline.observe.account import COPY, DEVICE
 from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
 from paceline.optim.device import Pusher
 from paceline.optim.names import NamedParameter
@@ -284,7 +286,9 @@ class ServerExchange(Exchange):
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""
         if self._has_copies:
+            before = meter.enter(DEVICE)
             self._pusher.drain()
+            meter.leave(before)
         calls = []
         for bucket in self._buckets.values():
             if bucket.call is not None:
@@ -298,7 +302,9 @@ class ServerExchange(Exchange):
 
     def take(self) -> None:
         """Copy new weights to the parameters, or merged gradients, where a worker had one, to their gradients."""
+        before = meter.enter(COPY)
         take_all(self.bound.values(), weights=self._brings_weights)
+        meter.leave(before)
         if self._has_rows:
             self.sparse.finish()
 

@@ -11,6 +11,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
+from paceline.observe import meter
 from paceline.optim.buffers import Buffers
 from paceline.optim.samples import SampleCounter
 
@@ -133,6 +134,7 @@ class ModelWatch:
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         if module.training:
+            meter.forward_begins()
             self._synchronize()
         else:
             self._weights.read(self._synchronize)

@@ -104,6 +104,8 @@ class Slot:
     readers: Readers = field(default_factory=Readers)
     clipping: Clipping = field(default_factory=Clipping)
     """Used in a store that clips."""
+    arrived: float = 0.0
+    """When its last push came, on the clock of the meter."""
 
     @property
     def range(self) -> slice:

@@ -22,8 +22,10 @@ from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.hosts import server_addresses
-from paceline.net.lifeline import Lifeline
+from paceline.net.lifeline import Lifeline, StepPace
 from paceline.net.sockets import SocketHub, SocketListener
+from paceline.observe import meter
+from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS
 from paceline.server.members import Members
 from paceline.server.owners import OwnerClient
 from paceline.server.requests import RequestHandler
@@ -73,11 +75,15 @@ class Server:
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
-            for peer, seq, body, frames in first_layers_first(self._taken(self._listener.receive(IDLE_S))):
+            before = meter.enter(RECEIVE)
+            arrived = self._listener.receive(IDLE_S)
+            meter.leave(before)
+            for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
             if self._owners.channels:
                 self._owners.poll()
+            meter.end_turn()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)
             if self._lifeline.lost:
@@ -184,7 +190,11 @@ def main(settings: Settings) -> int:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
     speed = _measured_speed() if settings.measures_servers else 0.0
-    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake, speed=speed)
+    account = meter.Meter(SERVER_PARTS, REST, SERVER_GC)
+    lifeline = Lifeline(
+        settings, SocketHub(security), " ".join(listener.addresses), listener.wake,
+        lambda: StepPace(account=account.report()), speed,
+    )  # fmt: skip
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)
     loading.start()
@@ -198,9 +208,11 @@ def main(settings: Settings) -> int:
         torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
         hub = SocketHub(security)
+        meter.start(account)
         try:
             code = Server(settings, listener, lifeline, hub).run()
         finally:
+            meter.stop(account)
             hub.close(linger_s=1.0)
         lifeline.leave()
     except PacelineError as error:

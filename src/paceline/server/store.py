@@ -47,6 +47,8 @@ from paceline.consistency import (
 )  # fmt: skip
 from paceline.consistency.objections import objection_to_regrouping
 from paceline.errors import ProtocolError
+from paceline.observe import meter
+from paceline.observe.account import APPLY, MERGE
 from paceline.ranges import Ranges, joined, within
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.buckets import Buckets
@@ -167,16 +169,29 @@ class BucketStore:
             return
         for push in pushes:
             slot.pending[push.worker] = request  # the last request is answered
+        self._note_last(slot, first.worker, actions)
         self._perform(bucket, slot, actions, one)
+
+    def _note_last(self, slot: Slot, worker: int, actions: Sequence[Action]) -> None:
+        """Note how long after the others the last worker of a cohort has come."""
+        now = meter.now()
+        if self.policy.merges_rounds and any(isinstance(one, Apply) and len(one.workers) > 1 for one in actions):
+            meter.came_last(worker, now - slot.arrived)
+        slot.arrived = now
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
         for action in actions:
             if isinstance(action, Merge):
                 assert one is not None
+                before = meter.enter(MERGE)
                 accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
                 accumulator.add(action.worker, _copied(one) if one.borrowed and self._copies_borrowed else one)
+                meter.leave(before)
             elif isinstance(action, Apply):
+                before = meter.enter(APPLY)
                 self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
+                meter.leave(before)
+                meter.note_update()
             elif isinstance(action, Release):
                 self.sink.release(bucket, slot, action)
             elif isinstance(action, Refuse):

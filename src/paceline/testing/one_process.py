@@ -31,7 +31,7 @@ class _Session:
         self.workers, self.servers = job.workers, job.servers
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.waited_s = 0.0
-        self.lock_step = False
+        self.lock_step, self.group = False, 0
         self.auto = self.grouped_store = ""
         self.fitting_groups: tuple[int, list[list[int]]] = (0, [])
         self.round = 0

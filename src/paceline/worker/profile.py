@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from paceline.hetero import WorkerRound
 from paceline.hetero.files import steps_line, steps_text
 from paceline.hetero.measured import speed_of
 from paceline.hetero.step_noise import WINDOW, Counted, count
+from paceline.observe.account import WAIT, Steps
 from paceline.wire import messages as m
 from paceline.worker.stores import WorkerStores
 
@@ -26,16 +26,13 @@ _RECENT = 9
 
 
 class RoundTimes:
-    """Measures rounds: the time from the first push of one to that of the next, less the waits for answers.
+    """The computation of rounds, of their accounts: all of a round but the waits for answers.
 
     Args:
-        clock: seconds.
         keep: keep all steps, not only the last ones.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, keep: bool = False) -> None:
-        self._clock = clock
-        self._round, self._since, self._waited = 0, 0.0, 0.0
+    def __init__(self, *, keep: bool = False) -> None:
         self.rounds = 0
         """Rounds that were measured."""
         self._last: tuple[WorkerRound, ...] = ()
@@ -44,41 +41,30 @@ class RoundTimes:
         self.samples = 1.0
         """Samples of the largest batch so far."""
 
-    def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
-        """Note a push of a round; only the first one counts.
-
-        Args:
-            round: number of the round.
-            waited_s: how long this worker has waited for answers so far.
-            samples: number of samples behind the push.
-        """
-        if round <= self._round:
-            return
-        now = self._clock()
-        seconds = now - self._since - (waited_s - self._waited)
-        if self._round >= WARM_UP and seconds > 0 and samples > 0:
-            self.samples = max(self.samples, samples)
-            step = WorkerRound(samples, seconds, waited_s - self._waited)
+    def add(self, steps: Steps) -> None:
+        """Take in the account of one round."""
+        waited_s = steps.seconds[WAIT]
+        seconds = steps.wall_s - waited_s
+        if steps.round > WARM_UP and seconds > 0 and steps.samples > 0:
+            self.samples = max(self.samples, steps.samples)
+            step = WorkerRound(steps.samples, seconds, waited_s)
             self._last = (*self._last[1 - WINDOW :], step)  # replaced, as another thread reads it
             if self._all is not None:
                 self._all.append(step)
             self.rounds += 1
-        self._round, self._since, self._waited = round, now, waited_s
 
-    def step_seconds(self, waited_s: float | None) -> float:
+    def step_seconds(self, open_own_s: float | None) -> float:
         """Return how long this worker computes in a step: the median of the last ones, or this one if it takes longer.
 
         So a worker that becomes slow shows it in the step in which it does. 0 before the first step that is measured.
         Any thread may call it.
 
         Args:
-            waited_s: how long this worker has waited for answers so far; None: it is waiting now.
+            open_own_s: computation of the present round so far; None: it is waiting now.
         """
         recent = [one.seconds for one in self._last[-_RECENT:]]
         usual = statistics.median(recent) if recent else 0.0
-        if not recent or waited_s is None:
-            return usual
-        return max(usual, self._clock() - self._since - (waited_s - self._waited))
+        return usual if not recent or open_own_s is None else max(usual, open_own_s)
 
     @property
     def steps(self) -> Sequence[WorkerRound]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -27,6 +26,8 @@ from paceline.net.client import Client
 from paceline.net.hosts import address_for
 from paceline.net.lifeline import Lifeline
 from paceline.net.lifeline import StepPace as ReportedPace
+from paceline.observe import meter
+from paceline.observe.account import WAIT
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker.profile import Profile, RoundTimes
@@ -61,12 +62,12 @@ class Session:
         self._gathers: Counter[str] = Counter()
         self.stores = WorkerStores()
         self._closed = False
-        self.waited_s = 0.0
-        """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
         self.grouped_store = ""
         """The store whose workers may change their groups; a job has one at a time."""
         self.auto = ""
         """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
+        self.group = 0
+        """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
@@ -78,7 +79,9 @@ class Session:
         self.hands_out = False
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps))
-        self._is_waiting = False
+        self.meter = meter.Meter()
+        self.meter.on_round = self.pace.add
+        meter.start(self.meter)
         self._profile = (
             Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
         )
@@ -154,24 +157,30 @@ class Session:
         """The last round that this worker has pushed."""
         return self._lifeline.round
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this worker has spent waiting for answers: the rest of a step is its own."""
+        return self.meter.waited_s
+
     def note_round(self, round: int, samples: float = 1.0) -> None:
-        """Report the round with the next heartbeat, and measure it.
+        """Report the round with the next heartbeat, and end the account of the one before.
 
         Args:
             round: number of the push's round.
             samples: number of samples behind it.
         """
-        self._lifeline.round = max(self._lifeline.round, round)
-        self.pace.push(round, self.waited_s, samples)
+        if round > self._lifeline.round:
+            self._lifeline.round = round
+            self.meter.end_round(round, samples)
 
     def _how_fast(self) -> ReportedPace:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
         spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
-        now = pace.step_seconds(None if self._is_waiting else self.waited_s)
+        now = pace.step_seconds(self.meter.open_own_s)
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
-        return ReportedPace(now, usual or 0.0, pace.samples, spread)
+        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group))
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -256,12 +265,11 @@ class Session:
             self._profile.check(self)
         advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        begun, self._is_waiting = time.monotonic(), True
+        before = self.meter.enter(WAIT)
         try:
             late = self._client.wait(calls, timeout_s)
         finally:
-            self.waited_s += time.monotonic() - begun
-            self._is_waiting = False
+            self.meter.leave(before)
         if late is not None:
             waits_for = self._whom_it_waits_for(late)
             raise DeadlineError(
@@ -386,6 +394,7 @@ class Session:
             logger.error("worker %d, leaving: %s", self.rank, error)
         finally:
             self._closed = True
+            meter.stop(self.meter)
             self._client.wake()
             self._lifeline.leave(reason)
             self._client.close(linger_s=1.0)

@@ -58,6 +58,7 @@ from paceline.wire.messages.forwarding import (
 )
 from paceline.wire.messages.meeting import AskNotMet, Board, BoardIs, Meet, Met, TakeAny
 from paceline.wire.messages.membership import (
+    Account,
     AskAbsent,
     AskSamples,
     AskStatus,
@@ -87,6 +88,7 @@ from paceline.wire.messages.membership import (
     Status,
     TakeSamples,
     Welcome,
+    Window,
 )
 
 PROTOCOL = 1
@@ -140,6 +142,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 __all__ = [
     "PROTOCOL",
+    "Account",
     "AskAbsent",
     "AskMissing",
     "AskNorm",
@@ -223,4 +226,5 @@ __all__ = [
     "Values",
     "ValuesAt",
     "Welcome",
+    "Window",
 ]

@@ -96,6 +96,30 @@ class Spread(Message):
     """Sigma of the logarithm of the others."""
 
 
+class Window(Message):
+    """Account of some rounds of a worker, or of a while of a server."""
+
+    round: Number
+    """The first round."""
+    rounds: Number
+    samples: float
+    """Of a server: updates."""
+    parts: list[Number]
+    """Microseconds by part: see :mod:`paceline.observe.account`."""
+
+
+class Account(Message):
+    """The account of a process since its last heartbeat."""
+
+    windows: list[Window] = msgspec.field(default_factory=list)
+    host: list[Number] = msgspec.field(default_factory=list)
+    """Figures of the kernel: see :mod:`paceline.observe.host`."""
+    late: list[tuple[Rank, Number, Number]] = msgspec.field(default_factory=list)
+    """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
+    group: Number = 0
+    """Number of a worker's group, from 1; 0: all workers step alike."""
+
+
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
@@ -115,6 +139,8 @@ class Heartbeat(Message, tag=3):
     """Samples of the step that ``usual_s`` is of."""
     spread: Spread = msgspec.field(default_factory=Spread)
     """How much a worker's steps vary."""
+    account: Account = msgspec.field(default_factory=Account)
+    """The parts of its time since the last heartbeat."""
 
 
 class Death(Message):
@@ -249,6 +275,8 @@ class MemberState(Message):
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: float = 0.0
     """Seconds that a worker computes in a step, without its waits; 0: not known."""
+    recent: list[Window] = msgspec.field(default_factory=list)
+    """The account of its last rounds in one window; none: it has said nothing yet."""
 
 
 class Status(Message, tag=12):
@@ -259,6 +287,8 @@ class Status(Message, tag=12):
     deaths: list[Death]
     auto: list[Text] = msgspec.field(default_factory=list)
     """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
+    verdicts: list[Text] = msgspec.field(default_factory=list)
+    """The processes that are slow now: why, since when, what it costs, and what to do."""
 
 
 class AskAbsent(Message, tag=13):

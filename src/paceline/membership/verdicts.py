@@ -1,0 +1,76 @@
+"""The accounts that heartbeats carry, and the sentences that follow from them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.membership.actions import Action, MemberKey, Warn
+from paceline.observe.account import Steps, joined
+from paceline.observe.detector import Detector
+from paceline.observe.verdicts import sentence, summary
+from paceline.wire import messages as m
+
+#: Windows of a server that the status shows together.
+_SHOWN = 15
+
+
+class Verdicts:
+    """Says once per change which worker is slow, and why."""
+
+    def __init__(self) -> None:
+        self._detector = Detector()
+        self._servers: dict[int, list[Steps]] = {}
+
+    def note(self, member: m.Member, account: m.Account, groups: Sequence[Sequence[int]]) -> list[Action]:
+        """Take the account of a heartbeat; returns a line for each change.
+
+        Args:
+            member: the sender.
+            account: its account since the last heartbeat.
+            groups: the groups that fit the measured speeds; none: each worker says its own.
+        """
+        if member.role == "server":
+            self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
+            found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+            self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
+            parts = [one.seconds for one in found]
+            changes = self._detector.note_server(member.rank, member.host, parts, account.host)
+            return [Warn(sentence(one)) for one in changes]
+        group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
+        windows = [(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+        changes = self._detector.note_worker(member.rank, member.host, windows, account.host, group)
+        return [Warn(sentence(one)) for one in changes]
+
+    def leave(self, member: m.Member) -> None:
+        """Forget a member that has left."""
+        if member.role == "worker":
+            self._detector.leave(member.rank)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The workers that are slow now."""
+        return [sentence(one) for one in self._detector.verdicts]
+
+    def recent(self, key: MemberKey) -> list[m.Window]:
+        """Return the account of a member's last windows in one; none where it has said nothing."""
+        role, rank = key
+        if role == "server":
+            steps = self._servers.get(rank)
+            found = joined(steps) if steps else None
+        else:
+            last = self._detector.recent(rank)
+            found = Steps(0, *last) if last else None
+        return [_window(found)] if found else []
+
+    def end(self) -> list[Action]:
+        """Return the line for the end of the job, if workers were slow."""
+        text = summary(self._detector.losses)
+        return [Warn(text)] if text else []
+
+
+def _seconds(one: m.Window) -> list[float]:
+    return [1e-6 * part for part in one.parts]
+
+
+def _window(steps: Steps) -> m.Window:
+    return m.Window(steps.round, steps.rounds, steps.samples, [round(1e6 * part) for part in steps.seconds])

@@ -1,0 +1,124 @@
+"""The account of a step: a clock that is always in exactly one part, so that the parts sum up to the step. Pure.
+
+A step of a worker lasts from the first push of one round to the first push of the next. Its parts:
+
+| part | begins | ends |
+|---|---|---|
+| ``data`` | a data loader is asked for a batch | the batch is there |
+| ``compute`` | the forward pass of the optimizer's model begins | backward is over, less the parts below |
+| ``device`` | the exchange waits for gradients of an accelerator | they are in host memory |
+| ``encode`` | a codec encodes gradients | they are encoded |
+| ``send`` | a push is made | it is handed over to the connection |
+| ``wait`` | the worker waits for answers | they are there |
+| ``copy`` | new values are copied to the parameters | they are copied |
+| ``update`` | the optimizer steps in the worker | it has stepped |
+| ``gc`` | Python collects garbage in the thread that trains | it has collected |
+| ``other`` | the optimizer's step returns | the next forward pass begins, less ``data`` |
+
+Without a model whose forward pass is watched, ``other`` is a part of ``compute``. A server's account has the parts
+:data:`SERVER_PARTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+#: Parts of a worker's step, in the order in which heartbeats carry them.
+WORKER_PARTS = ("data", "compute", "device", "encode", "send", "wait", "copy", "update", "gc", "other")
+DATA, COMPUTE, DEVICE, ENCODE, SEND, WAIT, COPY, UPDATE, GC, OTHER = range(len(WORKER_PARTS))
+
+#: Parts of a server's time: it waits for messages and reads them, sums, updates, or does the rest. ``gc`` as above.
+SERVER_PARTS = ("receive", "merge", "apply", "gc", "rest")
+RECEIVE, MERGE, APPLY, SERVER_GC, REST = range(len(SERVER_PARTS))
+
+#: Figures of the host in the order in which heartbeats carry them, see :mod:`paceline.observe.host`: microseconds since
+#: the last one; ``faults`` is a number.
+FIGURES = ("interval", "busy", "queued", "throttled", "stolen", "stalled", "faults", "stopped")
+INTERVAL, BUSY, QUEUED, THROTTLED, STOLEN, STALLED, FAULTS, STOPPED = range(len(FIGURES))
+
+
+class Account:
+    """Seconds by part. Times are on the caller's clock.
+
+    Args:
+        parts: number of parts.
+        part: the first part.
+        now: seconds.
+
+    Attributes:
+        part: the present part.
+    """
+
+    __slots__ = ("_closed", "_seconds", "_since", "part")
+
+    def __init__(self, parts: int, part: int, now: float) -> None:
+        self.part, self._since, self._closed = part, now, now
+        self._seconds = [0.0] * parts
+
+    def switch(self, part: int, now: float) -> int:
+        """End the present part and begin another one; returns the one before."""
+        before = self.part
+        self._seconds[before] += now - self._since
+        self._since, self.part = now, part
+        return before
+
+    def close(self, now: float) -> list[float]:
+        """Return the seconds by part since the last call. Their sum is the time since then."""
+        self.switch(self.part, now)
+        seconds, self._seconds, self._closed = self._seconds, [0.0] * len(self._seconds), now
+        return seconds
+
+    def open_s(self, now: float, without: int) -> float:
+        """Return the seconds since the last :meth:`close`, less those of one part. Any thread may call it."""
+        spent = self._seconds[without] + (now - self._since if self.part == without else 0.0)
+        return now - self._closed - spent
+
+    def spent_s(self, part: int) -> float:
+        """Return the seconds of a part since the last :meth:`close`, without an open stretch of it."""
+        return self._seconds[part]
+
+
+@dataclass(slots=True)
+class Steps:
+    """The account of some rounds that follow each other.
+
+    Attributes:
+        round: the first one.
+        rounds: how many.
+        samples: behind their pushes.
+        seconds: by part.
+    """
+
+    round: int
+    rounds: int
+    samples: float
+    seconds: list[float]
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of all rounds."""
+        return sum(self.seconds)
+
+    def add(self, other: Steps) -> None:
+        """Add the rounds that follow."""
+        self.rounds += other.rounds
+        self.samples += other.samples
+        self.seconds = [one + two for one, two in zip(self.seconds, other.seconds, strict=True)]
+
+
+def joined(steps: Iterable[Steps]) -> Steps:
+    """Return the account of all rounds together; there is at least one."""
+    first, *others = steps
+    whole = Steps(first.round, first.rounds, first.samples, list(first.seconds))
+    for one in others:
+        whole.add(one)
+    return whole
+
+
+def in_windows(steps: Sequence[Steps], most: int) -> list[Steps]:
+    """Return the same account in at most so many windows of about as many rounds each."""
+    count = min(most, len(steps))
+    bounds = [len(steps) * index // count for index in range(count + 1)] if count else [0]
+    return [joined(steps[start:stop]) for start, stop in pairwise(bounds)]

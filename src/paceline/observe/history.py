@@ -1,0 +1,150 @@
+"""A worker's last rounds, their usual times, and the times that a worker's are compared with. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from paceline.observe.account import INTERVAL, WAIT, WORKER_PARTS
+
+#: Windows whose median is the usual time, windows over which rare pauses are counted, and windows of figures of hosts.
+USUAL, LONG, FIGURES_KEPT = 15, 40, 16
+
+#: Seconds below which no excess is worth a word.
+LEAST_S = 0.002
+
+#: Standard deviation of a logarithm that is taken for the least: clocks and counters are no better.
+_LEAST_NOISE = 0.06
+
+_MAD = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A mean round of a window."""
+
+    round: int
+    samples: float
+    parts: Sequence[float]
+    own_s: float
+    wall_s: float
+    weight: int
+
+
+@dataclass
+class History:
+    """A worker's last windows, and what is known about its speed."""
+
+    rank: int
+    host: str
+    group: int = 0
+    rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=LONG))
+    hosts: deque[Sequence[int]] = field(default_factory=lambda: deque(maxlen=FIGURES_KEPT))
+    late: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=LONG))
+    """By report of a server: cohorts, those to which it came last, and seconds after the others."""
+    usual: list[float] = field(default_factory=list)
+    """Median of each part over the last windows."""
+    noise: list[float] = field(default_factory=list)
+    """Standard deviation of the logarithm of each part."""
+    recent: list[float] = field(default_factory=list)
+    """Mean of each part in the last two windows."""
+    typical_s: float = 0.0
+    """Median of its own time."""
+
+    def settle(self) -> None:
+        """Work out usual times and noise, once for all windows of a heartbeat."""
+        last = list(self.rounds)[-USUAL:]
+        self.typical_s = middle([one.own_s for one in last])
+        floor = floor_of(self.typical_s)
+        columns = list(zip(*(one.parts for one in last), strict=True))
+        self.usual = [middle(column) for column in columns]
+        every = zip(*(one.parts for one in self.rounds), strict=True)
+        self.noise = [_spread(column, usual, floor) for column, usual in zip(every, self.usual, strict=True)]
+        self.recent = [sum(column[-2:]) / len(column[-2:]) for column in columns]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The times that a worker's are compared with, by part."""
+
+    usual: Sequence[float]
+    noise: Sequence[float]
+    own_s: float
+    samples: float
+    slowest_s: float
+    """Own time of the slowest of the others."""
+    alone: bool
+
+
+def mean_round(round: int, rounds: int, samples: float, seconds: Sequence[float]) -> Round:
+    """Return the mean round of a window."""
+    parts = [one / rounds for one in seconds]
+    wall_s = sum(parts)
+    return Round(round, samples / rounds, parts, wall_s - parts[WAIT], wall_s, rounds)
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median; ``statistics.median`` takes several times as long."""
+    found, middle = sorted(values), len(values) // 2
+    return found[middle] if len(found) % 2 else (found[middle - 1] + found[middle]) / 2
+
+
+def _spread(values: Sequence[float], usual: float, floor: float) -> float:
+    """Return the standard deviation of logarithms around the usual value, from their median absolute deviation."""
+    if max(values) < floor / 20:
+        return 0.0
+    return _MAD * middle([abs(math.log((one + floor) / (usual + floor))) for one in values])
+
+
+def floor_of(own_s: float) -> float:
+    """Return the seconds below which a part is not worth comparing."""
+    return max(LEAST_S, 0.05 * own_s)
+
+
+def _noise(found: float, samples: int) -> float:
+    """Return a standard deviation that few samples do not make too small."""
+    return max(_LEAST_NOISE, found) * (1 + 4 / samples)
+
+
+def of_others(others: Sequence[History]) -> Reference:
+    """Return the usual times of several workers."""
+    parts = range(len(WORKER_PARTS))
+    count = sum(min(USUAL, len(one.rounds)) for one in others)
+    return Reference(
+        # When all become slower at once, the last windows tell.
+        [
+            max(middle([one.usual[part] for one in others]), middle([one.recent[part] for one in others]))
+            for part in parts
+        ],
+        [_noise(middle([one.noise[part] for one in others]), count) for part in parts],
+        middle([one.typical_s for one in others]),
+        middle([one.rounds[-1].samples for one in others]),
+        max(one.typical_s for one in others),
+        alone=False,
+    )
+
+
+def of_past(worker: History, past: Sequence[Round]) -> Reference:
+    """Return the usual times of a worker's earlier rounds."""
+    before = History(worker.rank, worker.host)
+    before.rounds.extend(past)
+    before.settle()
+    own_s = before.typical_s
+    noise = [_noise(one, len(past)) for one in before.noise]
+    return Reference(before.usual, noise, own_s, past[-1].samples, own_s, alone=True)
+
+
+def rate_of(worker: History) -> float:
+    """Return a worker's samples per second."""
+    last = list(worker.rounds)[-USUAL:]
+    wall_s = sum(one.wall_s * one.weight for one in last)
+    return sum(one.samples * one.weight for one in last) / wall_s if wall_s else 0.0
+
+
+def share_of(figures: Iterable[Sequence[int]], figure: int) -> float:
+    """Return a figure as a part of the time."""
+    found = list(figures)
+    interval = sum(one[INTERVAL] for one in found)
+    return sum(one[figure] for one in found) / interval if interval else 0.0

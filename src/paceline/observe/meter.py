@@ -1,0 +1,288 @@
+"""The account of this process: every part of the code says here which part of a step begins and ends.
+
+::
+
+    before = meter.enter(WAIT)
+    try: ...
+    finally: meter.leave(before)
+
+Both cost less than a microsecond, and nothing where this process has no account. The account is that of one thread:
+the one that trains. Others change nothing. A thread whose pushes come while the account's thread does nothing for a
+whole round takes it over.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.observe.account import COMPUTE, DATA, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
+from paceline.observe.host import HostFigures
+from paceline.wire import messages as m
+
+#: Rounds that are kept between two heartbeats; neighbours are joined where there are more.
+_MAX_ROUNDS = 1024
+
+#: Windows that a heartbeat carries at most.
+MAX_WINDOWS = 8
+
+#: Shortest window of a server's account.
+TURN_S = 0.1
+
+#: Returned by :func:`enter` where nothing was entered.
+NOTHING = -1
+
+
+class Meter:
+    """The account of a process.
+
+    Args:
+        parts: names of the parts.
+        base: the part in which nothing else was entered.
+        gc_part: the part of garbage collections.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        parts: tuple[str, ...] = WORKER_PARTS,
+        base: int = COMPUTE,
+        gc_part: int = GC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._gc_part, self._before_gc = clock, gc_part, NOTHING
+        self._account = Account(len(parts), base, clock())
+        self._thread = threading.get_ident()
+        self._steps: list[Steps] = []
+        self._asked: tuple[int, float] | None = None
+        """Number and samples of a round that another thread has ended: this one ends it in the account."""
+        self._waited_s, self._has_begun = 0.0, False
+        self._waits = slice(WAIT, WAIT + 1)
+        self._base, self._sees_forward = base, False
+        self._turned, self._turns, self._updates = clock(), 0, 0
+        self._late: dict[int, tuple[int, float]] = {}
+        self._host = HostFigures(threading.get_native_id())
+        self.on_round: Callable[[Steps], None] = lambda steps: None
+        """Called with the account of each round."""
+
+    # ---- parts -------------------------------------------------------------------------------------------------------
+
+    def enter(self, part: int) -> int:
+        """Begin a part; returns the one before, for :meth:`leave`."""
+        if threading.get_ident() != self._thread:
+            return NOTHING
+        if self._asked is not None:
+            self._close(*self._asked)
+        return self._account.switch(part, self._clock())
+
+    def leave(self, before: int) -> None:
+        """End a part that :meth:`enter` has begun."""
+        if before != NOTHING:
+            self._account.switch(before, self._clock())
+
+    def forward_begins(self) -> None:
+        """Begin the computation of a step: the forward pass of the optimizer's model."""
+        if self.enter(COMPUTE) != NOTHING:
+            self._sees_forward = True
+
+    def step_ends(self) -> None:
+        """End a step of the optimizer. What follows is ``other``, if a forward pass has ended that before."""
+        if self.enter(OTHER if self._sees_forward else self._base) != NOTHING:
+            self._sees_forward = False
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of the part ``wait`` so far."""
+        return self._waited_s + self._account.spent_s(WAIT)
+
+    @property
+    def open_own_s(self) -> float | None:
+        """Seconds of the present round, less its waits; None while it waits. Any thread may ask."""
+        return None if self._account.part == WAIT else self._account.open_s(self._clock(), WAIT)
+
+    # ---- rounds ------------------------------------------------------------------------------------------------------
+
+    def end_round(self, round: int, samples: float) -> None:
+        """End a round: the first push of the next one is made."""
+        if threading.get_ident() == self._thread:
+            self._close(round, samples)
+        elif self._asked is None:
+            self._asked = round, samples
+        else:
+            self._thread = threading.get_ident()
+            self._close(round, samples)
+
+    def _close(self, round: int, samples: float) -> None:
+        self._asked = None
+        steps = Steps(round, 1, samples, self._account.close(self._clock()))
+        self._waited_s += sum(steps.seconds[self._waits])
+        if self._has_begun:  # the time before the first push is the start of the script, and no round
+            kept = self._steps
+            kept.append(steps)
+            if len(kept) > _MAX_ROUNDS:
+                self._steps = in_windows(kept, _MAX_ROUNDS // 2)
+            self.on_round(steps)
+        self._has_begun = True
+
+    def take(self) -> list[Steps]:
+        """Return the rounds since the last call, in a few windows. Any thread may call it."""
+        steps, self._steps = self._steps, []
+        return in_windows(steps, MAX_WINDOWS)
+
+    # ---- servers: turns, and cohorts ---------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return seconds on this meter's clock."""
+        return self._clock()
+
+    def end_turn(self) -> None:
+        """End a window of a server's account, now and then."""
+        now = self._clock()
+        if now - self._turned > TURN_S:
+            updates, self._updates, self._turned = self._updates, 0, now
+            self._close(self._turns, updates)
+            self._turns += 1
+
+    def note_update(self) -> None:
+        """Count an update."""
+        self._updates += 1
+
+    def came_last(self, worker: int, late_s: float) -> None:
+        """Note that a worker completed a cohort, so long after the others."""
+        times, seconds = self._late.get(worker, (0, 0.0))
+        self._late[worker] = times + 1, seconds + late_s
+
+    # ---- heartbeats --------------------------------------------------------------------------------------------------
+
+    def report(self, group: int = 0) -> m.Account:
+        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
+
+        Args:
+            group: number of the worker's group.
+        """
+        late, self._late = self._late, {}
+        return m.Account(
+            [
+                m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
+                for one in self.take()
+            ],
+            self._host.read(),
+            [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
+            group,
+        )
+
+    # ---- garbage collections -----------------------------------------------------------------------------------------
+
+    def collects(self, phase: str, info: dict[str, int]) -> None:
+        """Note the begin or end of a garbage collection (``gc.callbacks``)."""
+        if phase == "start":
+            if threading.get_ident() == self._thread:
+                self._before_gc = self._account.switch(self._gc_part, self._clock())
+        elif self._before_gc != NOTHING and threading.get_ident() == self._thread:
+            self._account.switch(self._before_gc, self._clock())
+            self._before_gc = NOTHING
+
+
+# ---- the meter of this process ---------------------------------------------------------------------------------------
+
+_active: Meter | None = None
+
+
+def start(meter: Meter) -> None:
+    """Make a meter that of this process, in place of an earlier one."""
+    global _active
+    stop(_active)
+    _active = meter
+    gc.callbacks.append(meter.collects)
+    watch_loaders()
+
+
+def stop(meter: Meter | None) -> None:
+    """Use a meter no more. Idempotent."""
+    global _active
+    if meter is not None and meter.collects in gc.callbacks:
+        gc.callbacks.remove(meter.collects)
+    _active = None if _active is meter else _active
+
+
+def enter(part: int) -> int:
+    """Begin a part in the account of this process; returns the one before, for :func:`leave`."""
+    return NOTHING if _active is None else _active.enter(part)
+
+
+def leave(before: int) -> None:
+    """End a part that :func:`enter` has begun."""
+    if before != NOTHING and _active is not None:
+        _active.leave(before)
+
+
+def forward_begins() -> None:
+    """Note that the forward pass of a model begins whose gradients are exchanged."""
+    if _active is not None and not is_compiling():
+        _active.forward_begins()
+
+
+def step_ends() -> None:
+    """Note that a step of an optimizer is over."""
+    if _active is not None:
+        _active.step_ends()
+
+
+def now() -> float:
+    """Return seconds on the clock of the account of this process; 0 without one."""
+    return 0.0 if _active is None else _active.now()
+
+
+def end_turn() -> None:
+    """End a window of the account of this server, now and then."""
+    if _active is not None:
+        _active.end_turn()
+
+
+def note_update() -> None:
+    """Count an update of this server."""
+    if _active is not None:
+        _active.note_update()
+
+
+def came_last(worker: int, late_s: float) -> None:
+    """Note that a worker completed a cohort here, so long after the others."""
+    if _active is not None:
+        _active.came_last(worker, late_s)
+
+
+def is_compiling() -> bool:
+    """Tell whether torch.compile reads this code instead of running it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+# ---- data loaders ----------------------------------------------------------------------------------------------------
+
+_MARK = "_paceline_next"
+
+
+def watch_loaders() -> None:
+    """Let iterators of torch's data loaders note the time in ``next``. No object of the user's is changed.
+
+    torch's class gets a ``__next__`` that calls its own one. Where torch has no such class, loaders are not watched.
+    """
+    loader = sys.modules.get("torch.utils.data.dataloader")
+    iterator = getattr(loader, "_BaseDataLoaderIter", None)
+    if iterator is None or hasattr(iterator, _MARK):
+        return
+    original = iterator.__next__
+
+    def next_batch(self: Any) -> Any:
+        before = enter(DATA)
+        try:
+            return original(self)
+        finally:
+            leave(before)
+
+    setattr(iterator, _MARK, original)
+    iterator.__next__ = next_batch

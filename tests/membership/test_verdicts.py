@@ -1,0 +1,70 @@
+"""Accounts of heartbeats become lines of the log and of the status."""
+
+from __future__ import annotations
+
+from paceline.membership.actions import Warn
+from paceline.membership.verdicts import Verdicts
+from paceline.observe.account import COMPUTE, DATA, SERVER_PARTS, WORKER_PARTS
+from paceline.wire import messages as m
+
+
+def member(rank: int, role: str = "worker") -> m.Member:
+    return m.Member(role, rank, 0, f"h{rank}", "", 1, "", b"")
+
+
+def beat(round: int, data_s: float, group: int = 0) -> m.Account:
+    parts = [0] * len(WORKER_PARTS)
+    parts[DATA], parts[COMPUTE] = round_us(data_s), 100_000
+    return m.Account([m.Window(round, 1, 32.0, parts)], group=group)
+
+
+def round_us(seconds: float) -> int:
+    return round(1e6 * seconds)
+
+
+def told(verdicts: Verdicts, slow: int, groups: list[list[int]] | None = None, own_groups: bool = False) -> list[str]:
+    said = []
+    for round in range(1, 60):
+        for rank in range(4):
+            account = beat(round, 0.2 if rank == slow and round > 30 else 0.001, 1 + rank // 2 if own_groups else 0)
+            said += verdicts.note(member(rank), account, groups or [])
+    return [one.text for one in said if isinstance(one, Warn)]
+
+
+def test_slow_worker_is_in_the_log_once_and_in_the_status_until_it_leaves() -> None:
+    verdicts = Verdicts()
+    (line,) = told(verdicts, slow=2)
+    assert "worker 2 on h2" in line
+    assert "its data loader" in line
+    assert len(verdicts.sentences) == 1
+    verdicts.leave(member(2))
+    assert verdicts.sentences == []
+    (end,) = verdicts.end()
+    assert isinstance(end, Warn)
+    assert "worker 2 on h2 (its data loader)" in end.text
+
+
+def test_job_without_slow_workers_ends_without_a_line() -> None:
+    verdicts = Verdicts()
+    assert told(verdicts, slow=-1) == []
+    assert verdicts.end() == []
+
+
+def test_workers_are_compared_in_their_groups() -> None:
+    (line,) = told(Verdicts(), slow=2, groups=[[0, 1, 3], [2]])
+    assert "as long as before" in line
+    (line,) = told(Verdicts(), slow=3, own_groups=True)
+    assert "as long as the others" in line
+
+
+def test_recent_account_is_that_of_the_last_windows() -> None:
+    verdicts = Verdicts()
+    assert verdicts.recent(("worker", 0)) == []
+    told(verdicts, slow=-1)
+    (window,) = verdicts.recent(("worker", 0))
+    assert (window.rounds, window.samples, window.parts[COMPUTE]) == (15, 480.0, 1_500_000)
+    server = member(0, "server")
+    for turn in range(30):
+        verdicts.note(server, m.Account([m.Window(turn, 1, 2.0, [100_000] * len(SERVER_PARTS))]), [])
+    (window,) = verdicts.recent(("server", 0))
+    assert (window.samples, window.parts[0]) == (30.0, 1_500_000)

@@ -1,0 +1,350 @@
+"""Who is slow, and why: simulated rounds of a job, most of them with noise, in lock step and without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from paceline.observe.account import (
+    APPLY,
+    COMPUTE,
+    COPY,
+    DATA,
+    FIGURES,
+    GC,
+    INTERVAL,
+    OTHER,
+    QUEUED,
+    RECEIVE,
+    SEND,
+    SERVER_PARTS,
+    STALLED,
+    STOLEN,
+    STOPPED,
+    THROTTLED,
+    UPDATE,
+    WAIT,
+    WORKER_PARTS,
+)
+from paceline.observe.detector import Detector
+from paceline.observe.verdicts import CAUSES, OF_SERVERS, Verdict, sentence, summary
+
+#: A fault changes the parts of a round, the figures of the host, and returns the samples of the batch.
+Fault = Callable[[list[float], list[int], int], float]
+
+WORKERS, SLOW, ONSET, BATCH = 4, 2, 40, 32.0
+
+
+class Job:
+    """Workers that compute for a tenth of a second per round."""
+
+    def __init__(self, seed: int, jitter: float, workers: int = WORKERS, lock_step: bool = True) -> None:
+        self.chance, self.jitter, self.workers, self.lock_step = random.Random(seed), jitter, workers, lock_step
+        self.detector, self.round = Detector(), 0
+        self.said: list[Verdict] = []
+        self.send_s = [0.0] * workers
+        self.exchange_s = 0.005
+        """Time that the servers need for a round."""
+        self.late_s = 0.0
+        """Time that the pushes of the slow worker need longer than the others'."""
+
+    def noise(self) -> float:
+        return self.chance.lognormvariate(0, self.jitter) if self.jitter else 1.0
+
+    def step(self, fault: Fault | None = None) -> None:
+        self.round += 1
+        times, figures, samples = [], [], []
+        for worker in range(self.workers):
+            parts, host = [0.0] * len(WORKER_PARTS), [0] * len(FIGURES)
+            for part, usual in ((DATA, 0.002), (COMPUTE, 0.1), (SEND, 0.001), (COPY, 0.0005), (UPDATE, 0.003)):
+                parts[part] = usual * self.noise()
+            parts[SEND] += self.send_s[worker]
+            is_faulty = fault is not None and worker == min(SLOW, self.workers - 1)
+            samples.append(fault(parts, host, self.round) if fault is not None and is_faulty else BATCH)
+            times.append(parts)
+            figures.append(host)
+        came = [sum(parts) + (self.late_s if worker == SLOW else 0.0) for worker, parts in enumerate(times)]
+        order = sorted(range(self.workers), key=lambda worker: came[worker])
+        if self.lock_step and self.workers > 1:
+            self.detector.note_late([(order[-1], 1, came[order[-1]] - came[order[-2]])])
+        for worker, parts in enumerate(times):
+            whole = max(came) if self.lock_step else came[worker]
+            parts[WAIT] = whole - sum(parts) + self.exchange_s
+            figures[worker][INTERVAL] = round(1e6 * sum(parts))
+            windows = [(self.round, 1, samples[worker], parts)]
+            self.said += self.detector.note_worker(worker, f"node{worker}", windows, figures[worker])
+
+    def run(self, rounds: int, fault: Fault | None = None) -> list[Verdict]:
+        before = len(self.said)
+        for _ in range(rounds):
+            self.step(fault)
+        return self.said[before:]
+
+
+def longer(part: int, seconds: float, every: int = 1) -> Fault:
+    def change(parts: list[float], host: list[int], round: int) -> float:
+        parts[part] += seconds if round % every == 0 else 0.0
+        return BATCH
+
+    return change
+
+
+def host(figure: int, part: float) -> Fault:
+    """Take a tenth of a second longer, most of it because of something that the kernel counts."""
+
+    def change(parts: list[float], figures: list[int], round: int) -> float:
+        parts[COMPUTE] += 0.1
+        figures[figure] = round_us(part * 0.1)
+        return BATCH
+
+    return change
+
+
+def round_us(seconds: float) -> int:
+    return round(1e6 * seconds)
+
+
+def stops(parts: list[float], figures: list[int], round: int) -> float:
+    if round % 5 == 0:
+        parts[COMPUTE] += 1.0
+        figures[STOPPED] = 900_000
+    return BATCH
+
+
+def large_batch(parts: list[float], figures: list[int], round: int) -> float:
+    parts[COMPUTE] *= 2
+    return 2 * BATCH
+
+
+CASES = [
+    ("data", longer(DATA, 0.15)),
+    ("compute", longer(COMPUTE, 0.2)),
+    ("other", longer(OTHER, 0.15)),
+    ("update", longer(UPDATE, 0.15)),
+    ("send", longer(SEND, 0.15)),
+    ("gc", longer(GC, 0.1, every=2)),
+    ("throttled", host(THROTTLED, 0.8)),
+    ("busy", host(QUEUED, 0.9)),
+    ("memory", host(STALLED, 0.7)),
+    ("stolen", host(STOLEN, 0.7)),
+    ("batch", large_batch),
+]
+
+
+@pytest.mark.parametrize("lock_step", [True, False])
+@pytest.mark.parametrize("jitter", [0.0, 0.1])
+@pytest.mark.parametrize(("cause", "fault"), CASES)
+def test_right_worker_and_cause_are_said_once_within_five_rounds(
+    cause: str, fault: Fault, jitter: float, lock_step: bool
+) -> None:
+    for seed in range(4):
+        job = Job(seed, jitter, lock_step=lock_step)
+        assert job.run(ONSET) == []
+        found = job.run(5, fault)
+        assert [(one.rank, one.cause) for one in found] == [(SLOW, cause)]
+        assert abs(found[0].round - ONSET) <= 2
+        assert job.run(40, fault) == []
+        assert found[0].lost > 0
+
+
+@pytest.mark.parametrize("cause", ["data", "compute", "other", "update"])
+def test_noise_of_thirty_percent_hides_no_cause(cause: str) -> None:
+    fault, rounds = dict(CASES)[cause], []
+    for seed in range(10):
+        job = Job(seed, 0.3)
+        job.run(ONSET)
+        found = job.run(12, fault)
+        assert {(one.rank, one.cause) for one in found} == {(SLOW, cause)}
+        shorter = Job(seed, 0.3)
+        shorter.run(ONSET)
+        rounds.append(next(count for count in range(1, 13) if shorter.run(1, fault)))
+    assert sorted(rounds)[len(rounds) // 2] <= 5
+
+
+@pytest.mark.parametrize(
+    ("jitter", "rounds", "lock_step"), [(0.3, 10_000, True), (0.3, 2000, False), (0.1, 2000, True)]
+)
+def test_workers_that_are_alike_are_never_named(jitter: float, rounds: int, lock_step: bool) -> None:
+    """10,000 rounds of four workers take a few seconds: so many are what is promised."""
+    assert Job(11, jitter, lock_step=lock_step).run(rounds) == []
+
+
+def test_pauses_now_and_then_are_named_after_the_second_one() -> None:
+    for cause, fault, rounds in (("gc", longer(GC, 0.1, every=10), 11), ("stopped", stops, 6)):
+        job = Job(1, 0.1)
+        job.run(ONSET - 1)
+        assert [(one.rank, one.cause) for one in job.run(rounds, fault)] == [(SLOW, cause)]
+
+
+def test_slow_link_is_told_by_the_worker_that_comes_last_although_it_computes_as_long() -> None:
+    for seed in range(5):
+        job = Job(seed, 0.1)
+        assert job.run(ONSET) == []
+        job.late_s = 0.06
+        assert [(one.rank, one.cause) for one in job.run(40)] == [(SLOW, "link")]
+
+
+def test_slow_link_shows_in_waits_where_nobody_waits_for_others() -> None:
+    job = Job(0, 0.1, lock_step=False)
+    job.run(ONSET)
+    found = job.run(5, longer(WAIT, 0.0)) + job.run(0)
+    assert found == []
+
+    def slow_answers(parts: list[float], figures: list[int], round: int) -> float:
+        job.late_s = 0.1
+        return BATCH
+
+    assert [(one.rank, one.cause) for one in job.run(8, slow_answers)] == [(SLOW, "link")]
+
+
+def test_stalls_at_the_start_of_a_process_are_no_stops() -> None:
+    job, figures = Job(0, 0.1), [0] * len(FIGURES)
+    figures[INTERVAL], figures[STOPPED] = 3_000_000, 2_000_000
+    for _ in range(5):
+        job.detector.note_worker(SLOW, "node2", [], figures)
+    assert job.run(40) == []
+
+
+def test_worker_that_is_quick_again_is_told_once() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.run(20, longer(DATA, 0.15))
+    found = job.run(60)
+    assert [(one.rank, one.cause) for one in found] == [(SLOW, "")]
+    assert job.detector.verdicts == []
+    (loss,) = job.detector.losses
+    assert (loss.rank, loss.causes) == (SLOW, ("data",))
+    assert 0.1 * 10 < loss.seconds < 0.2 * 25
+
+
+def test_another_cause_is_told() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.run(20, longer(DATA, 0.15))
+    assert "compute" in [one.cause for one in job.run(40, longer(COMPUTE, 0.3)) if one.cause]
+
+
+def test_all_workers_that_become_slower_at_once_are_not_named() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    noise = job.noise
+    job.noise = lambda: 3 * noise()  # type: ignore[method-assign]
+    assert job.run(60) == []
+
+
+def test_worker_without_others_is_compared_with_its_past() -> None:
+    job = Job(0, 0.1, workers=1)
+    assert job.run(60) == []
+    (found,) = job.run(60, longer(DATA, 0.15))
+    assert (found.rank, found.cause, found.alone) == (0, "data", True)
+    (end,) = job.run(40)
+    assert "as quick as before again" in sentence(end)
+
+
+def test_groups_are_not_compared_with_each_other() -> None:
+    detector = Detector()
+    said = []
+    for round in range(1, 60):
+        for worker in range(4):
+            parts = [0.0] * len(WORKER_PARTS)
+            parts[COMPUTE] = 0.1 if worker < 2 else 0.3
+            said += detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], [], 1 + worker // 2)
+    assert said == []
+
+
+def test_worker_that_nobody_waits_for_is_not_named_for_one_long_part() -> None:
+    job = Job(0, 0.0, workers=3)
+
+    def slowest(parts: list[float], host: list[int], round: int) -> float:
+        parts[COMPUTE] += 0.3
+        return BATCH
+
+    job.run(ONSET, slowest)
+    job.send_s[1] = 0.05
+    assert job.run(40, slowest) == []
+    assert {one.rank for one in job.detector.verdicts} == {SLOW}
+
+
+def test_short_hiccup_is_not_named() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    assert job.run(2, longer(COMPUTE, 0.5)) == []
+    assert job.run(20) == []
+
+
+def test_cost_is_the_rate_without_the_excess() -> None:
+    job = Job(0, 0.0)
+    job.run(ONSET)
+    (found,) = job.run(5, longer(DATA, 0.1))
+    whole = 4 * BATCH / 0.2115  # 211.5 ms with the exchange
+    assert found.lost == pytest.approx(4 * BATCH / 0.1115 - whole, rel=0.02)
+    assert found.ratio == pytest.approx(0.2065 / 0.1065, rel=0.02)
+    assert found.share == pytest.approx(0.102 / 0.2065, rel=0.02)
+
+
+def server_times(busy: float) -> list[list[float]]:
+    parts = [0.0] * len(SERVER_PARTS)
+    parts[RECEIVE], parts[APPLY] = 0.1 * (1 - busy), 0.1 * busy
+    return [parts] * 3
+
+
+def serve(job: Job, rounds: int, busy: float, throttled: float = 0.0) -> list[Verdict]:
+    said = []
+    figures = [0] * len(FIGURES)
+    figures[INTERVAL], figures[THROTTLED] = 500_000, round_us(0.5 * throttled)
+    for _ in range(rounds):
+        job.step()
+        said += job.detector.note_server(0, "node0", server_times(0.1), [0] * len(FIGURES))
+        said += job.detector.note_server(1, "node1", server_times(busy), figures)
+    return said
+
+
+def test_busy_server_is_named_if_workers_wait_for_it_and_again_when_they_do_no_more() -> None:
+    job = Job(0, 0.1)
+    assert serve(job, 40, 0.9) == []  # nobody waits
+    job.exchange_s = 0.1
+    (found,) = serve(job, 40, 0.9)
+    assert (found.role, found.rank, found.cause) == ("server", 1, "apply")
+    assert sentence(found).startswith("server 1 on node1 holds the workers up since round ")
+    assert "most of that is the optimizer" in sentence(found)
+    assert job.detector.verdicts == [found]
+    job.exchange_s = 0.005
+    (end,) = serve(job, 40, 0.1)
+    assert (end.role, end.cause) == ("server", "")
+    assert job.detector.verdicts == []
+
+
+def test_server_out_of_its_quota_is_named_even_if_it_is_not_busier_than_others() -> None:
+    job = Job(0, 0.1)
+    job.exchange_s = 0.1
+    assert serve(job, 40, 0.1) == []
+    (found,) = serve(job, 40, 0.1, throttled=0.5)
+    assert (found.rank, found.cause) == (1, "throttled")
+    for cause in (*OF_SERVERS, ""):
+        assert "server 1 on node1" in sentence(replace(found, cause=cause))
+    assert set(SERVER_PARTS) - {"receive"} <= set(OF_SERVERS)
+
+
+def test_sentences_name_worker_reason_cost_and_way_out() -> None:
+    verdict = Verdict(3, "node7", "data", DATA, 2.3, 0.81, 1204, 120.0)
+    assert sentence(verdict) == (
+        "worker 3 on node7 takes 2.3 times as long as the others since round 1,204: 81% of its step is its data "
+        "loader; it costs the job 120 samples/s. To do: raise num_workers of the loader, or put the data on a faster "
+        "disk"
+    )
+    for cause in CAUSES:
+        assert "To do: " in sentence(Verdict(3, "node7", cause, -1, 2.3, 0.0, 7, 0.5))
+    assert set(WORKER_PARTS) - {"wait"} <= set(CAUSES)
+
+
+def test_summary_names_the_most_expensive_worker_first() -> None:
+    job = Job(0, 0.1)
+    assert summary(job.detector.losses) == ""
+    job.run(ONSET)
+    job.run(20, longer(DATA, 0.15))
+    assert summary(job.detector.losses).startswith(
+        "slow workers of this job, and the time that they cost: worker 2 on node2 (its data loader): "
+    )

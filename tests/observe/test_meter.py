@@ -1,0 +1,189 @@
+"""The account of this process: rounds, threads, collections, loaders."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.observe import meter
+from paceline.observe.account import COMPUTE, DATA, GC, OTHER, SEND, UPDATE, WAIT, Steps
+from paceline.observe.meter import Meter
+
+
+class Clock:
+    """A clock that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def one(clock: Clock) -> Iterator[Meter]:
+    made = Meter(clock=clock)
+    meter.start(made)
+    yield made
+    meter.stop(made)
+
+
+def test_time_before_the_first_push_is_no_round(one: Meter, clock: Clock) -> None:
+    clock.now += 50.0
+    one.end_round(1, 8.0)
+    clock.now += 1.0
+    one.end_round(2, 8.0)
+    assert [(steps.round, steps.rounds, steps.samples, steps.wall_s) for steps in one.take()] == [(2, 1, 8.0, 1.0)]
+    assert one.take() == []
+
+
+def test_every_round_is_given_to_its_reader_with_its_parts(one: Meter, clock: Clock) -> None:
+    found: list[Steps] = []
+    one.on_round = found.append
+    one.end_round(1, 8.0)
+    clock.now += 1.0
+    before = meter.enter(WAIT)
+    assert one.open_own_s is None
+    clock.now += 2.0
+    meter.leave(before)
+    assert one.open_own_s == 1.0
+    one.end_round(2, 8.0)
+    (steps,) = found
+    assert (steps.seconds[COMPUTE], steps.seconds[WAIT], one.waited_s) == (1.0, 2.0, 2.0)
+
+
+def test_rest_of_a_script_is_no_computation_once_the_forward_pass_is_known(one: Meter, clock: Clock) -> None:
+    one.end_round(1, 1.0)
+    meter.forward_begins()
+    meter.step_ends()
+    clock.now += 3.0
+    before = meter.enter(DATA)
+    clock.now += 0.5
+    meter.leave(before)
+    clock.now += 1.0
+    meter.forward_begins()
+    clock.now += 0.25
+    one.end_round(2, 1.0)
+    (steps,) = one.take()
+    assert (steps.seconds[OTHER], steps.seconds[DATA], steps.seconds[COMPUTE]) == (4.0, 0.5, 0.25)
+
+
+def test_step_without_a_known_forward_pass_is_followed_by_computation(one: Meter, clock: Clock) -> None:
+    one.end_round(1, 1.0)
+    before = meter.enter(UPDATE)
+    assert before == COMPUTE
+    clock.now += 1.0
+    meter.step_ends()
+    clock.now += 2.0
+    one.end_round(2, 1.0)
+    (steps,) = one.take()
+    assert (steps.seconds[UPDATE], steps.seconds[COMPUTE], steps.seconds[OTHER]) == (1.0, 2.0, 0.0)
+
+
+def in_thread(call: object, *arguments: object) -> None:
+    thread = threading.Thread(target=call, args=arguments)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+def test_other_threads_change_nothing_and_may_end_a_round(one: Meter, clock: Clock) -> None:
+    one.end_round(1, 1.0)
+    in_thread(lambda: meter.leave(meter.enter(SEND)))
+    clock.now += 1.0
+    in_thread(one.end_round, 2, 4.0)
+    before = meter.enter(WAIT)  # here the round ends in the account
+    clock.now += 1.0
+    meter.leave(before)
+    (steps,) = one.take()
+    assert (steps.round, steps.samples, steps.wall_s, steps.seconds[SEND]) == (2, 4.0, 1.0, 0.0)
+
+
+def test_thread_that_trains_alone_takes_the_account_over(one: Meter, clock: Clock) -> None:
+    def train() -> None:
+        for round in range(1, 6):
+            one.end_round(round, 1.0)
+            before = meter.enter(WAIT)
+            clock.now += 1.0
+            meter.leave(before)
+
+    in_thread(train)
+    assert [(steps.round, steps.seconds[WAIT]) for steps in one.take()][-1] == (5, 1.0)
+
+
+def test_collection_counts_apart_from_the_part_in_which_it_happens() -> None:
+    made = Meter()
+    meter.start(made)
+    try:
+        made.end_round(1, 1.0)
+        before = meter.enter(DATA)
+        gc.collect()
+        meter.leave(before)
+        made.end_round(2, 1.0)
+    finally:
+        meter.stop(made)
+    (steps,) = made.take()
+    assert steps.seconds[GC] > 0
+    assert made.collects not in gc.callbacks
+
+
+class Slow(torch.utils.data.Dataset[int]):
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        self.clock.now += 2.0
+        return index
+
+
+def test_data_loader_counts_as_data(one: Meter, clock: Clock) -> None:
+    one.end_round(1, 1.0)
+    for _ in torch.utils.data.DataLoader(Slow(clock), batch_size=2):
+        clock.now += 1.0
+    one.end_round(2, 1.0)
+    (steps,) = one.take()
+    assert (steps.seconds[DATA], steps.seconds[COMPUTE]) == (8.0, 2.0)
+
+
+def test_loader_of_a_process_without_account_works_as_ever() -> None:
+    meter.watch_loaders()
+    assert [int(one) for one in torch.utils.data.DataLoader(range(3), batch_size=1)] == [0, 1, 2]  # type: ignore[arg-type]
+
+
+def test_many_rounds_between_two_heartbeats_are_joined(one: Meter, clock: Clock) -> None:
+    for round in range(1, 5001):
+        one.end_round(round, 1.0)
+        clock.now += 0.001
+    windows = one.take()
+    assert len(windows) == meter.MAX_WINDOWS
+    assert sum(steps.rounds for steps in windows) == 4999
+
+
+def test_parts_cost_little() -> None:
+    """A step has about twenty parts; 40 us are 0.5 % of a step of 8 ms."""
+    made = Meter()
+    meter.start(made)
+    try:
+        best = min(timed_parts() for _ in range(20))
+    finally:
+        meter.stop(made)
+    assert best < 40e-6
+
+
+def timed_parts() -> float:
+    begun = time.perf_counter()
+    for _ in range(20):
+        meter.leave(meter.enter(SEND))
+    return time.perf_counter() - begun
