@@ -121,6 +121,7 @@ busy: $(READY)
 	$(BIN)/python -m tests.busy $(BUSY)
 
 soak: $(READY)
+	PACELINE_TEST_ROUNDS=10000 $(BIN)/python -m pytest --timeout 600 tests/observe/test_detector.py
 	$(BIN)/python -m tests.soak $(SOAK)
 
 bench: $(READY)

@@ -15,7 +15,8 @@ def run(code: str, path: Path, **environment: str) -> str:
     """Run code in a fresh interpreter that finds paceline in ``path``."""
     result = subprocess.run(
         [sys.executable, "-B", "-c", code],
-        env=os.environ | {"PYTHONPATH": str(path)} | environment,
+        # torch would look for the backend of an installed paceline in the parts that ``path`` has.
+        env=os.environ | {"PYTHONPATH": str(path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} | environment,
         capture_output=True,
         text=True,
         timeout=120,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,6 +37,9 @@ from paceline.observe.verdicts import CAUSES, OF_SERVERS, Verdict, sentence, sum
 Fault = Callable[[list[float], list[int], int], float]
 
 WORKERS, SLOW, ONSET, BATCH = 4, 2, 40, 32.0
+
+#: Rounds without a fault.
+ROUNDS = int(os.environ.get("PACELINE_TEST_ROUNDS", "3000"))
 
 
 class Job:
@@ -165,10 +169,10 @@ def test_noise_of_thirty_percent_hides_no_cause(cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jitter", "rounds", "lock_step"), [(0.3, 10_000, True), (0.3, 2000, False), (0.1, 2000, True)]
+    ("jitter", "rounds", "lock_step"), [(0.3, ROUNDS, True), (0.3, 2000, False), (0.1, 2000, True)]
 )
 def test_workers_that_are_alike_are_never_named(jitter: float, rounds: int, lock_step: bool) -> None:
-    """10,000 rounds of four workers take a few seconds: so many are what is promised."""
+    """Four workers. ``make soak`` takes the 10,000 rounds that are promised."""
     assert Job(11, jitter, lock_step=lock_step).run(rounds) == []
 
 

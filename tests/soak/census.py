@@ -14,9 +14,12 @@ from tests.soak.samples import descriptors_of
 #: By name: ``objects list``, ``BucketSide.sending``, ``bytes of tensors``.
 Census = dict[str, int]
 
-#: Few by construction: bins of a histogram, and the last 25 rounds that were measured. How many of them there are
-#: depends on how busy the host is.
-_BOUNDED = frozenset({"Stats.staleness", "RoundTimes._last", "objects paceline.hetero.measured.WorkerRound"})
+#: Few by construction: bins of a histogram, the last 25 rounds that were measured, and the last 40 windows of each
+#: worker that verdicts are made from. How many of them there are depends on how busy the host is.
+_BOUNDED = frozenset({
+    "Stats.staleness", "RoundTimes._last", "objects paceline.hetero.measured.WorkerRound", "Round.parts",
+    "objects paceline.observe.history.Round",
+})  # fmt: skip
 
 _SIZED = (dict, list, set, frozenset, deque, tuple, bytearray)
 

@@ -131,7 +131,7 @@ class Detector:
         worker = self._workers.setdefault(rank, _Worker(rank, host))
         worker.group = group
         if len(figures) == len(FIGURES) and worker.rounds:  # at the start a process reads libraries
-            worker.hosts.append(figures)
+            worker.hosts.append(tuple(figures))
         reference = self._reference(worker)
         rounds = [mean_round(*one) for one in windows if one[0] > WARM_UP and one[1] > 0]
         for one in rounds:

@@ -80,7 +80,7 @@ class Reference:
 
 def mean_round(round: int, rounds: int, samples: float, seconds: Sequence[float]) -> Round:
     """Return the mean round of a window."""
-    parts = [one / rounds for one in seconds]
+    parts = tuple(one / rounds for one in seconds)
     wall_s = sum(parts)
     return Round(round, samples / rounds, parts, wall_s - parts[WAIT], wall_s, rounds)
 

@@ -80,7 +80,7 @@ class Servers:
         server = self._servers.setdefault(rank, _Server(rank, host))
         server.windows.extend(windows)
         if len(figures) == len(FIGURES):
-            server.hosts.append(figures)
+            server.hosts.append(tuple(figures))
         found = self._verdict(server, waits) if len(server.windows) >= REPORTS else None
         if (found is None) == (server.verdict is None):
             server.streak = 0
