@@ -77,7 +77,7 @@ def test_buckets_grow_from_the_front_of_a_large_model() -> None:
     assert set(sizes[7:-1]) == {1600}
 
 
-@pytest.mark.parametrize(("servers", "most"), [(2, 1.01), (4, 1.01), (8, 1.02), (16, 1.1), (32, 1.12)])
+@pytest.mark.parametrize(("servers", "most"), [(2, 1.01), (4, 1.01), (8, 1.06), (16, 1.1), (32, 1.12)])
 def test_loads_of_a_published_network_are_even(servers: int, most: float) -> None:
     keys = [KeySize(number, one.numel) for number, one in enumerate(arrays("resnet50"))]
     layout = place(keys, servers, bound=1_000_000)

@@ -23,6 +23,13 @@ ALIGNMENT = 2048
 #: with the default of a million elements.
 SMALLEST = 1 / 8
 
+#: A model up to so many times the bound has one bucket per server, if that is not larger than the bound: messages then
+#: cost more than uneven loads.
+SMALL_MODEL = 4
+
+#: Servers are few where the share of each is more than so many times the bound.
+FEW_SERVERS = 2
+
 #: A server has at least so many buckets, if these are larger than the smallest: loads are even, and while one bucket of
 #: a server travels, others are merged.
 BUCKETS_PER_SERVER = 4
@@ -123,9 +130,14 @@ class _Limits:
 
     def __init__(self, total: int, num_servers: int, bound: int, largest: int) -> None:
         share = -(-total // num_servers)
+        if share <= bound and total <= SMALL_MODEL * bound:
+            self._low = self._high = max(1, share)
+            return
         least = max(int(bound * SMALLEST), ALIGNMENT if bound >= ALIGNMENT else 1)
         self._low = max(1, min(share, least))
-        self._high = max(self._low, min(largest, share // BUCKETS_PER_SERVER))
+        part = share // BUCKETS_PER_SERVER
+        # With few servers another number of them cuts keys in the same places, with many the loads are even.
+        self._high = min(largest, max(bound, part)) if share > FEW_SERVERS * bound else max(self._low, part)
 
     def at(self, position: int) -> int:
         """Return the limit where so many elements come before."""
