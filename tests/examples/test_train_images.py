@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,9 +109,11 @@ def test_rate_follows_the_flags(examples: ModuleType, flags: dict[str, object], 
 def test_folders_records_and_archives_train_alike(tmp_path: Path) -> None:
     script, losses = str(EXAMPLES / "train_imagenet.py"), []
     flags = ("--network", "3conv", "--image-shape", "3,32,32", "--batch-size", "16", "--num-examples", "160")
+    makers = runpy.run_path(str(EXAMPLES / "make_data.py"))["MAKERS"]
     for form in ("imagenet", "imagenet-rec", "imagenet-tar"):
         folder, result = tmp_path / form, tmp_path / f"{form}.json"
-        run(str(EXAMPLES / "make_data.py"), form, str(folder))
+        folder.mkdir()
+        makers[form](folder)
         run(script, *flags, "--data-dir", str(folder), "--num-epochs", "1", "--lr", "0.02", "--result", str(result))
         losses.append(epochs(result)[0]["loss"])
     assert len(list((tmp_path / "imagenet").glob("train/*/*.png"))) == len(digits(train=True))
