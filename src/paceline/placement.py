@@ -23,8 +23,8 @@ ALIGNMENT = 2048
 #: with the default of a million elements.
 SMALLEST = 1 / 8
 
-#: A model up to so many times the bound has one bucket per server, if that is not larger than the bound: messages then
-#: cost more than uneven loads.
+#: A model up to so many times the bound has one bucket per server, or few of the bound's size: messages then cost more
+#: than uneven loads.
 SMALL_MODEL = 4
 
 #: Servers are few where the share of each is more than so many times the bound.
@@ -130,14 +130,16 @@ class _Limits:
 
     def __init__(self, total: int, num_servers: int, bound: int, largest: int) -> None:
         share = -(-total // num_servers)
-        if share <= bound and total <= SMALL_MODEL * bound:
+        is_small = total <= SMALL_MODEL * bound
+        if share <= bound and is_small:
             self._low = self._high = max(1, share)
             return
         least = max(int(bound * SMALLEST), ALIGNMENT if bound >= ALIGNMENT else 1)
         self._low = max(1, min(share, least))
         part = share // BUCKETS_PER_SERVER
         # With few servers another number of them cuts keys in the same places, with many the loads are even.
-        self._high = min(largest, max(bound, part)) if share > FEW_SERVERS * bound else max(self._low, part)
+        is_few = is_small or share > FEW_SERVERS * bound
+        self._high = min(largest, max(bound, part)) if is_few else max(self._low, part)
 
     def at(self, position: int) -> int:
         """Return the limit where so many elements come before."""
