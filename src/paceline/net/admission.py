@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -97,8 +96,8 @@ class Gate:
     ) -> None:
         self._sockets, self._respond, self._admit = sockets, respond, admit
         self._selector = selectors.DefaultSelector()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ, "wake")
+        self._woken, self._wake = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, "wake")
         for sock in sockets:
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ, sock)
@@ -113,10 +112,11 @@ class Gate:
     def close(self) -> None:
         """Accept no connection any more."""
         self._closed = True
-        os.eventfd_write(self._wake_fd, 1)
+        self._wake.send(b".")
         self._thread.join(_CLOSE_S)
+        self._wake.close()
         if not self._thread.is_alive():
-            os.close(self._wake_fd)
+            self._woken.close()
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,9 @@ class Offer:
         self.readers: dict[int, int] = {}
         self.writers: dict[int, int] = {}
         for rank in others:
-            self.readers[rank], self.writers[rank] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self.readers[rank], self.writers[rank] = ends = os.pipe()
+            for one in ends:
+                os.set_blocking(one, False)
 
     def describe(self) -> list[object]:
         """Return the ids of its process, segment and pipes, with which the others open it."""
