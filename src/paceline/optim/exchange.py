@@ -219,8 +219,9 @@ class ServerExchange(Exchange):
         one.filled = True
         return bool(self._ready)
 
-    _copy_in = staticmethod(Bound.put_grad)
-    """Copies the data that this worker pushes of a parameter into the arena; another kind of exchange replaces it."""
+    def _copy_in(self, one: Bound) -> torch.cuda.Event | None:
+        """Copy the data that this worker pushes of a parameter into the arena; returns the end of a copy under way."""
+        return one.put_grad()
 
     def _check_unchanged(self, one: Bound) -> None:
         """Raise if a weight that the servers hold was changed here since they sent it."""
@@ -313,8 +314,7 @@ class ServerExchange(Exchange):
     def encoded(self, groups: Sequence[Options]) -> bytes:
         """Return the options of all param groups as pushes carry them; the servers compare them between workers."""
         optimizer = self._store.optimizer
-        if groups != optimizer.groups:
-            optimizer.set_options(groups)
+        optimizer.set_options(groups)
         return optimizer.encoded
 
     def suspicious(self) -> bool:

@@ -24,7 +24,7 @@ from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
 from paceline.updaters import Options
-from paceline.updaters.spec import PLAIN, plain
+from paceline.updaters.spec import plain
 
 
 class MergedUpdate(ExchangingStrategy):
@@ -150,7 +150,7 @@ class MergedUpdate(ExchangingStrategy):
             for name, value in group.items():
                 with contextlib.suppress(TypeError, ValueError):
                     if name != "params":
-                        options[name] = value if isinstance(value, PLAIN) else plain(name, value)
+                        options[name] = plain(name, value)
             found.append(options)
         return found
 

@@ -194,6 +194,8 @@ class WorkerBlock:
 
     def note_absent(self, entry: m.Entry, absent: Sequence[m.Span]) -> None:
         """Record for which ranges of a push no worker had a gradient, in place of the record of the last push."""
+        if not absent and not self.missing:
+            return
         mine = [
             one for one in absent if one.place == entry.place and entry.start <= one.start <= one.stop <= entry.stop
         ]

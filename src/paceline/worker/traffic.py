@@ -271,9 +271,7 @@ class Traffic:
         """Use the answer to a push."""
         assert isinstance(body, m.Values)
         for entry in entries:
-            block = blocks[entry.block]
-            if body.absent or block.missing:
-                block.note_absent(entry, body.absent)
+            blocks[entry.block].note_absent(entry, body.absent)
         self._heard = body.notes or self._heard
         if want and (body.known or not shared):
             self._store_values(blocks, entries, shared, body, frames)
