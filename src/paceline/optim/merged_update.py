@@ -11,13 +11,13 @@ the sum of both.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from paceline.errors import NonFiniteError, PacelineError
+from paceline.errors import PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.buffers import Buffers
@@ -128,12 +128,6 @@ class MergedUpdate(ExchangingStrategy):
             self._syncs = before
 
     # ---- step ------------------------------------------------------------------------------------------------------
-
-    def _suspicious(self) -> bool:
-        return self._exchange.suspicious()
-
-    def _blame(self, names: Sequence[str]) -> NonFiniteError:
-        return self._exchange.blame(names, self._round)
 
     def _merge_loss(self, loss: Any) -> Any:
         """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
