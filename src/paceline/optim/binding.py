@@ -19,7 +19,8 @@ from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
 from paceline.tensors import real_view
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
 
 WAY_OUT = "lower the learning rate, clip gradients, or set on_nan='skip' (skips such steps) or 'pass'"
 
@@ -32,7 +33,7 @@ class Bound:
     param: torch.nn.Parameter
     block: WorkerBlock
     index: int
-    ranges: tuple[BucketRange, ...]
+    ranges: tuple[m.Span, ...]
     """Ranges of the parameter in buckets."""
     value: torch.Tensor
     grad: torch.Tensor

@@ -54,7 +54,8 @@ from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
 from paceline.updaters import Options
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
 from paceline.worker.traffic import Carried
 
 
@@ -105,7 +106,7 @@ class _Bucket:
     """One bucket in the current round."""
 
     block: WorkerBlock
-    whole: BucketRange
+    whole: m.Span
     route: Route
     members: list[Bound] = dataclasses.field(default_factory=list)
     unfilled: int = 0
@@ -164,11 +165,10 @@ class ServerExchange(Exchange):
             if one.block not in self._blocks:
                 self._blocks.append(one.block)
             for part in one.ranges:
-                key = one.block.spec.block, part.bucket
-                if key not in self._buckets:
-                    whole = BucketRange(part.bucket, 0, one.block.layout.buckets[part.bucket].length)
-                    self._buckets[key] = _Bucket(one.block, whole, one.block.routes[part.bucket])
-                bucket = self._buckets[key]
+                if part.place not in self._buckets:
+                    whole = m.Span(*part.place, 0, one.block.layout.buckets[part.bucket].length)
+                    self._buckets[part.place] = _Bucket(one.block, whole, one.block.routes[part.bucket])
+                bucket = self._buckets[part.place]
                 bucket.members.append(one)
                 self._buckets_of[one].append(bucket)
         self._new_round()
@@ -273,7 +273,7 @@ class ServerExchange(Exchange):
         absent = []
         for one in bucket.members:
             if one.absent or carried.samples == 0:  # gradients of no samples count nothing, and may be NaN
-                absent += [(bucket.block, part) for part in one.ranges if part.bucket == bucket.whole.bucket]
+                absent += [part for part in one.ranges if part.place == bucket.whole.place]
             elif carried.nan != "pass" and not carried.skip and not sums_up(one.grad):
                 if carried.nan == "skip":
                     carried = dataclasses.replace(carried, skip=True)
