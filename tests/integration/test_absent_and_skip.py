@@ -32,8 +32,8 @@ def push(store, grads, skip=False):
             else:
                 target.copy_(grad)
         for route, located in step.sends.items():
-            blocks = {block.spec.block: block for block, _ in located}
-            gone = [one for one in absent if one.block in blocks and blocks[one.block].routes[one.bucket] == route]
+            places = {one.place for _, one in located}
+            gone = [one for one in absent if one.place in places]
             store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
         step.set_fresh(True)
 
