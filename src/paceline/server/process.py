@@ -81,8 +81,7 @@ class Server:
             for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
-            if self._owners.channels:
-                self._owners.poll()
+            self._owners.poll()
             meter.end_turn()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)

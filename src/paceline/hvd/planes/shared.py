@@ -132,10 +132,7 @@ class Neighbours:
             except BlockingIOError:
                 left_s = self.timeout_s - silence.counted_s
                 if left_s <= 0:
-                    missing = [
-                        rank,
-                        *(one for one in later if not select.select([self._offer.readers[one]], [], [], 0)[0]),
-                    ]
+                    missing = [rank, *(one for one in later if not self._has_come(one))]
                     raise HorovodInternalError(
                         f"{' and '.join(f'rank {one}' for one in missing)} did not go on with an operation within "
                         f"{self.timeout_s:g} s"
