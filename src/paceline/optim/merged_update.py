@@ -129,6 +129,9 @@ class MergedUpdate(ExchangingStrategy):
 
     # ---- step ------------------------------------------------------------------------------------------------------
 
+    def _own_weights(self) -> dict[str, torch.Tensor]:
+        return {name: param.data for name, param, _ in self.named} | super()._own_weights()
+
     def _suspicious(self) -> bool:
         return self._exchange.suspicious()
 
