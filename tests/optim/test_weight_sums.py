@@ -67,6 +67,17 @@ def test_small_values_may_differ_by_the_rounding_of_larger_ones() -> None:
     assert differ(one, other, 1) == []
 
 
+def test_large_parameters_are_added_up_in_part_and_in_the_end_everywhere() -> None:
+    large = torch.zeros(3000, 4096)
+    other = large.clone()
+    other[1000:1100] = 1.0
+    found = [differ({"embed": large + 0.1}, {"embed": other + 0.1}, step) for step in range(1, 9)]
+    assert all(found)
+    other[1000:1100] = 0.0
+    other[7] = 1000.0
+    assert sum(bool(differ({"embed": large}, {"embed": other}, step)) for step in range(1, 17)) in range(1, 12)
+
+
 def test_layout_in_memory_does_not_count_and_neither_do_parameters_without_elements() -> None:
     one = {"a": torch.randn(4, 5, 6, 7), "b": torch.empty(0), "c": torch.randn(3, dtype=torch.complex64)}
     other = one | {"a": one["a"].contiguous(memory_format=torch.channels_last)}

@@ -29,8 +29,8 @@ _MOST_SUMS = 512
 #: Elements of small parameters, relative to those of all parameters, whose rounding is also that of larger values.
 _SMALL = 0.1
 
-#: Signs of a row of elements.
-_ROW = 4096
+#: Elements of a row; and rows of a parameter that are added up: of a larger one only some, others in each step.
+_ROW, _MOST_ROWS = 4096, 1024
 
 
 def is_due(step: int) -> bool:
@@ -46,41 +46,60 @@ def sums_of(weights: Mapping[str, torch.Tensor], step: int) -> list[tuple[str, f
         step: number of the step, which is the same on all workers.
     """
     named = {name: real_view(one).detach() for name, one in weights.items() if one.layout is torch.strided}
-    signs, rows = _signs(step, max((one.numel() for one in named.values()), default=0))
-    found = [(name, one, *_summed(one, signs, rows)) for name, one in named.items()]
-    norms = _floats([norm for *_, norm in found])
-    elements = sum(one.numel() for one in named.values())
-    usual = math.sqrt(sum(norm * norm for norm in norms if math.isfinite(norm)) / max(elements, 1))
-    sums = []
-    for (name, one, *_), total, norm in zip(found, _floats([total for _, _, total, _ in found]), norms, strict=True):
-        size = norm + _SMALL * usual * math.sqrt(one.numel())
-        sums.append((name, total, _part(one.dtype, step) * size if math.isfinite(norm) else math.inf))
-    return sums if len(sums) <= _MOST_SUMS else list(_joined(sums))
+    signs = _Signs(step)
+    parts = [_part_of(one, signs) for one in named.values()]
+    sums, norms = (
+        _floats([_sum_of(one, signs) for one in parts]),
+        _floats([torch.linalg.vector_norm(one) for one in parts]),
+    )
+    finite = [(norm, one.numel()) for norm, one in zip(norms, parts, strict=True) if math.isfinite(norm)]
+    usual = math.sqrt(sum(norm * norm for norm, _ in finite) / max(sum(count for _, count in finite), 1))
+    found = []
+    for (name, one), part, total, norm in zip(named.items(), parts, sums, norms, strict=True):
+        size = norm + _SMALL * usual * math.sqrt(part.numel())
+        found.append((name, total, _may_differ(one.dtype, step) * size if math.isfinite(norm) else math.inf))
+    return found if len(found) <= _MOST_SUMS else list(_joined(found))
 
 
-def _part(dtype: torch.dtype, step: int) -> float:
+def _may_differ(dtype: torch.dtype, step: int) -> float:
     """Return the part of a weight by which machines may differ after so many steps."""
     units = _MOST_UNITS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
     return max(min(_MOST, _ROUNDING * math.sqrt(step)), units)
 
 
-def _signs(step: int, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the signs of the elements of a row, and those of rows."""
-    generator = torch.Generator().manual_seed(step)
-    drawn = torch.randint(2, (_ROW + largest // _ROW,), generator=generator).float().mul_(2).sub_(1)
-    return drawn[:_ROW], drawn[_ROW:]
+class _Signs:
+    """The random signs of one step.
+
+    Args:
+        step: number of the step.
+
+    Attributes:
+        elements: those of the elements of a row.
+        rows: those of rows.
+        first: which of several rows is the first, between 0 and 1.
+    """
+
+    def __init__(self, step: int) -> None:
+        drawn = torch.randint(1 << 16, (_ROW + _MOST_ROWS + 1,), generator=torch.Generator().manual_seed(step))
+        signs = drawn % 2 * 2.0 - 1
+        self.elements, self.rows = signs[:_ROW], signs[_ROW:-1]
+        self.first = drawn[-1].item() / (1 << 16)
 
 
-def _summed(one: torch.Tensor, signs: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of a tensor with signs, and its norm, on its device."""
+def _part_of(one: torch.Tensor, signs: _Signs) -> torch.Tensor:
+    """Return the elements that are added up: all, flat; of a large tensor some rows."""
     flat = one.reshape(-1)
-    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-    signs, rows = signs.to(flat), rows.to(flat)
-    whole = flat.numel() // _ROW
-    total = torch.dot(flat[whole * _ROW :], signs[: flat.numel() % _ROW])
-    if whole:
-        total = total + torch.dot(torch.mv(flat[: whole * _ROW].view(whole, _ROW), signs), rows[:whole])
-    return total, torch.linalg.vector_norm(flat)
+    every = -(-flat.numel() // (_ROW * _MOST_ROWS))
+    part = flat if every <= 1 else flat[: flat.numel() // _ROW * _ROW].view(-1, _ROW)[int(signs.first * every) :: every]
+    return part if part.dtype in (torch.float32, torch.float64) else part.float()
+
+
+def _sum_of(part: torch.Tensor, signs: _Signs) -> torch.Tensor:
+    """Return the sum of elements with signs, on their device."""
+    elements, rows = signs.elements.to(part), signs.rows.to(part)
+    whole = part if part.dim() > 1 else part[: len(part) // _ROW * _ROW].view(-1, _ROW)
+    rest = part[whole.numel() :] if part.dim() == 1 else part.new_empty(0)
+    return torch.dot(torch.mv(whole, elements), rows[: len(whole)]) + torch.dot(rest, elements[: len(rest)])
 
 
 def _floats(values: list[torch.Tensor]) -> list[float]:
