@@ -102,6 +102,28 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
     return facts
 
 
+def state_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
+    """Describe the state with which an optimizer begins: the kind of its tensors, and small values such as ``step``.
+
+    A state that only some workers have loaded differs in this, too. That of a new optimizer is left out.
+
+    Args:
+        optimizer: any optimizer.
+        named: name, parameter and index of the param group, in the order of the keys.
+    """
+    facts = []
+    for name, param, _ in named:
+        state = {entry: _brief(value) for entry, value in optimizer.state.get(param, {}).items()}
+        text = _text({entry: value for entry, value in state.items() if value is not None})
+        facts += [Fact(f"the optimizer's state of {name!r}", text or "")] if state else []
+    return facts
+
+
+def _brief(value: Any) -> Any:
+    """Return a tensor's kind, or its value where it has one element; anything else as it is."""
+    return _kind(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else value
+
+
 def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
     """Describe options by name. Options other than numbers, text and lists of them are left out."""
     texts = {name: _text(value) for name, value in options.items() if name not in _IMPLEMENTATION}
