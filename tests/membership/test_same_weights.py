@@ -21,7 +21,8 @@ def sums(step: int, *totals: float, store: str = "s") -> list[m.WeightSums]:
 
 def lines(same: SameWeights, *said: tuple[int, list[m.WeightSums]], live: range = THREE) -> list[str]:
     """Take in what workers say, in this order; return the lines."""
-    actions = [action for worker, found in said for action in same.note(worker, found, live)]
+    expected = {("worker", rank) for rank in live}
+    actions = [action for worker, found in said for action in same.note(worker, found, lambda: expected)]
     return [one.text for one in actions if isinstance(one, Warn)]
 
 

@@ -74,6 +74,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.membership.accounts import Verdicts, why_damaged
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
 from paceline.membership.joining import Starting
@@ -83,7 +84,6 @@ from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
 from paceline.membership.same_weights import SameWeights
-from paceline.membership.verdicts import Verdicts
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
@@ -149,10 +149,12 @@ class Membership:
         self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
     ) -> list[Action]:
         match body:
+            case m.Heartbeat(account=account) if damage := why_damaged(key[0], account):
+                return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
                 told = self._verdicts.note(record.member, body.account, self._following.groups[1])
-                told += self._compare_weights(key[1], body) if body.weights else []
+                told += self._same_weights.note(key[1], body.weights, self._roster.expected)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -169,10 +171,6 @@ class Membership:
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body, now)
-
-    def _compare_weights(self, worker: int, beat: m.Heartbeat) -> list[Action]:
-        live = [one.member.rank for one in self._roster.of_role("worker") if one.live]
-        return self._same_weights.note(worker, beat.weights, live)
 
     def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
         record.closed_since = record.closed_since if record.code is not None else None

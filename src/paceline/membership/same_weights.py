@@ -15,9 +15,9 @@ machines round differently, so a worker says by how much each sum may differ. He
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from paceline.membership.actions import Action, Warn, describe_workers
+from paceline.membership.actions import Action, MemberKey, Warn, describe_workers
 from paceline.wire import messages as m
 
 #: Steps whose sums are kept until all workers have sent theirs.
@@ -32,18 +32,23 @@ class SameWeights:
         self._said: list[tuple[str, list[list[int]]]] = []
         """Stores, and which of their workers had the same weights when that was said."""
 
-    def note(self, worker: int, sums: Collection[m.WeightSums], live: Collection[int]) -> list[Action]:
+    def note(
+        self, worker: int, sums: Collection[m.WeightSums], expected: Callable[[], Collection[MemberKey]]
+    ) -> list[Action]:
         """Take in a worker's sums; returns a line if weights differ.
 
         Args:
             worker: its rank.
             sums: those since its last heartbeat.
-            live: ranks of the workers whose sums are waited for.
+            expected: returns the workers whose sums are waited for.
         """
+        if not sums:
+            return []
         actions: list[Action] = []
         for one in sums:
             self._found.setdefault((one.store, one.step), {})[worker] = one
-        whole = [key for key, found in self._found.items() if found.keys() >= set(live)] if sums else []
+        ranks = {rank for _, rank in expected()}
+        whole = [key for key, found in self._found.items() if found.keys() >= ranks]
         late = list(self._found)[:-_KEPT]
         for key in [key for key in self._found if key in whole or key in late]:
             actions += self._compare(key, self._found.pop(key))
