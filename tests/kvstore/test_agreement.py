@@ -34,6 +34,19 @@ def test_state_of_an_optimizer_is_described_by_its_kinds_and_small_values():
     assert state_facts(optimizer, named)[0] == ("the optimizer's state of 'weight'", said, False)
 
 
+def test_numbers_of_a_state_that_machines_round_differently_do_not_count():
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.NAdam(net.parameters())
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    named = [("weight", net.weight, 0)]
+    before = state_facts(optimizer, named)
+    optimizer.state[net.weight]["mu_product"] *= 1.0 + 1e-6
+    assert state_facts(optimizer, named) == before
+    optimizer.state[net.weight]["step"] += 1
+    assert state_facts(optimizer, named) != before
+
+
 def test_how_torch_computes_does_not_count():
     net = nn.Linear(4, 3)
     plain = facts_of(net, torch.optim.Adam(net.parameters(), foreach=False))

@@ -103,9 +103,10 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
 
 
 def state_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
-    """Describe the state with which an optimizer begins: the kind of its tensors, and small values such as ``step``.
+    """Describe the state with which an optimizer begins: its entries, the kind of its tensors, and how many steps.
 
-    A state that only some workers have loaded differs in this, too. That of a new optimizer is left out.
+    A state that only some workers have loaded differs in this. That of a new optimizer is left out, and so are other
+    numbers, which unlike machines round differently.
 
     Args:
         optimizer: any optimizer.
@@ -114,14 +115,16 @@ def state_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, 
     facts = []
     for name, param, _ in named:
         state = {entry: _brief(value) for entry, value in optimizer.state.get(param, {}).items()}
-        text = _text({entry: value for entry, value in state.items() if value is not None})
-        facts += [Fact(f"the optimizer's state of {name!r}", text or "")] if state else []
+        facts += [Fact(f"the optimizer's state of {name!r}", _text(state) or "")] if state else []
     return facts
 
 
-def _brief(value: Any) -> Any:
-    """Return a tensor's kind, or its value where it has one element; anything else as it is."""
-    return _kind(value) if isinstance(value, torch.Tensor) and value.numel() > 1 else value
+def _brief(value: Any) -> str:
+    """Return a tensor's kind; of a single number its value, if that is whole; nothing for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        return _kind(value)
+    one = value.item() if isinstance(value, torch.Tensor) and value.numel() else value
+    return str(int(one)) if isinstance(one, int | float) and float(one).is_integer() else ""
 
 
 def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
