@@ -87,6 +87,7 @@ from paceline.wire.messages.membership import (
     Spread,
     Status,
     TakeSamples,
+    WeightSums,
     Welcome,
     Window,
 )
@@ -225,6 +226,7 @@ __all__ = [
     "Unknown",
     "Values",
     "ValuesAt",
+    "WeightSums",
     "Welcome",
     "Window",
 ]
