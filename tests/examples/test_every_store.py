@@ -59,7 +59,7 @@ def test_loss_falls(data: Path, tmp_path: Path, script: str, store: str) -> None
     words = [*flags.split(), *([str(data / where)] if where else [])]
     words += ["--kv-store", store, "--result", str(tmp_path / "result")]
     command, env = [sys.executable, *launch, str(EXAMPLES / script), *words], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=data, capture_output=True, text=True, timeout=170, env=env, check=False)
+    done = subprocess.run(command, cwd=data, capture_output=True, text=True, timeout=570, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (epoch[loss] for epoch in json.loads((tmp_path / "result").read_text())["epochs"])
     assert second < first
