@@ -8,7 +8,6 @@ PyTorch 2.13 renamed some methods; both names are here.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,11 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import distributed as dist
 
-from paceline.c10d.hosts import HostsPlane
-from paceline.c10d.pairs import Pairs
-from paceline.c10d.tensors import (
+from paceline.c10d.host_copy import (
     RED_OPS,
-    Host,
+    HostCopy,
     Tensors,
     check_size,
     deadline,
@@ -34,6 +31,8 @@ from paceline.c10d.tensors import (
     sizes,
     spread,
 )
+from paceline.c10d.hosts_plane import HostsPlane
+from paceline.c10d.pairs import Pairs
 from paceline.c10d.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
@@ -140,7 +139,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for one, reduction in zip(tensors, how, strict=True):
-                host = Host(one)
+                host = HostCopy(one)
                 self._plane.allreduce(host.flat, host.flat, reduction)
                 host.put()
 
@@ -153,7 +152,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for dtype in dict.fromkeys(one.dtype for one in tensors):
-                alike = [Host(one) for one in tensors if one.dtype == dtype]
+                alike = [HostCopy(one) for one in tensors if one.dtype == dtype]
                 flat = torch.cat([one.flat for one in alike])
                 self._plane.allreduce(flat, flat, how[dtype])
                 for one, part in zip(alike, torch.split(flat, [one.flat.numel() for one in alike]), strict=True):
@@ -168,7 +167,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         how, is_root = self._reduction(tensor, operation(opts)), opts.rootRank == self.rank()
 
         def job() -> None:
-            host = Host(tensor)
+            host = HostCopy(tensor)
             target = host.flat if is_root else torch.empty_like(host.flat)
             self._plane.allreduce(host.flat, target, how)
             host.put()
@@ -180,7 +179,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for one in tensors:
-                host = Host(one, reads=opts.rootRank == self.rank())
+                host = HostCopy(one, reads=opts.rootRank == self.rank())
                 self._plane.broadcast(host.as_bytes, opts.rootRank + getattr(opts, "rootTensor", 0))
                 if opts.rootRank != self.rank():
                     host.put()
@@ -207,7 +206,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
-                self._gather([Host(one, reads=False) for one in outputs], Host(mine))
+                self._gather([HostCopy(one, reads=False) for one in outputs], HostCopy(mine))
 
         return self._run("all_gather", job, [one for row in output_tensors for one in row], opts, input_tensors)
 
@@ -215,7 +214,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         """Get lists of tensors of all ranks, by rank."""
         return self.allgather(list(zip(*output_lists, strict=True)), input_list, opts)
 
-    def _gather(self, outputs: Sequence[Host], mine: Host) -> None:
+    def _gather(self, outputs: Sequence[HostCopy], mine: HostCopy) -> None:
         counts = [one.as_bytes.numel() for one in outputs]
         if counts[self.rank()] != mine.as_bytes.numel():
             raise ValueError(f"rank {self.rank()} gathers {mine.as_bytes.numel()} bytes into {counts[self.rank()]}")
@@ -233,7 +232,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for output, mine in zip(outputs, inputs, strict=True):
-                target, source = Host(output, reads=False), Host(mine)
+                target, source = HostCopy(output, reads=False), HostCopy(mine)
                 self._plane.allgather(source.as_bytes, target.as_bytes, [source.as_bytes.numel()] * self.size())
                 target.put()
 
@@ -246,7 +245,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         root, outputs = opts.rootRank, [one for row in output_tensors for one in row]
 
         def job() -> None:
-            mine, hosts = Host(input_tensors[0]), [Host(one, reads=False) for one in outputs]
+            mine, hosts = HostCopy(input_tensors[0]), [HostCopy(one, reads=False) for one in outputs]
             size = mine.as_bytes.numel()
             counts = [[size if receiver == root else 0 for receiver in self._ranks] for _ in self._ranks]
             target = torch.empty(size * len(hosts), dtype=torch.uint8)
@@ -260,10 +259,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         root, inputs = opts.rootRank, [one for row in input_tensors for one in row]
 
         def job() -> None:
-            mine = Host(output_tensors[0], reads=False)
+            mine = HostCopy(output_tensors[0], reads=False)
             size = mine.as_bytes.numel()
             counts = [[size if sender == root else 0 for _ in self._ranks] for sender in self._ranks]
-            self._plane.alltoall(joined([Host(one) for one in inputs]), mine.as_bytes, counts)
+            self._plane.alltoall(joined([HostCopy(one) for one in inputs]), mine.as_bytes, counts)
             mine.put()
 
         return self._run("scatter", job, output_tensors, opts, inputs)
@@ -274,7 +273,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for output, inputs in zip(output_tensors, input_tensors, strict=True):
-                hosts, target = [Host(one) for one in inputs], Host(output, reads=False)
+                hosts, target = [HostCopy(one) for one in inputs], HostCopy(output, reads=False)
                 counts = [one.flat.numel() for one in hosts]
                 source = torch.cat([one.flat for one in hosts])
                 self._scatter(source, target, counts, how)
@@ -282,7 +281,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         flat = [one for row in input_tensors for one in row]
         return self._run("reduce_scatter", job, output_tensors, opts, flat)
 
-    def _scatter(self, source: torch.Tensor, target: Host, counts: Sequence[int], how: Reduction) -> None:
+    def _scatter(self, source: torch.Tensor, target: HostCopy, counts: Sequence[int], how: Reduction) -> None:
         self._plane.reducescatter(source, target.flat, counts, how)
         target.put()
 
@@ -298,8 +297,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for output, mine, reduction in zip(outputs, inputs, how, strict=True):
-                target = Host(output, reads=False)
-                self._scatter(Host(mine).flat, target, [target.flat.numel()] * self.size(), reduction)
+                target = HostCopy(output, reads=False)
+                self._scatter(HostCopy(mine).flat, target, [target.flat.numel()] * self.size(), reduction)
 
         for output, mine in zip(outputs, inputs, strict=True):
             check_size("reduce_scatter", mine, output, self.size())
@@ -309,7 +308,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         """Send a tensor to each rank."""
 
         def job() -> None:
-            inputs, outputs = [Host(one) for one in input_tensors], [Host(one, reads=False) for one in output_tensors]
+            inputs, outputs = (
+                [HostCopy(one) for one in input_tensors],
+                [HostCopy(one, reads=False) for one in output_tensors],
+            )
             sent, received = ([one.as_bytes.numel() for one in hosts] for hosts in (inputs, outputs))
             target = torch.empty(sum(received), dtype=torch.uint8)
             self._exchange(joined(inputs), target, sent, received)
@@ -325,7 +327,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         sent, received = rows(input, input_splits, self.size()), rows(output, output_splits, self.size())
 
         def job() -> None:
-            source, target = Host(input), Host(output, reads=False)
+            source, target = HostCopy(input), HostCopy(output, reads=False)
             self._exchange(source.as_bytes, target.as_bytes, sent, received)
             target.put()
 
@@ -415,12 +417,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _death(self) -> PacelineError | None:
         """Return the failure of the job, for which a process that ended is the reason."""
-        ended = threading.Event()
-        for _ in range(int(_WHY_S / 0.1)):
-            if self._session.failure is not None:
-                return self._session.failure
-            ended.wait(0.1)
-        return None
+        return self._session.await_failure(_WHY_S)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -2,7 +2,7 @@
 
 torch.distributed calls operations of one group in the same order on all ranks, and waits for them when it needs their
 results. So each group has a thread of its own. An operation that fails breaks its group, because ranks no longer agree
-on what comes next: later ones raise the same error.
+on the next one: later ones fail, too, with the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -30,7 +30,7 @@ class Work(c10d.Work):
 
     def __init__(self, what: str, result: Sequence[torch.Tensor], source: int = -1) -> None:
         super().__init__()
-        self._what, self._result, self._sender = what, list(result), source
+        self.what, self._result, self._sender = what, list(result), source
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -54,7 +54,7 @@ class Work(c10d.Work):
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._ended.wait(seconds if seconds > 0 else None):
-            raise DeadlineError(f"{self._what} did not end within {seconds:g} s; it goes on, and you can wait again")
+            raise DeadlineError(f"{self.what} did not end within {seconds:g} s; it goes on, and you can wait again")
         if self._error is not None:
             raise self._error
         return True
@@ -81,7 +81,7 @@ class Work(c10d.Work):
         return self._result
 
     def source_rank(self) -> int:
-        """Return the sender of what was received."""
+        """Return the sender of a received tensor."""
         return self._sender
 
     def _source_rank(self) -> int:
@@ -104,6 +104,34 @@ class Work(c10d.Work):
         return self._result
 
 
+#: An operation; returns the place of the sender, if it is a receive.
+Job: TypeAlias = Callable[[], int | None]
+
+
+class Operations:
+    """Carries out operations, until one of them fails. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._failed: tuple[str, BaseException] | None = None
+
+    def carry_out(self, work: Work, job: Job) -> None:
+        """Run an operation, and end its handle; if one has failed before, end it with that error."""
+        try:
+            if self._failed is not None:
+                what, why = self._failed
+                raise PacelineError(
+                    f"{work.what} was not started, because an operation before this one has failed ({what}), and ranks "
+                    "no longer agree on their order; end the script, or open the group again on all ranks "
+                    f"(destroy_process_group, init_process_group). The failure: {why}"
+                ) from why
+            source = job()
+        except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
+            self._failed = self._failed or (work.what, error)
+            work.end(error)
+        else:
+            work.end(source=-1 if source is None else source)
+
+
 class Runner:
     """A thread that runs operations in order.
 
@@ -112,29 +140,20 @@ class Runner:
     """
 
     def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
+        self._queue: queue.SimpleQueue[tuple[Work, Job] | None] = queue.SimpleQueue()
+        self._operations = Operations()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Work, job: Callable[[], None]) -> Work:
+    def run(self, work: Work, job: Job) -> Work:
         """Run a job after those before it."""
         self._queue.put((work, job))
         return work
 
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
-            work, job = item
-            try:
-                if self._error is not None:
-                    raise PacelineError(f"an operation before this one has failed: {self._error}") from self._error
-                job()
-            except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
-                self._error = self._error or error
-                work.end(error)
-            else:
-                work.end()
-            del work, job, item
+            self._operations.carry_out(*item)
+            del item  # it holds tensors
 
     def close(self, timeout_s: float) -> bool:
         """End the thread after the operations so far; returns whether it has ended in time."""

@@ -27,7 +27,7 @@ _SHARDS = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distribu
 _FRAMES = 12
 
 
-class Host:
+class HostCopy:
     """A tensor as flat host memory, which is its own where that is possible.
 
     Args:
@@ -60,12 +60,12 @@ class Host:
             self._tensor.copy_(self.flat.view(self._tensor.shape))
 
 
-def joined(hosts: Sequence[Host]) -> torch.Tensor:
+def joined(hosts: Sequence[HostCopy]) -> torch.Tensor:
     """Return the bytes of tensors, one after the other."""
     return torch.cat([one.as_bytes for one in hosts]) if hosts else torch.empty(0, dtype=torch.uint8)
 
 
-def spread(source: torch.Tensor, hosts: Sequence[Host]) -> None:
+def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
     """Copy bytes that lie one after the other to tensors."""
     for one, part in zip(hosts, torch.split(source, [one.as_bytes.numel() for one in hosts]), strict=True):
         one.as_bytes.copy_(part)
