@@ -81,6 +81,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         self._named, self._described = name, ""
         self._pairs = Pairs(session, self._key, self._members)
         self._operations = 0
+        self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         alone = len(members) == 1
         try:
             self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
@@ -195,6 +196,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called this; the error names all that have not."""
         opts = dist.BarrierOptions()
+        opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
@@ -372,9 +374,16 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         Raises:
             ValueError: the operation has no meaning for them.
         """
-        number, dtype = _OPS.get(op), tensor.dtype
+        dtype = tensor.dtype
         if tensor.layout != torch.strided:
             raise ValueError("the backend paceline reduces dense tensors only; use sparse=False in nn.Embedding")
+        found = self._reductions.get((op, dtype))
+        if found is None:
+            found = self._reductions[op, dtype] = self._new_reduction(dtype, op)
+        return found
+
+    def _new_reduction(self, dtype: torch.dtype, op: Any) -> Reduction:
+        number = _OPS.get(op)
         if number is None:
             raise ValueError(f"the backend paceline has no {op}; scale the tensor, and use SUM")
         if dtype == torch.bool:
@@ -400,7 +409,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 raise self._explained(error, f"{what} (number {number})", timeout_s) from error
             finish(result)
 
-        return self._runner.run(Work(f"{what} of group {self._named!r}", result), run)
+        is_awaited = not getattr(opts, "asyncOp", True)
+        return self._runner.run(Work(f"{what} of group {self._named!r}", result), run, is_awaited=is_awaited)
 
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""

@@ -74,6 +74,8 @@ def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
 
 def _devices(tensors: Tensors) -> list[torch.device]:
     """Return the devices of tensors that have streams of their own."""
+    if all(one.is_cpu for one in tensors):
+        return []
     accelerator = torch.accelerator.current_accelerator()
     kind = "" if accelerator is None else accelerator.type
     return sorted({one.device for one in tensors if one.device.type == kind}, key=str)

@@ -1,8 +1,8 @@
-"""The operations of a process group: a thread that runs them in order, and the handle of each.
+"""The operations of a process group: their order, and the handle of each.
 
 torch.distributed calls operations of one group in the same order on all ranks, and waits for them when it needs their
-results. So each group has a thread of its own. An operation that fails breaks its group, because ranks no longer agree
-on the next one: later ones fail, too, with the reason.
+results. So each group has a thread for those that run beside the script. An operation that fails breaks its group,
+because ranks no longer agree on the next one: later ones fail, too, with the reason.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ class Work(c10d.Work):
         self.what, self._result, self._sender = what, list(result), source
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._running = threading.Lock()
+        """Held until the end. An event would do, and costs five objects."""
+        self._running.acquire()
+        self._is_over = False
         self._base: torch.futures.Future[Any] | None = None
 
     def end(self, error: BaseException | None = None, source: int = -1) -> None:
         """Note that the operation is over."""
         self._error, self._sender = error, source
         with self._lock:
-            self._ended.set()
+            self._is_over = True
             base = self._base
+        self._running.release()
         if base is not None:
             base.set_result(None)
 
@@ -53,8 +57,10 @@ class Work(c10d.Work):
             DeadlineError: it has not ended within ``timeout``, and goes on.
         """
         seconds = timeout.total_seconds() if timeout else 0.0
-        if not self._ended.wait(seconds if seconds > 0 else None):
-            raise DeadlineError(f"{self.what} did not end within {seconds:g} s; it goes on, and you can wait again")
+        if not self._is_over:
+            if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+                raise DeadlineError(f"{self.what} did not end within {seconds:g} s; it goes on, and you can wait again")
+            self._running.release()
         if self._error is not None:
             raise self._error
         return True
@@ -65,11 +71,11 @@ class Work(c10d.Work):
 
     def is_completed(self) -> bool:
         """Return whether the operation is over."""
-        return self._ended.is_set()
+        return self._is_over
 
     def is_success(self) -> bool:
         """Return whether it is over without an error."""
-        return self._ended.is_set() and self._error is None
+        return self._is_over and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return its error."""
@@ -93,7 +99,7 @@ class Work(c10d.Work):
         with self._lock:
             if self._base is None:
                 self._base = torch.futures.Future(devices=sorted(devices, key=str))
-                if self._ended.is_set():
+                if self._is_over:
                     self._base.set_result(None)
             # Only an error in a callback becomes one of the future in C++, where DDP waits for it.
             return self._base.then(self._value)
@@ -133,7 +139,13 @@ class Operations:
 
 
 class Runner:
-    """A thread that runs operations in order.
+    """Runs operations one at a time, in the order of the calls.
+
+    | who calls | operations are left | none is left |
+    |---|---|---|
+    | a caller that waits for it | the thread runs it | the caller's thread runs it, without a hand-over |
+    | another one | the thread runs it | the thread runs it |
+    | a callback of an operation, in the thread | runs at once: it comes next, on all ranks | the same |
 
     Args:
         name: name of the thread.
@@ -142,18 +154,44 @@ class Runner:
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Work, Job] | None] = queue.SimpleQueue()
         self._operations = Operations()
+        self._order = threading.Lock()
+        """Guards the number of operations that are not over."""
+        self._left = 0
+        self._turn = threading.RLock()
+        """Held by the thread that runs an operation."""
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Work, job: Job) -> Work:
-        """Run a job after those before it."""
-        self._queue.put((work, job))
+    def run(self, work: Work, job: Job, *, is_awaited: bool = False) -> Work:
+        """Run an operation after those before it; it may be over at the return if the caller waits for it anyway."""
+        if threading.current_thread() is self._thread:
+            self._operations.carry_out(work, job)
+            return work
+        with self._order:
+            is_next = is_awaited and not self._left
+            self._left += 1
+            if is_next:
+                self._turn.acquire()  # it is free, and later operations wait for it
+            else:
+                self._queue.put((work, job))
+        if is_next:
+            try:
+                self._operations.carry_out(work, job)
+            finally:
+                self._turn.release()
+                self._note_end()
         return work
+
+    def _note_end(self) -> None:
+        with self._order:
+            self._left -= 1
 
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
-            self._operations.carry_out(*item)
+            with self._turn:
+                self._operations.carry_out(*item)
             del item  # it holds tensors
+            self._note_end()
 
     def close(self, timeout_s: float) -> bool:
         """End the thread after the operations so far; returns whether it has ended in time."""
