@@ -210,7 +210,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
                 self._gather([HostCopy(one, reads=False) for one in outputs], HostCopy(mine))
 
-        return self._run("all_gather", job, [one for row in output_tensors for one in row], opts, input_tensors)
+        return self._run("all_gather", job, output_tensors, opts, input_tensors)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """Get lists of tensors of all ranks, by rank."""
@@ -254,7 +254,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             self._plane.alltoall(mine.as_bytes, target, counts)
             spread(target, hosts)
 
-        return self._run("gather", job, outputs, opts, input_tensors)
+        return self._run("gather", job, output_tensors, opts, input_tensors)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work:
         """Get a tensor of the root's list."""
@@ -391,13 +391,22 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         is_real = dtype.is_floating_point or dtype.is_complex
         if number is None or (dtype.is_complex and number not in _LINEAR) or (is_real and number in _ON_WHOLE_NUMBERS):
             raise ValueError(f"{op} has no meaning for elements of {dtype}")
-        return Reduction(number, dtype.to_real() if dtype.is_complex else dtype, self.size())
+        found = Reduction(number, dtype.to_real() if dtype.is_complex else dtype, self.size())
+        one = torch.ones(1, dtype=found.dtype)
+        try:
+            found.reduce([one, one], torch.empty_like(one))
+        except RuntimeError as error:  # in the middle of an operation it would break the group
+            raise ValueError(f"PyTorch cannot compute {op} of {dtype} on CPUs; cast the tensor first") from error
+        return found
 
-    def _run(self, what: str, job: Callable[[], None], result: Tensors, opts: Any, inputs: Tensors = ()) -> Work:
+    def _run(
+        self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = ()
+    ) -> Work:
         self._operations += 1
+        work = Work(f"{what} of group {self._named!r}", result)
         number, given = self._operations, getattr(opts, "timeout", None)
         timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s
-        is_ready = ready([*result, *inputs])
+        is_ready = ready([*work.tensors, *inputs])
 
         def run() -> None:
             is_ready()
@@ -407,10 +416,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 job()
             except PacelineError as error:
                 raise self._explained(error, f"{what} (number {number})", timeout_s) from error
-            finish(result)
+            finish(work.tensors)
 
         is_awaited = not getattr(opts, "asyncOp", True)
-        return self._runner.run(Work(f"{what} of group {self._named!r}", result), run, is_awaited=is_awaited)
+        return self._runner.run(work, run, is_awaited=is_awaited)
 
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""

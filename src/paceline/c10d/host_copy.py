@@ -42,7 +42,8 @@ class HostCopy:
         self._tensor = real_view(tensor.detach())
         is_own = self._tensor.device.type == "cpu" and self._tensor.is_contiguous()
         if is_own:
-            self.flat = self._tensor.view(-1)
+            # A dimension of one element may have any stride, and bytes are viewed with stride 1 only.
+            self.flat = self._tensor.as_strided((self._tensor.numel(),), (1,))
         elif reads:
             self.flat = self._tensor.to("cpu").contiguous().view(-1)
         else:

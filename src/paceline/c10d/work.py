@@ -24,13 +24,19 @@ class Work(c10d.Work):
 
     Args:
         what: the operation, for errors.
-        result: tensors that it fills, which its future holds.
-        source: place of the sender, for a receive from any rank.
+        result: tensors that it fills, or lists of them; its future holds them like that.
+
+    Attributes:
+        tensors: the tensors that it fills.
     """
 
-    def __init__(self, what: str, result: Sequence[torch.Tensor], source: int = -1) -> None:
+    def __init__(self, what: str, result: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         super().__init__()
-        self.what, self._result, self._sender = what, list(result), source
+        self.what, self._sender = what, -1
+        self._result: list[Any] = [one if isinstance(one, torch.Tensor) else list(one) for one in result]
+        self.tensors: list[torch.Tensor] = []
+        for one in self._result:
+            self.tensors += [one] if isinstance(one, torch.Tensor) else one
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._running = threading.Lock()
@@ -84,7 +90,7 @@ class Work(c10d.Work):
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that it fills."""
         self.wait()
-        return self._result
+        return self.tensors
 
     def source_rank(self) -> int:
         """Return the sender of a received tensor."""
@@ -95,7 +101,7 @@ class Work(c10d.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors."""
-        devices = {one.device for one in self._result if one.device.type not in ("cpu", "meta")}
+        devices = {one.device for one in self.tensors if one.device.type not in ("cpu", "meta")}
         with self._lock:
             if self._base is None:
                 self._base = torch.futures.Future(devices=sorted(devices, key=str))
@@ -104,7 +110,7 @@ class Work(c10d.Work):
             # Only an error in a callback becomes one of the future in C++, where DDP waits for it.
             return self._base.then(self._value)
 
-    def _value(self, base: object) -> list[torch.Tensor]:
+    def _value(self, base: object) -> list[Any]:
         if self._error is not None:
             raise self._error
         return self._result
