@@ -92,6 +92,11 @@ def local_sgd() -> bool:
     return trained(model, PostLocalSGDOptimizer(sgd(model), averager), 5)
 
 
+def compiled() -> bool:
+    model = torch.compile(wrapped(), backend="eager")
+    return trained(model, sgd(model))
+
+
 def mesh() -> bool:
     made = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     model = wrapped(device_mesh=made)
@@ -189,6 +194,7 @@ SAME: dict[str, Callable[[], bool]] = {
     "PowerSGD": lambda: power(False),
     "quantized": lambda: with_hook(quantization_hooks.quantization_pertensor_hook, dist.group.WORLD),
     "mesh": mesh,
+    "compiled": compiled,
     "barriers": barriers,
 }
 FOUND: dict[str, Callable[[], Any]] = {

@@ -33,7 +33,7 @@ from paceline.c10d.host_copy import (
 )
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
-from paceline.c10d.work import Runner, Work
+from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Alone, Reduction
@@ -56,6 +56,7 @@ _WHY_S = 3.0
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@untraced
 class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group whose data moves through shared memory and the job's servers.
 
