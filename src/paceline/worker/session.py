@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -91,7 +92,8 @@ class Session:
             Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
         )
         self._client = Client(make_hub(), check=self._check_open)
-        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, pace=self._how_fast)
+        self._failed = threading.Event()
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, pace=self._how_fast)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -384,6 +386,16 @@ class Session:
     def failure(self) -> PacelineError | None:
         """The error with which the job has failed; None while it has not failed."""
         return self._lifeline.failure
+
+    def await_failure(self, timeout_s: float) -> PacelineError | None:
+        """Wait for the news that the job has failed; returns its error, or None if it has not failed in time."""
+        self._failed.wait(timeout_s)
+        return self.failure
+
+    def _on_change(self) -> None:
+        if self.failure is not None:
+            self._failed.set()
+        self._client.wake()
 
     def close(self, reason: str = "") -> None:
         """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent.
