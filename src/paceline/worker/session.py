@@ -70,6 +70,8 @@ class Session:
         """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
+        self.store_type = ""
+        """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
@@ -78,7 +80,7 @@ class Session:
         """This worker's sides of pools of samples, by name."""
         self.hands_out = False
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
-        self.pace = RoundTimes(keep=bool(settings.profile_steps))
+        self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self.meter.on_round = self.pace.add
         meter.start(self.meter)
