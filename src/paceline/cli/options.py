@@ -151,10 +151,11 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, flag: str) -> str:
         plain = flag.replace("_", "-")
+        advice = self._advice.get(plain)
         meant = self._elsewhere.get(plain) or nearest(plain, self._flags)
-        if meant:
+        if meant and not advice:
             return f"; did you mean {meant!r}?"
-        advice = self._advice.get(plain) or self._advice.get("")
+        advice = advice or self._advice.get("")
         if advice:
             return f": {advice}"
         return f"; known are {', '.join(sorted(self._flags))}" if self._flags else "; there are no options here"

@@ -34,6 +34,7 @@ from paceline.launch.remote import RemoteRequest, agent_script, explain
 from paceline.launch.remote.crew import HostCommand
 from paceline.launch.remote.doctor import Doctor, Finding
 from paceline.launch.ssh import run_all
+from paceline.net.security import new_job_key
 from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
 
 ROUNDS = 20
@@ -226,11 +227,8 @@ class Dialogue:
             return {}
         self.say(f"\nmeasuring the links of {len(hosts)} hosts")
         where = words_of(self._words, _TAKEN, lambda one: one.section == "hosts")
-        one_each = [replace(host, slots=None) for host in hosts]
-        size = ["-n", str(len(hosts)), "-s", "0", "-H", up_text.host_list(one_each, [1] * len(hosts))]
+        size = ["-n", str(len(hosts)), "-s", "0", "-H", self._host_list(hosts, [1] * len(hosts))]
         words = [*size, *where, "--env", KEY_VARIABLE, "--", sys.executable, "-m", "paceline.launch.link_rates"]
-        from paceline.net.security import new_job_key
-
         environ = os.environ | {KEY_VARIABLE: new_job_key()}
         text = output_of(words, "the measure of links", environ, _LINKS_S, lambda pid: None)
         names = [host.name for host in hosts]
@@ -263,7 +261,12 @@ class Dialogue:
     def _size(self, hosts: Sequence[Host], servers: int) -> list[str]:
         slots = [_slots(host) for host in hosts]
         size = ["-n", str(sum(slots)), "-s", str(servers)]
-        return [*size, *(["-H", up_text.host_list(hosts, slots)] if self._launcher != "local" else [])]
+        return [*size, *(["-H", self._host_list(hosts, slots)] if self._launcher != "local" else [])]
+
+    def _host_list(self, hosts: Sequence[Host], slots: Sequence[int]) -> str:
+        given = self._options.interface  # stays an option
+        named = [replace(host, interface="") if host.interface == given else host for host in hosts]
+        return up_text.host_list(named, slots)
 
     def command_of(self, plan: HostsPlan, planner: HostPlanner) -> list[str]:
         """Return the words of the planned job, after ``paceline launch``."""

@@ -46,7 +46,8 @@ def _finding_cells(one: Finding) -> tuple[str, ...]:
     facts = one.facts
     return (
         one.host.name, one.about["version"], facts["versions"]["torch"] or "missing", str(one.about["cores"]),
-        facts["address"].partition(",")[0], f"{sum(not why for why in reached.values())} of {len(reached)}",
+        facts["address"].partition(",")[0],
+        f"{sum(not why for why in reached.values())} of {len(reached)}" if reached else "",
     )  # fmt: skip
 
 

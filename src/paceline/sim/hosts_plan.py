@@ -90,9 +90,10 @@ class HostPlanner:
         self.batches = [fmean(steps[one].samples for one in usual) for steps in report.steps]
         self.measured = measured_of(report.steps, round(max(largest)), report.update_s)
         self.is_uneven = report.store_type not in MEASURES_FIRST and max(self.batches) > _UNEVEN * min(self.batches)
-        cycles = [fmean(steps[one].seconds + steps[one].waited_s for one in usual) for steps in report.steps]
-        self._cycles = cycles
-        self.measured_round_s: float = fmean(cycles)
+        self._cycles = [
+            _usual_mean([steps[one].seconds + steps[one].waited_s for one in usual]) for steps in report.steps
+        ]
+        self.measured_round_s: float = fmean(self._cycles)
 
     @property
     def names(self) -> list[str]:
@@ -269,6 +270,12 @@ def _rounds(report: Report, largest: Sequence[float]) -> list[int]:
         if before != after
     ]
     return list(range(count // 2 if changes else 0, count))
+
+
+def _usual_mean(seconds: Sequence[float]) -> float:
+    """Return the mean without the shortest and the longest tenth: a neighbour's job is not that of every round."""
+    cut = len(seconds) // 10
+    return fmean(sorted(seconds)[cut : len(seconds) - cut])
 
 
 def _groups(seconds: Sequence[float]) -> Groups:
