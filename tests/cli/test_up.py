@@ -48,7 +48,9 @@ class World:
             return "\n".join(f"[worker 0] {MARK}{json.dumps([*pair, 1e8, 1e-4])}" for pair in pairs)
         each = int(words[1]) // len(hosts)
         slots = [int(host.partition("slots=")[2] or each) for host in hosts]
-        dealt = [host.split()[0] for turn in range(max(slots)) for host, n in zip(hosts, slots, strict=True) if turn < n]
+        dealt = [
+            host.split()[0] for turn in range(max(slots)) for host, n in zip(hosts, slots, strict=True) if turn < n
+        ]
         times = [self.seconds.get(host, 0.1) for host in dealt]
         steps = [[WorkerRound(32, one, max(times) - one)] * 20 for one in times]
         lines = [f"{host}:0 {one}\n{steps_line(rounds)}" for host, one, rounds in zip(dealt, times, steps, strict=True)]
@@ -161,8 +163,20 @@ def test_clock_that_differs_is_said_and_stops_nothing(world: World, monkeypatch:
 
 
 def test_measuring_jobs_are_the_job_itself_for_some_rounds(world: World) -> None:
-    words = ["--rounds", "9", "--log-dir", "logs", "--max-restarts", "1", "--staleness", "3", "-o", "python=/p", "--yes"]
-    assert main([*UP, *words, *SCRIPT]) == 7
+    words = [
+        "--rounds",
+        "9",
+        "--log-dir",
+        "logs",
+        "--max-restarts",
+        "1",
+        "--staleness",
+        "3",
+        "-o",
+        "python=/p",
+        "--yes",
+    ]
+    assert main([*UP, *words, "--yes", *SCRIPT]) == 7
     of_links, of_rounds = world.measured
     assert of_links[:6] == ["-n", "3", "-s", "0", "-H", "h1,h2,h3"]
     assert of_links[6:10] == ["-o", "python=/p", "--env", KEY_VARIABLE]
@@ -170,10 +184,10 @@ def test_measuring_jobs_are_the_job_itself_for_some_rounds(world: World) -> None
     assert of_rounds[:6] == ["-n", "3", "-s", "3", "-H", "h1,h2,h3"]
     assert "--log-dir" not in of_rounds
     assert "--max-restarts" not in of_rounds
-    assert ["--staleness", "3"] == of_rounds[6:8]
+    assert of_rounds[6:8] == ["--staleness", "3"]
     assert {"PACELINE_PROFILE=-", "PACELINE_PROFILE_ROUNDS=9"} <= set(of_rounds)
     assert of_rounds[-3:] == SCRIPT
-    assert ["--log-dir", "logs"] == world.ran[0][6:8], "the job has it"
+    assert world.ran[0][6:8] == ["--log-dir", "logs"], "the job has it"
 
 
 def test_workers_per_host_are_those_of_the_hostfile_or_the_option(world: World) -> None:
