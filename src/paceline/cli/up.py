@@ -24,14 +24,13 @@ from typing import TextIO
 from paceline.cli import launch, launch_options, up_text
 from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
 from paceline.cli.status import ask
-from paceline.cli.table import plural
+from paceline.cli.table import duration, plural
 from paceline.cli.up_jobs import TerminatedError, output_of
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
 from paceline.launch import Host, JobSpec, Machine, backend, runtime
 from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, explain
-from paceline.launch.remote.crew import HostCommand
 from paceline.launch.remote.doctor import Doctor, Finding
 from paceline.launch.ssh import run_all
 from paceline.net.security import new_job_key
@@ -209,11 +208,10 @@ class Dialogue:
         except ValueError as error:
             raise UsageError(str(error)) from error
         chosen.check(request)
-        command: HostCommand = lambda host: agent_script("", sys.executable, os.getcwd(), _python_path())  # noqa: E731
+        command: Callable[[Host], Sequence[str]] = _agent_here
         uncopied: dict[str, str] = {}
         if isinstance(request, RemoteRequest):
-            command = request.command
-            uncopied = _copy(request)
+            command, uncopied = request.command, _copy(request)
         doctor = Doctor(self._spec.hosts, command, explain, os.environ, _CHECK_S, shares=not self._spec.sync)
         findings = doctor.run()
         for finding in findings:
@@ -246,7 +244,7 @@ class Dialogue:
         deadline_s, began = self._options.measure_timeout or 600.0, time.monotonic()
         text = output_of(words, "the measuring job", os.environ, deadline_s, self._progress())
         self._clear()
-        self.say(f"measured in {up_text.took(time.monotonic() - began)}")
+        self.say(f"measured in {duration(time.monotonic() - began)}")
         report = parse_report(text)
         if report is None:
             raise LaunchError(
@@ -304,8 +302,9 @@ def _slots(host: Host) -> int:
     return 1 if host.slots is None else host.slots
 
 
-def _python_path() -> str:
-    return os.environ.get("PYTHONPATH", "")
+def _agent_here(host: Host) -> Sequence[str]:
+    """Return the command that runs an agent on this machine."""
+    return agent_script("", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
 
 
 def _copy(request: RemoteRequest) -> dict[str, str]:

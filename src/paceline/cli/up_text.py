@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.cli.table import duration, plural, table
+from paceline.cli.table import plural, table
 from paceline.launch import Host
 from paceline.launch.remote.doctor import Finding
 from paceline.sim.hosts_plan import HostPlanner, HostsPlan, PlannedJob
@@ -179,11 +179,6 @@ def as_json(findings: Sequence[Finding], planner: HostPlanner, plan: HostsPlan, 
         },
         "command": ["paceline", "launch", *words],
     }  # fmt: skip
-
-
-def took(seconds: float) -> str:
-    """Return a short time that has passed."""
-    return duration(seconds)
 
 
 def wrapped(text: str, first: str, rest: str) -> list[str]:
