@@ -209,6 +209,16 @@ def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> No
     assert members.tick(10.0) == [], "only the lifeline tells of death"
 
 
+@pytest.mark.parametrize(("role", "parts"), [("worker", 5), ("server", 10), ("worker", 0)])
+def test_damaged_heartbeat_is_refused_and_nothing_changes(role: str, parts: int) -> None:
+    members = joined()
+    before = members.status(0.0)
+    beat = m.Heartbeat(7, memory=99, account=m.AccountReport([m.Window(5, 1, 1.0, [1] * parts)]))
+    assert "parts" in refusal(members.handle(peer_of(role, 0), 4, beat, 0.0))
+    assert members.status(0.0) == before
+    members.check()
+
+
 def test_server_work_is_not_the_schedulers() -> None:
     assert "does not take Pause" in refusal(joined().handle(b"worker-0", 3, m.Pause("s"), 1.0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import typing
 
@@ -30,7 +31,7 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
         case info.IntType():
             return st.integers(-(2**63) if kind.ge is None else kind.ge, 2**63 - 1 if kind.le is None else kind.le)
         case info.FloatType():
-            return st.floats(allow_nan=False)
+            return st.floats(kind.ge, kind.le, allow_nan=False)
         case info.StrType(pattern=str()):
             return st.sampled_from(["worker", "server", "scheduler"])
         case info.StrType():
@@ -195,3 +196,11 @@ def test_number_that_does_not_fit_is_refused(body: m.Body) -> None:
     for bad in ([-1, 0, raw[2]], [1, "0", raw[2]], [1.5, 0, raw[2]]):
         with pytest.raises(FramingError):
             decode([msgspec.msgpack.encode(bad)])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0])
+def test_figures_that_are_no_amounts_are_refused(wrong: float) -> None:
+    beat = m.Heartbeat(7, account=m.AccountReport([m.Window(5, 1, wrong, [])]))
+    for body in (beat, m.Heartbeat(7, step_s=wrong)):
+        with pytest.raises(FramingError):
+            decode([encode(1, 0, body)])

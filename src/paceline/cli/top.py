@@ -19,7 +19,7 @@ from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
 
 OPTIONS = (
-    Option(("--interval",), "seconds between two pictures (default: 1)", "SECONDS", float),
+    Option(("--interval",), "seconds between two pictures (default: 1)", "SECONDS", float, positive=True),
     Option(("--once",), "print one picture and end"),
     Option(("--scheduler",), "address of a scheduler on another machine; needs PACELINE_JOB_KEY", "ADDRESS"),
 )

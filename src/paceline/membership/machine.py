@@ -74,6 +74,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.membership.accounts import Verdicts, why_damaged
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
 from paceline.membership.joining import Starting
@@ -82,7 +83,6 @@ from paceline.membership.losses import Losses, death_reply
 from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
-from paceline.membership.verdicts import Verdicts
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
@@ -148,6 +148,8 @@ class Membership:
         self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
     ) -> list[Action]:
         match body:
+            case m.Heartbeat(account=account) if damage := why_damaged(key[0], account):
+                return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
                 told = self._verdicts.note(record.member, body.account, self._following.groups[1])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import Settings
+from paceline.membership.accounts import Verdicts
 from paceline.membership.actions import MemberKey
-from paceline.membership.verdicts import Verdicts
 from paceline.wire import messages as m
 
 

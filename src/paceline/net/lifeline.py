@@ -84,7 +84,7 @@ class StepPace:
     usual_s: float = 0.0
     usual_samples: float = 1.0
     spread: m.Spread = field(default_factory=m.Spread)
-    account: m.Account = field(default_factory=m.Account)
+    account: m.AccountReport = field(default_factory=m.AccountReport)
 
 
 class Lifeline:

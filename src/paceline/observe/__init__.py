@@ -1,4 +1,4 @@
-"""The account of a step, and verdicts about it: which machine is slow, and why.
+"""The account of a step, and verdicts about it: the slow machine, and the reason.
 
 | file | holds |
 |---|---|
@@ -7,6 +7,6 @@
 | ``host.py`` | figures of Linux about this process: throttling, run queue, page faults |
 | ``history.py`` | a worker's last rounds, and the times that they are compared with (pure) |
 | ``servers.py`` | servers that hold workers up (pure) |
-| ``detector.py`` | who is slow, because of which part, since when, and what it costs (pure) |
+| ``detector.py`` | the slow workers, the part that explains it, its first round, and the cost (pure) |
 | ``verdicts.py`` | verdicts as sentences (pure) |
 """

@@ -14,7 +14,7 @@ one, and no single round is enough.
 | slow | another part explains most of its excess, for as long | slow, because of that part |
 
 A worker's own time is that of its round without its waits for answers. Where servers merge no rounds of several
-workers, nobody waits for others, and the waits count, too.
+workers, a worker waits for no other one, and its waits count, too.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from paceline.observe.history import (
     rate_of,
     share_of,
 )  # fmt: skip
-from paceline.observe.servers import Servers, Waits
-from paceline.observe.verdicts import Loss, Verdict
+from paceline.observe.servers import SlowServers, WaitShare
+from paceline.observe.verdicts import Cost, Verdict
 
 #: Standard deviations that a window may exceed the others without a count, most that one counts, and the alarm.
 DRIFT, MOST, ALARM = 1.0, 4.2, 9.5
@@ -102,7 +102,7 @@ class Detector:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}
-        self._servers = Servers()
+        self._servers = SlowServers()
         self._merges_rounds = False
         """Whether workers wait for each other."""
 
@@ -122,7 +122,7 @@ class Detector:
             rank: its rank.
             host: its host.
             windows: first round, rounds, samples and seconds by part.
-            figures: of its host since the last call: :data:`paceline.observe.account.FIGURES`.
+            figures: figures of its host since the last call: :data:`paceline.observe.account.FIGURES`.
             group: number of its group: workers of one group are compared.
 
         Returns:
@@ -168,9 +168,9 @@ class Detector:
         return sorted(found, key=lambda one: -one.lost)
 
     @property
-    def losses(self) -> list[Loss]:
+    def losses(self) -> list[Cost]:
         """The workers that were slow in this job, the most expensive first."""
-        found = [Loss(one.rank, one.host, one.causes, one.lost_s) for one in self._workers.values() if one.causes]
+        found = [Cost(one.rank, one.host, one.causes, one.lost_s) for one in self._workers.values() if one.causes]
         return sorted(found, key=lambda one: -one.seconds)
 
     def recent(self, rank: int) -> tuple[int, float, list[float]] | None:
@@ -194,7 +194,7 @@ class Detector:
         workers = [one for one in self._workers.values() if one.usual]
         waited = min((one.usual[WAIT] / (one.usual[WAIT] + one.typical_s) for one in workers), default=0.0)
         round = max((one.rounds[-1].round for one in workers if one.rounds), default=0)
-        return self._servers.note(rank, host, windows, figures, Waits(waited, round, self.rate))
+        return self._servers.note(rank, host, windows, figures, WaitShare(waited, round, self.rate))
 
     # ---- comparison ------------------------------------------------------------------------------------------------
 

@@ -158,14 +158,14 @@ class Meter:
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    def report(self, group: int = 0) -> m.Account:
+    def report(self, group: int = 0) -> m.AccountReport:
         """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
 
         Args:
             group: number of the worker's group.
         """
         late, self._late = self._late, {}
-        return m.Account(
+        return m.AccountReport(
             [
                 m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
                 for one in self.take()

@@ -23,7 +23,7 @@ REPORTS = 8
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitShare:
     """The waits of workers for servers."""
 
     share: float
@@ -54,7 +54,7 @@ class _Server:
         return [one / whole for one in sums]
 
 
-class Servers:
+class SlowServers:
     """Takes the accounts of servers, and returns changes."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Servers:
         return [one.verdict for one in self._servers.values() if one.verdict is not None]
 
     def note(
-        self, rank: int, host: str, windows: Iterable[Sequence[float]], figures: Sequence[int], waits: Waits
+        self, rank: int, host: str, windows: Iterable[Sequence[float]], figures: Sequence[int], waits: WaitShare
     ) -> list[Verdict]:
         """Take the account of a server; returns a change of its state.
 
@@ -74,7 +74,7 @@ class Servers:
             rank: its rank.
             host: its host.
             windows: seconds by part.
-            figures: of its host.
+            figures: figures of its host.
             waits: how long workers wait.
         """
         server = self._servers.setdefault(rank, _Server(rank, host))
@@ -91,7 +91,7 @@ class Servers:
         server.streak, server.verdict = 0, found
         return [found or Verdict(rank, host, "", -1, 1.0, 0.0, waits.round, 0.0, role="server")]
 
-    def _verdict(self, server: _Server, waits: Waits) -> Verdict | None:
+    def _verdict(self, server: _Server, waits: WaitShare) -> Verdict | None:
         shares = server.shares
         busy = 1 - shares[RECEIVE]
         others = [1 - one.shares[RECEIVE] for one in self._servers.values() if one is not server and one.windows]

@@ -73,7 +73,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Cost:
     """The seconds that a worker has cost the others while it was named as slow, and the causes."""
 
     rank: int
@@ -105,7 +105,7 @@ def _of_server(who: str, cost: str, one: Verdict) -> str:
     return f"{who} holds the workers up since round {one.round:,}: {busy}{cost}. To do: {advice}"
 
 
-def summary(losses: Sequence[Loss]) -> str:
+def summary(losses: Sequence[Cost]) -> str:
     """Return one line about the workers that were slow, for the end of a job; empty where there were none."""
     told = []
     for one in losses:

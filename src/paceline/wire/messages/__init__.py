@@ -58,7 +58,7 @@ from paceline.wire.messages.forwarding import (
 )
 from paceline.wire.messages.meeting import AskNotMet, Board, BoardIs, Meet, Met, TakeAny
 from paceline.wire.messages.membership import (
-    Account,
+    AccountReport,
     AskAbsent,
     AskSamples,
     AskStatus,
@@ -142,7 +142,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 __all__ = [
     "PROTOCOL",
-    "Account",
+    "AccountReport",
     "AskAbsent",
     "AskMissing",
     "AskNorm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -15,6 +16,8 @@ KeyName: TypeAlias = int | Name
 Rank: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_RANK)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMEL)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Amount: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+"""A figure that is neither negative nor infinite nor NaN."""
 Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern="^(worker|server|scheduler)$")]
 Letter: TypeAlias = Annotated[str, Meta(max_length=1)]
 Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.wire.messages.fields import (
+    Amount,
     Count,
     Digest,
     KeyName,
@@ -34,7 +35,7 @@ class Hello(Message, tag=1):
     """Where a server listens for workers; empty for workers."""
     num_workers: Rank
     num_servers: Rank
-    speed: float = 0.0
+    speed: Amount = 0.0
     """Elements that a server sums and applies in a second; 0: not measured."""
 
 
@@ -50,7 +51,7 @@ class Member(Message):
     address: Name
     token: Digest
     """Proves to a server that a connection belongs to this member."""
-    speed: float = 0.0
+    speed: Amount = 0.0
     """As in its ``Hello``."""
 
 
@@ -79,7 +80,7 @@ class Sighting(Message):
     rank: Rank
     state: Letter
     """Letter as in /proc/PID/stat; empty: there is no such process."""
-    cpu_s: float = 0.0
+    cpu_s: Amount = 0.0
     """CPU time that it has used."""
 
 
@@ -90,9 +91,9 @@ class Spread(Message):
     """Steps that were counted."""
     spikes: Number = 0
     """Those of them that took several times as long as those around them."""
-    spike_factor: float = 1.0
+    spike_factor: Amount = 1.0
     """How many times, in the mean."""
-    jitter: float = 0.0
+    jitter: Amount = 0.0
     """Sigma of the logarithm of the others."""
 
 
@@ -102,13 +103,13 @@ class Window(Message):
     round: Number
     """The first round."""
     rounds: Number
-    samples: float
+    samples: Amount
     """Of a server: updates."""
     parts: list[Number]
     """Microseconds by part: see :mod:`paceline.observe.account`."""
 
 
-class Account(Message):
+class AccountReport(Message):
     """The account of a process since its last heartbeat."""
 
     windows: list[Window] = msgspec.field(default_factory=list)
@@ -131,15 +132,15 @@ class Heartbeat(Message, tag=3):
     received: Number = 0
     taken_out: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """From a server: dead workers that it waits for no more, each with its last round there."""
-    step_s: float = 0.0
+    step_s: Amount = 0.0
     """Seconds that a worker computes in a step; 0: not known."""
-    usual_s: float = 0.0
+    usual_s: Amount = 0.0
     """Median of that over its last rounds; 0: not known."""
-    usual_samples: float = 1.0
+    usual_samples: Amount = 1.0
     """Samples of the step that ``usual_s`` is of."""
     spread: Spread = msgspec.field(default_factory=Spread)
     """How much a worker's steps vary."""
-    account: Account = msgspec.field(default_factory=Account)
+    account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
 
 
@@ -216,7 +217,7 @@ class BlockSpec(Message):
     dtype: Name
     keys: list[KeySpec]
     loads: list[Count]
-    speeds: list[float]
+    speeds: list[Amount]
     bound: Count
     policy: Name
     whole: bool
@@ -273,7 +274,7 @@ class MemberState(Message):
     """``live``, ``left`` or ``dead``."""
     waits_for: Name
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
-    step_s: float = 0.0
+    step_s: Amount = 0.0
     """Seconds that a worker computes in a step, without its waits; 0: not known."""
     recent: list[Window] = msgspec.field(default_factory=list)
     """The account of its last rounds in one window; none: it has said nothing yet."""

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.membership.actions import Action, MemberKey, Warn
-from paceline.observe.account import Steps, joined
+from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps, joined
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import sentence, summary
 from paceline.wire import messages as m
 
 #: Windows of a server that the status shows together.
 _SHOWN = 15
+
+
+def why_damaged(role: str, account: m.AccountReport) -> str:
+    """Return why an account cannot be read; empty: it can."""
+    parts = len(SERVER_PARTS if role == "server" else WORKER_PARTS)
+    for one in account.windows:
+        if len(one.parts) != parts:
+            return f"the account of a {role} has {parts} parts, not {len(one.parts)}"
+    if len(account.host) not in (0, len(FIGURES)):
+        return f"the account of a host has {len(FIGURES)} figures, not {len(account.host)}"
+    return ""
 
 
 class Verdicts:
@@ -21,7 +32,7 @@ class Verdicts:
         self._detector = Detector()
         self._servers: dict[int, list[Steps]] = {}
 
-    def note(self, member: m.Member, account: m.Account, groups: Sequence[Sequence[int]]) -> list[Action]:
+    def note(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Action]:
         """Take the account of a heartbeat; returns a line for each change.
 
         Args:

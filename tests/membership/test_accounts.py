@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from paceline.membership.accounts import Verdicts, why_damaged
 from paceline.membership.actions import Warn
-from paceline.membership.verdicts import Verdicts
-from paceline.observe.account import COMPUTE, DATA, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import COMPUTE, DATA, FIGURES, SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
 
 
@@ -12,10 +14,10 @@ def member(rank: int, role: str = "worker") -> m.Member:
     return m.Member(role, rank, 0, f"h{rank}", "", 1, "", b"")
 
 
-def beat(round: int, data_s: float, group: int = 0) -> m.Account:
+def beat(round: int, data_s: float, group: int = 0) -> m.AccountReport:
     parts = [0] * len(WORKER_PARTS)
     parts[DATA], parts[COMPUTE] = round_us(data_s), 100_000
-    return m.Account([m.Window(round, 1, 32.0, parts)], group=group)
+    return m.AccountReport([m.Window(round, 1, 32.0, parts)], group=group)
 
 
 def round_us(seconds: float) -> int:
@@ -65,6 +67,19 @@ def test_recent_account_is_that_of_the_last_windows() -> None:
     assert (window.rounds, window.samples, window.parts[COMPUTE]) == (15, 480.0, 1_500_000)
     server = member(0, "server")
     for turn in range(30):
-        verdicts.note(server, m.Account([m.Window(turn, 1, 2.0, [100_000] * len(SERVER_PARTS))]), [])
+        verdicts.note(server, m.AccountReport([m.Window(turn, 1, 2.0, [100_000] * len(SERVER_PARTS))]), [])
     (window,) = verdicts.recent(("server", 0))
     assert (window.samples, window.parts[0]) == (30.0, 1_500_000)
+
+
+@pytest.mark.parametrize(("role", "right"), [("worker", len(WORKER_PARTS)), ("server", len(SERVER_PARTS))])
+def test_account_with_other_parts_is_damaged(role: str, right: int) -> None:
+    for parts in range(right + 3):
+        damage = why_damaged(role, m.AccountReport([m.Window(5, 1, 1.0, [1] * parts)]))
+        assert damage == ("" if parts == right else f"the account of a {role} has {right} parts, not {parts}")
+
+
+@pytest.mark.parametrize("figures", range(len(FIGURES) + 2))
+def test_account_with_other_figures_of_the_host_is_damaged(figures: int) -> None:
+    damage = why_damaged("worker", m.AccountReport(host=[1] * figures))
+    assert bool(damage) == (figures not in (0, len(FIGURES)))
