@@ -90,6 +90,7 @@ def quotas(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_plan_is_what_the_job_then_does_and_leaves_out_a_host_that_slows_it_down(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     with SshHosts(4) as hosts, quotas(tmp_path):

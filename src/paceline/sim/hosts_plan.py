@@ -2,8 +2,9 @@
 
 All of it follows from a short job on all hosts, one server on each (:class:`~paceline.hetero.files.Report`), and from
 the rates of the links between them. Rounds of other hosts and servers are those of :mod:`paceline.sim.lock_step`, where
-every host pushes all at the end of its step and waits for all values. What a measured round took longer, or less where
-pushes overlap with the computation, is added to every other one. So the plan of what was measured is what was measured.
+every host pushes all at the end of its step and waits for all values. What the measured exchange took longer is added
+to every other one; where it took less, as pushes overlap with the computation, the others take less by the same factor.
+So the plan of what was measured is what was measured.
 
 The hosts to keep are the fastest ones, as many as make the job fastest. Steps of a host count with its way to a server.
 """
@@ -164,7 +165,8 @@ class HostPlanner:
         if kind in _BOUNDED:
             round_s = max(times.values()) + self.measured.exchange_s
         else:
-            round_s = max(*times.values(), self._simulated_s(names, servers, times) + self._offset_s)
+            compute_s = self._stretch * max(times.values())
+            round_s = compute_s + self._exchange_s(names, servers, times)
         rate, words = sum(batches.values()) / round_s, ""
         if kind in MEASURES_FIRST:
             forecast, words = self._chosen(ranks, round_s - compute_s)
@@ -184,10 +186,9 @@ class HostPlanner:
         """Return the time of a round of the simulator."""
         own = [max(times[rank] for rank in self._ranks[host]) for host in hosts]
         if len(hosts) == 1:
-            return self.measured.noise.slowest(own)
-        factor = self.measured.noise.slowest(own) / max(own)
+            return max(own)
         sizes = [
-            Hosts(1, len(self._ranks[host]), factor * seconds, self._bandwidth(host, hosts[:servers]))
+            Hosts(1, len(self._ranks[host]), seconds, self._bandwidth(host, hosts[:servers]))
             for host, seconds in zip(hosts, own, strict=True)
         ]
         # All computation is that of the last stage: its backward is the first, and its forward waits for all values.
@@ -198,11 +199,24 @@ class HostPlanner:
         exchange = Servers(servers, 1 / servers, float("inf"), on_hosts=True)
         return step_seconds(sizes, stages, exchange, merges=True, latency_s=latency_s)
 
+    def _exchange_s(self, hosts: Sequence[str], servers: int, times: Mapping[int, float]) -> float:
+        """Return the simulated exchange as it would be measured: with its overhead, or less by what overlaps."""
+        found = self._simulated_s(hosts, servers, times) - max(times.values())
+        measured, simulated = self.measured.exchange_s, self._simulated_exchange_s
+        return found * measured / simulated if measured < simulated else found + measured - simulated
+
     @cached_property
-    def _offset_s(self) -> float:
-        """How much longer the measured round took than the simulated one."""
+    def _simulated_exchange_s(self) -> float:
+        """The simulated exchange of the measured job."""
         times = {rank: speed.seconds(self.batches[rank]) for rank, speed in enumerate(self.measured.workers)}
-        return self.measured_round_s - self._simulated_s(self.names, len(self.names), times)
+        simulated_s = self._simulated_s(self.names, len(self.names), times)
+        return simulated_s - max(times.values())
+
+    @cached_property
+    def _stretch(self) -> float:
+        """How much longer the slowest worker of a round computes than the slowest one usually does."""
+        slowest_s = max(self.step_s(name) for name in self.names)
+        return max(0.0, self.measured_round_s - self.measured.exchange_s) / slowest_s
 
     def _bandwidth(self, host: str, servers: Sequence[str]) -> float:
         """Return bytes per second of a host's way to the servers; of its own link where a server is on it."""
