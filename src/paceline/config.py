@@ -135,7 +135,8 @@ class Settings:
     """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
     job is ``dist_sync``, else ``continue``."""
     profile: str = ""
-    """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
+    """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). ``-``: it prints them
+    with all steps instead (``paceline up``). Empty: no such end."""
     profile_rounds: int = 20
     """Rounds that ``paceline profile`` measures."""
     profile_steps: str = ""

@@ -74,6 +74,8 @@ class Session:
         """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
+        self.store_type = ""
+        """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
@@ -84,7 +86,7 @@ class Session:
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
         self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
         """Sums of weights for the next heartbeat."""
-        self.pace = RoundTimes(keep=bool(settings.profile_steps))
+        self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self.meter.on_round = self.pace.add
         meter.start(self.meter)
