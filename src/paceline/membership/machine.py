@@ -152,7 +152,7 @@ class Membership:
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                told = self._verdicts.note(record.member, body.account, self._following.groups[1])
+                told = self._verdicts.note(record.member, body.account, self._following.groups[1], now)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]

@@ -87,6 +87,7 @@ from paceline.wire.messages.membership import (
     Spread,
     Status,
     TakeSamples,
+    Told,
     Welcome,
     Window,
 )
@@ -222,6 +223,7 @@ __all__ = [
     "Status",
     "TakeAny",
     "TakeSamples",
+    "Told",
     "Unknown",
     "Values",
     "ValuesAt",
