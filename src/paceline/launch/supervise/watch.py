@@ -33,9 +33,9 @@ class Watch:
         self._job, self._console, self._began = job, console, now
         self._gap_s = _FIRST_LINE_S if console.panel is None else _PANEL_S
         self._next = now + (_FIRST_LINE_S if console.panel is None else 0.0)
-        self._is_asked = False
+        self._asked_at: float | None = None
+        """When the scheduler was asked, if it has not answered."""
         self._status = m.Status([], [], [])
-        self._heard_at = now
         self._last = ""
 
     @property
@@ -57,15 +57,15 @@ class Watch:
         self._next = now + self._gap_s
         if self._console.panel is None:
             self._gap_s = min(2 * self._gap_s, _LONGEST_S)
-        if not phase and self._is_asked and now > self._heard_at + _SILENT_S:
-            phase = f"the scheduler has not answered for {duration(now - self._heard_at)}"
+        if not phase and self._asked_at is not None and now > self._asked_at + _SILENT_S:
+            phase = f"the scheduler has not answered for {duration(now - self._asked_at)}"
         if self._console.panel is not None:
             self._draw(phase, now)
         elif phase:
             self._say(phase, now)
-        if phase or self._is_asked:
+        if phase or self._asked_at is not None:
             return False
-        self._is_asked = True
+        self._asked_at = now
         return True
 
     def take(self, text: str, now: float) -> None:
@@ -75,7 +75,7 @@ class Watch:
             text: a ``Status`` as JSON; empty: it is too long, then nothing is shown.
             now: seconds.
         """
-        self._is_asked, self._heard_at = False, now
+        self._asked_at = None
         if not text:
             return
         self._status = msgspec.json.decode(text, type=m.Status)
