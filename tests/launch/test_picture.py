@@ -111,6 +111,15 @@ def test_workers_have_the_order_that_was_chosen() -> None:
     assert all(sorted(in_order(many(5), order)) == [0, 1, 2, 3, 4] for order in ORDERS)
 
 
+def test_servers_and_legend_make_room_for_workers_verdicts_and_keys() -> None:
+    lines = shown(status(), 60, 18, View(selected=1, about=("q: quit",)))
+    assert lines[-1] == "q: quit"
+    assert not [line for line in lines if line.startswith("server 0")]
+    assert len([line for line in lines if "live" in line]) == 2
+    whole = shown(status(), 60, 40, View(selected=1, about=("q: quit",)))
+    assert [line for line in whole if line.startswith("server 0")]
+
+
 def test_processes_that_have_not_joined_are_named() -> None:
     early = m.Status([member("worker", 1)], [state(0.0, [0] * len(WORKER_PARTS))], [])
     assert "1 of 3 processes have joined  not yet: server 0, worker 0" in shown(early, 100)[0]

@@ -1,8 +1,8 @@
 """The picture of a running job, for ``paceline top`` and for the panel under the output of a job. Pure.
 
-There is one picture; a small space gets less of it. The panel has no command, servers and legend. Workers that come
-last in the order are counted instead of shown where lines are few. Where columns are few, tables go without those of
-:data:`_DROPPED`, until each line has room for a bar.
+There is one picture; a small space gets less of it. The panel has no command, servers and legend. Where lines are few,
+servers and legend make room, then the workers that come last in the order are counted instead of shown. Where columns
+are few, tables go without those of :data:`_DROPPED`, until each line has room for a bar.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _COLOURS: Mapping[str, str] = {
 
 #: Narrowest terminal that still gets a bar, and the shortest and the longest bar.
 _LEAST_COLUMNS, _SHORTEST_BAR, _LONGEST_BAR = 30, 10, 60
+
+#: Lines of the table of workers for which servers and legend make room.
+_LEAST_WORKERS = 4
 
 #: Columns that a narrow terminal goes without, in this order.
 _DROPPED = ("waits for", "memory", "sent", "received", "state", "samples", "round", "host", "busy")
@@ -104,11 +107,17 @@ def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: V
         lines = [*head, *_workers(workers, columns, left - len(verdicts), view), *verdicts]
     else:
         lines = [*head, Text(record.command), Text()]
-        end = [Text(), *_legend(rows, columns), *verdicts, *_selected(status, workers, columns, view), *_told(view)]
-        if servers:
-            end = [Text(), *_with_bars("server", servers, columns, view), *end]
-        left = size.lines - len(lines) - len(end) if size.lines else 0
-        lines += [*_workers(workers, columns, max(left, 4) if size.lines else len(workers) + 1, view), *end]
+        end = [*verdicts, *_selected(status, workers, columns, view), *_about(view)]
+        more = [
+            [Text(), *_with_bars("server", servers, columns, view)] if servers else [],
+            [Text(), *_legend(rows, columns)],
+        ]
+        left = size.lines - len(lines) - len(end)
+        while size.lines and more and left - sum(map(len, more)) < min(len(workers) + 1, _LEAST_WORKERS):
+            del more[0]
+        end = [*(line for one in more for line in one), *end]
+        left = max(size.lines - len(lines) - len(end), _LEAST_WORKERS) if size.lines else len(workers) + 2
+        lines += [*_workers(workers, columns, left, view), *end]
     for line in lines:
         line.truncate(columns)
         line.rstrip()
@@ -235,5 +244,5 @@ def _selected(status: m.Status, workers: Sequence[Row], columns: int, view: View
     return lines if told else [*lines, Text("no verdict so far", "dim")]
 
 
-def _told(view: View) -> list[Text]:
+def _about(view: View) -> list[Text]:
     return [Text(line, "dim") for line in ("", *view.about)] if view.about else []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.launch.supervise.panel import Panel, one_row, without_moves
@@ -82,6 +85,19 @@ def test_small_terminal_gets_as_many_lines_as_it_has_room_for(lines: int) -> Non
     terminal.close()
 
 
+def test_launcher_in_the_background_leaves_the_terminal_to_the_shell(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = Panel(terminal.fd)
+    terminal.feed(panel.show(PANEL, 0.0))
+    monkeypatch.setattr(os, "tcgetpgrp", lambda fd: os.getpgrp() + 1)
+    assert panel.under(b"one\n", 1.0) == b"one\n"
+    assert panel.show(PANEL, 2.0) == b""
+    assert panel.due is None
+    assert panel.close() == b""
+
+
+@settings(max_examples=50)
 @given(
     st.lists(
         st.one_of(
@@ -130,3 +146,8 @@ def test_narrower_terminal_cuts_the_panel_and_leaves_nothing_behind(terminal: Te
 )
 def test_lines_lose_what_moves_the_cursor_and_keep_colours(moves: bytes) -> None:
     assert without_moves(b"a" + moves + b"\x1b[1;31mb\x1b[0m\x1b[K") == b"a\x1b[1;31mb\x1b[0m\x1b[K"
+
+
+def test_launcher_takes_rich_only_to_draw() -> None:
+    code = "import sys, paceline.cli.launch, paceline.launch.supervise.supervisor; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

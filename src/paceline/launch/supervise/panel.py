@@ -63,18 +63,21 @@ class Panel:
             data: whole lines; the last one may end with ``\r``.
             now: seconds.
         """
-        above = (_ERASE if self._is_drawn else b"") + data
+        above = (_ERASE if self._is_drawn and self._is_in_foreground() else b"") + data
         self._is_drawn = False
         return above + (self._drawing(now) if now >= self._drawn_at + _REST_S else b"")
 
     def close(self) -> bytes:
         """Remove the panel."""
         was_drawn, self._lines, self._is_drawn = self._is_drawn, (), False
-        return _ERASE if was_drawn else b""
+        return _ERASE if was_drawn and self._is_in_foreground() else b""
 
     def _drawing(self, now: float) -> bytes:
         was_drawn, self._drawn_at = self._is_drawn, now
-        self._lines = self._lines[: self.size().lines] if self._is_in_foreground() else ()
+        if not self._is_in_foreground():
+            self._lines, self._is_drawn = (), False
+            return b""
+        self._lines = self._lines[: self.size().lines]
         self._is_drawn = bool(self._lines)
         if not self._lines:
             return _ERASE if was_drawn else b""
