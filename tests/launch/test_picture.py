@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.launch.picture import LETTERS, ORDERS, View, bar, in_order, painted, picture
-from paceline.launch.rows import Size
 from paceline.launch.runtime import JobRecord
+from paceline.launch.table import Size
 from paceline.observe.account import COMPUTE, DATA, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
 from paceline.wire import messages as m
 

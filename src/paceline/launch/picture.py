@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paceline.launch.rows import Size, progress, rows_of
+from paceline.launch.rows import progress, rows_of
 from paceline.launch.runtime import JobRecord
-from paceline.launch.table import duration, quantity, table
+from paceline.launch.table import Size, duration, quantity, table
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
 

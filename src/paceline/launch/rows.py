@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.launch.runtime import JobRecord
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
-
-
-class Size(NamedTuple):
-    """How many columns and lines a picture may have; no limit of lines: 0."""
-
-    columns: int
-    lines: int = 0
 
 
 def rows_of(status: m.Status) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paceline import config
 from paceline.errors import LaunchError
@@ -41,9 +42,11 @@ from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
-from paceline.launch.supervise.watch import Watch
 from paceline.launch.table import plural
 from paceline.net.security import new_job_key
+
+if TYPE_CHECKING:
+    from paceline.launch.supervise.watch import Watch
 
 #: How long leftover processes may take to exit by themselves (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
@@ -139,6 +142,8 @@ class Supervisor:
             around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
             self._crew = self._make_crew(around)
             if is_watched and self._crew.hears_scheduler:
+                from paceline.launch.supervise.watch import Watch  # takes msgspec
+
                 self._watch = Watch(self._job, self._console, time.monotonic())
             try:
                 code = self._run()
