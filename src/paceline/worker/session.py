@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
+
+#: Sums of weights that wait for a heartbeat; older ones are forgotten.
+_MAX_SUMS = 8
 
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
@@ -78,6 +81,8 @@ class Session:
         """This worker's sides of pools of samples, by name."""
         self.hands_out = False
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+        self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
+        """Sums of weights for the next heartbeat."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps))
         self.meter = meter.Meter()
         self.meter.on_round = self.pace.add
@@ -173,6 +178,11 @@ class Session:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
 
+    def note_weights(self, sums: m.WeightSums) -> None:
+        """Let the scheduler compare this worker's weights with those of the others."""
+        self._weights.append(sums)
+        self._lifeline.beat_soon()
+
     def _how_fast(self) -> ReportedPace:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
@@ -180,7 +190,8 @@ class Session:
         now = pace.step_seconds(self.meter.open_own_s)
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
-        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group))
+        weights = [self._weights.popleft() for _ in range(len(self._weights))]
+        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group), weights)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

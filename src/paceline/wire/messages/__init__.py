@@ -88,6 +88,7 @@ from paceline.wire.messages.membership import (
     Status,
     TakeSamples,
     Told,
+    WeightSums,
     Welcome,
     Window,
 )
@@ -227,6 +228,7 @@ __all__ = [
     "Unknown",
     "Values",
     "ValuesAt",
+    "WeightSums",
     "Welcome",
     "Window",
 ]
