@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.cli.table import quantity, table
 from paceline.errors import LaunchError
 from paceline.launch import runtime
+from paceline.launch.table import quantity, table
 
 DEADLINE_S = 90.0
 

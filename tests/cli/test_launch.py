@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import subprocess
 import sys
 import time
@@ -30,6 +31,17 @@ def test_launch_on_a_terminal_says_at_once_what_starts_and_nothing_elsewhere() -
         os.close(theirs)
     assert re.match(r"paceline: job [0-9a-f]{8} starts 2 workers and 0 servers on 127\.0\.0\.1\r\n", said)
     assert subprocess.run(command, capture_output=True, timeout=120, check=False).stderr == b""
+
+
+def test_quiet_launch_says_nothing_on_a_terminal_either() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "paceline", "launch", "--quiet", "-n", "1", "-s", "0", "--", "true"]
+    try:
+        assert subprocess.run(command, stderr=theirs, timeout=120, check=False).returncode == 0
+        assert select.select([ours], [], [], 0)[0] == []
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +255,7 @@ print("key shown" if any(key in line for line in lines) else "key hidden")
 
 def test_job_with_real_roles_trains_and_ends_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER)
-    done = paceline("launch", "-n", "2", "-s", "1", "--", sys.executable, str(tmp_path / "train.py"))
+    done = paceline("launch", "-n", "2", "-s", "1", "--quiet", "--", sys.executable, str(tmp_path / "train.py"))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [
         "[worker 0] 0 2 [3.0, 3.0]",

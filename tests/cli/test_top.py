@@ -1,63 +1,108 @@
-"""The picture of ``paceline top``."""
+"""``paceline top``: its keys and its terminal."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+
 import pytest
 
-from paceline.cli.top import LETTERS, bar, picture
-from paceline.launch.runtime import JobRecord
-from paceline.observe.account import COMPUTE, DATA, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.cli.top import pressed
+from paceline.launch.picture import ORDERS, View
 from paceline.wire import messages as m
+from tests.launch.supervise.screens import Terminal
 
-RECORD = JobRecord("1a2b", 1, "", 0.0, "python train.py", ("h0",), 2, 1)
-SENTENCE = "worker 1 on h1 takes 2.3 times as long as the others since round 12: 81% of its step is its data loader"
+#: ``paceline top`` of a job whose status is made up.
+SCRIPT = """
+import sys
+from paceline.cli import main, top
+from paceline.launch import runtime
+from tests.cli.test_top import status
 
-
-def member(role: str, rank: int) -> m.Member:
-    return m.Member(role, rank, 0, f"h{rank}", f"h{rank}", 1, "", b"")
-
-
-def state(step_s: float, parts: list[int], samples: float = 320.0) -> m.MemberState:
-    window = m.Window(0, 10, samples, parts)
-    return m.MemberState(40, 1.0, 0.1, 2**20, 2**20, 2**20, "live", "", step_s, [window])
+top.ask = lambda record: status()
+runtime.find = lambda job: runtime.JobRecord("1a2b", 0, "", 0.0, "python train.py", ("h0",), 2, 0)
+sys.exit(main(["top", *sys.argv[1:]]))
+"""
 
 
 def status() -> m.Status:
-    quick, slow, server = [0] * len(WORKER_PARTS), [0] * len(WORKER_PARTS), [0] * len(SERVER_PARTS)
-    quick[COMPUTE], quick[WAIT] = 200_000, 800_000
-    slow[DATA], slow[COMPUTE] = 800_000, 200_000
-    server[RECEIVE] = server[RECEIVE + 1] = 500_000
-    members = [member("worker", 0), member("worker", 1), member("server", 0)]
-    return m.Status(members, [state(0.1, quick), state(0.5, slow), state(0.0, server)], [], [], [SENTENCE])
+    members = [m.Member("worker", rank, 0, f"h{rank}", f"h{rank}", 1, "", b"") for rank in range(3)]
+    states = [m.MemberState(40 - rank, 1.0, 0.1, 0, 0, 0, "live", "", 0.1 * (rank + 1)) for rank in range(3)]
+    return m.Status(members, states, [], [], [], [m.Told("worker", 2, 5.0, "worker 2 was slow")])
 
 
-def test_picture_has_the_slowest_worker_first_the_rate_of_all_and_the_verdict() -> None:
-    lines = picture(status(), RECORD, 60.0, 150).split("\n")
-    assert lines[0] == "job 1a2b  60 s  round 40  640 samples/s"
-    workers = [line for line in lines if line.startswith("worker ") and "live" in line]
-    assert [line.split()[1] for line in workers] == ["1", "0"]
-    assert "dddd" in workers[0]
-    assert "...." in workers[1]
-    (server,) = [line for line in lines if line.startswith("server 0")]
-    assert "50%" in server
-    assert "rrrr" not in server
-    assert SENTENCE in lines
+def test_keys_sort_and_select() -> None:
+    view = View()
+    orders, selected = [], []
+    for _ in ORDERS:
+        view = pressed(view, "s", status())
+        orders.append(view.order)
+    assert orders == [*list(ORDERS)[1:], "step"]
+    for key in "jjjjkkkk":
+        view = pressed(view, key, status())
+        selected.append(view.selected)
+    assert selected == [2, 1, 0, 0, 1, 2, 2, 2]
+    assert pressed(view, "x", status()).selected is None
+    assert pressed(View(), "k", status()).selected == 0
+    assert pressed(view, "?", status()) == pressed(view, "", status()) == view
+    assert pressed(View(), "j", m.Status([], [], [])) == View()
 
 
-@pytest.mark.parametrize("columns", [20, 40, 41, 60, 80, 200])
-def test_no_line_is_longer_than_the_terminal_is_wide(columns: int) -> None:
-    lines = picture(status(), RECORD, 60.0, columns).split("\n")
-    assert max(map(len, lines)) <= columns
-    assert "worker 1" in "\n".join(lines)
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal(100, 24)
+    yield made
+    made.close()
 
 
-def test_bar_is_as_long_as_it_shall_be_whatever_the_shares() -> None:
-    shares = {part: 1 / len(WORKER_PARTS) for part in WORKER_PARTS}
-    assert len(bar(shares, WORKER_PARTS, 37)) == 37
-    assert bar({"data": 0.5, "wait": 0.5}, WORKER_PARTS, 10) == "ddddd....."
-    assert bar({}, WORKER_PARTS, 10) == ""
+@pytest.fixture
+def top(terminal: Terminal) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdin=terminal.fd,
+        stdout=terminal.fd,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+    )
+    terminal.wait_for(lambda: terminal.shows("q: quit"), "the picture")
+    yield process
+    process.kill()
+    process.communicate()
 
 
-def test_every_part_has_a_letter() -> None:
-    assert set(LETTERS) == {*WORKER_PARTS, *SERVER_PARTS}
-    assert len({LETTERS[part] for part in WORKER_PARTS}) == len(WORKER_PARTS)
+def is_cooked(terminal: Terminal) -> bool:
+    return bool(termios.tcgetattr(terminal.fd)[3] & termios.ICANON)
+
+
+def test_keys_change_the_picture_and_q_restores_the_terminal(top: subprocess.Popen[bytes], terminal: Terminal) -> None:
+    assert not is_cooked(terminal)
+    assert terminal.shows("s: sort by samples")
+    os.write(terminal.master, b"s")
+    terminal.wait_for(lambda: terminal.shows("s: sort by round"), "another order")
+    os.write(terminal.master, b"\x1b[A")
+    terminal.wait_for(lambda: terminal.shows("5 s ago: worker 2 was slow"), "the last worker of that order")
+    terminal.resize(40, 24)
+    terminal.wait_for(
+        lambda: terminal.shows("ago: worker 2 was slow") and not terminal.shows("waits for"), "40 columns"
+    )
+    os.write(terminal.master, b"q")
+    terminal.wait_for(lambda: top.poll() is not None, "the end")
+    assert top.returncode == 0
+    assert is_cooked(terminal)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_signals_restore_the_terminal(top: subprocess.Popen[bytes], terminal: Terminal, signum: int, code: int) -> None:
+    top.send_signal(signum)
+    terminal.wait_for(lambda: top.poll() is not None, "the end")
+    terminal.read(0.1)
+    assert top.returncode == code
+    assert is_cooked(terminal)
+    assert terminal.seen.count(b"\x1b[?1049h") == terminal.seen.count(b"\x1b[?1049l") == 1

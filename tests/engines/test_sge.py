@@ -88,9 +88,11 @@ def test_groups_have_their_own_words_and_variables_with_all_quotes(cluster: Clus
 def test_workers_spread_over_the_slots_that_grid_engine_gave(cluster: Cluster) -> None:
     done = jobs.start(cluster.launch, ["-n", "3", "-s", "0"], ["hostname"]).end()
     assert done.code == 0, done.text
-    assert sorted(line.split()[-1] for line in done.out.splitlines() if "worker" in line) == ["h1", "h2", "h3"], (
-        done.text
-    )
+    assert sorted(line.split()[-1] for line in done.out.splitlines() if line.startswith("[worker")) == [
+        "h1",
+        "h2",
+        "h3",
+    ], done.text
 
 
 def test_job_of_the_users_own_is_used_from_inside(cluster: Cluster, tmp_path: Path) -> None:

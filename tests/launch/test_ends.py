@@ -45,7 +45,20 @@ def launched(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Run a script in two workers to its end."""
     script = folder / "train.py"
     script.write_text(text)
-    argv = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, str(script)]
+    argv = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "launch",
+        "-n",
+        "2",
+        "-s",
+        "1",
+        "--quiet",
+        "--",
+        sys.executable,
+        str(script),
+    ]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
 

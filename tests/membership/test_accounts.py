@@ -7,6 +7,7 @@ import pytest
 from paceline.membership.accounts import Verdicts, why_damaged
 from paceline.membership.actions import Warn
 from paceline.observe.account import COMPUTE, DATA, FIGURES, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m
 
 
@@ -29,7 +30,7 @@ def told(verdicts: Verdicts, slow: int, groups: list[list[int]] | None = None, o
     for round in range(1, 60):
         for rank in range(4):
             account = beat(round, 0.2 if rank == slow and round > 30 else 0.001, 1 + rank // 2 if own_groups else 0)
-            said += verdicts.note(member(rank), account, groups or [])
+            said += verdicts.note(member(rank), account, groups or [], float(round))
     return [one.text for one in said if isinstance(one, Warn)]
 
 
@@ -41,6 +42,9 @@ def test_slow_worker_is_in_the_log_once_and_in_the_status_until_it_leaves() -> N
     assert len(verdicts.sentences) == 1
     verdicts.leave(member(2))
     assert verdicts.sentences == []
+    (change,) = verdicts.told(100.0)
+    assert (change.role, change.rank, change.text) == ("worker", 2, line)
+    assert 100.0 - 60 < change.ago_s < 100.0 - 30
     (end,) = verdicts.end()
     assert isinstance(end, Warn)
     assert "worker 2 on h2 (its data loader)" in end.text
@@ -50,6 +54,16 @@ def test_job_without_slow_workers_ends_without_a_line() -> None:
     verdicts = Verdicts()
     assert told(verdicts, slow=-1) == []
     assert verdicts.end() == []
+
+
+def test_status_keeps_the_last_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = Verdicts()
+    monkeypatch.setattr(
+        verdicts, "_changes", lambda member, account, groups: [Verdict(1, "h1", "data", DATA, 2.3, 0.8, 7, 0.0)]
+    )
+    for turn in range(70):
+        verdicts.note(member(1), beat(turn, 0.2), [], float(turn))
+    assert [one.ago_s for one in verdicts.told(70.0)] == [float(ago) for ago in range(50, 0, -1)]
 
 
 def test_workers_are_compared_in_their_groups() -> None:
@@ -67,7 +81,7 @@ def test_recent_account_is_that_of_the_last_windows() -> None:
     assert (window.rounds, window.samples, window.parts[COMPUTE]) == (15, 480.0, 1_500_000)
     server = member(0, "server")
     for turn in range(30):
-        verdicts.note(server, m.AccountReport([m.Window(turn, 1, 2.0, [100_000] * len(SERVER_PARTS))]), [])
+        verdicts.note(server, m.AccountReport([m.Window(turn, 1, 2.0, [100_000] * len(SERVER_PARTS))]), [], 0.0)
     (window,) = verdicts.recent(("server", 0))
     assert (window.samples, window.parts[0]) == (30.0, 1_500_000)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 
 import pytest
 
-from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, StartProgress
+from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, StartProgress, StatusWanted
 
 
 def test_scheduler_without_a_launcher_tells_nobody() -> None:
@@ -53,3 +55,31 @@ def test_cpu_times_and_ends_come_over_one_pipe(monkeypatch: pytest.MonkeyPatch) 
     assert launcher.news() == [StartProgress("worker", 0, 2.5), Ended("worker", 1, 3)]
     os.close(write)
     launcher.news()
+
+
+def test_launcher_asks_for_the_status_and_gets_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    (asked, ask), (read, write) = os.pipe(), os.pipe()
+    monkeypatch.setenv(ENDED_VARIABLE, str(asked))
+    monkeypatch.setenv(READY_VARIABLE, str(write))
+    launcher = Launcher.from_environment()
+    os.write(ask, b'["worker", 0, 0]\n["status"]\n')
+    assert launcher.news() == [Ended("worker", 0, 0), StatusWanted()]
+    for _ in range(2):  # also if nothing has changed
+        launcher.report_status('["a"]')
+    assert os.read(read, 1000) == 2 * b'["status", "[\\"a\\"]"]\n'
+    for fd in (ask, asked, read, write):
+        os.close(fd)
+
+
+def test_status_that_the_pipe_cannot_take_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the scheduler would wait for a launcher whose terminal is stopped (Ctrl-S)."""
+    read, write = os.pipe()
+    size = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
+    launcher = Launcher(write, None)
+    launcher.report_status("x" * size)
+    assert os.read(read, 2 * size) == b'["status", ""]\n'
+    launcher.report_status("x" * (size // 2))
+    assert json.loads(os.read(read, 2 * size)) == ["status", "x" * (size // 2)]
+    os.close(read)
+    launcher.report_status("nobody reads")
+    os.close(write)

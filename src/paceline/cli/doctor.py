@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from paceline.cli.hosts import read_hosts, shell_words
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.table import table
 from paceline.launch import Host, with_default_interface
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_script, explain
 from paceline.launch.remote.doctor import Doctor, Finding
 from paceline.launch.ssh import ssh_command
+from paceline.launch.table import table
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from paceline.cli.options import Parser
-from paceline.cli.table import table
 from paceline.launch import runtime
+from paceline.launch.table import table
 
 
 def run(name: str, words: Sequence[str]) -> int:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 from paceline.cli.hosts import read_hosts, shell_words
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.table import duration, plural, table
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
 from paceline.launch.ssh import ssh_command
+from paceline.launch.table import duration, plural, table
 
 OPTIONS = (
     Option(

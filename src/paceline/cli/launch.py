@@ -16,7 +16,6 @@ from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
-from paceline.cli.table import plural
 from paceline.consistency import groups_line, parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
@@ -31,6 +30,7 @@ from paceline.launch import (
     with_default_interface,
 )
 from paceline.launch.preflight import make_folder, read_text
+from paceline.launch.table import plural
 from paceline.naming import suggestion
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
@@ -67,6 +67,7 @@ def run(name: str, words: Sequence[str]) -> int:
     chosen.check(request)
     if options.log_dir:
         make_folder(options.log_dir, "the folder of --log-dir")
+    _say_how_to_look(spec, options)
     if options.groups == "auto":
         from paceline.cli.auto_groups import with_measured_groups
 
@@ -74,18 +75,23 @@ def run(name: str, words: Sequence[str]) -> int:
         if isinstance(measured, int):
             return measured
         request = chosen.plan(measured, Machine.here())
-    _say_how_to_look(spec, options.launcher)
     return _wait(chosen.submit(request))
 
 
-def _say_how_to_look(spec: JobSpec, launcher: str) -> None:
+def _say_how_to_look(spec: JobSpec, options: argparse.Namespace) -> None:
     """Say on a terminal what starts now, and how to look at it: the script's own first line may take a while."""
-    if not sys.stderr.isatty():
+    if spec.quiet or not sys.stderr.isatty():
         return
     where = ", ".join(host.name for host in spec.hosts[:4]) + (", ..." if len(spec.hosts) > 4 else "")
-    look = f"; look at it with: paceline top {spec.job_id}" if spec.servers and launcher in _SUPERVISED else ""
     what = f"{plural(spec.num_workers, 'worker', 'workers')} and {plural(spec.servers, 'server', 'servers')}"
-    print(f"paceline: job {spec.job_id} starts {what} on {where}{look}", file=sys.stderr, flush=True)
+    print(f"paceline: job {spec.job_id} starts {what} on {where}", file=sys.stderr)
+    if spec.servers and options.launcher in _SUPERVISED:
+        print(f"paceline: look at it with: paceline top {spec.job_id}", file=sys.stderr)
+    if options.groups == "auto":
+        print("paceline: first a short job measures the workers (--groups auto)", file=sys.stderr)
+    if spec.sync:
+        print(f"paceline: first this directory is copied to {spec.directory} there", file=sys.stderr)
+    sys.stderr.flush()
 
 
 def _wait(job: Job) -> int:
@@ -151,6 +157,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         directory=options.sync_dst_dir or "",
         sync=options.sync_dst_dir is not None,
         log_dir=os.path.abspath(options.log_dir) if options.log_dir else "",
+        quiet=options.quiet,
         max_restarts=options.max_restarts or 0,
         options=dict(_pair("-o", text) for text in options.option),
     )

@@ -156,6 +156,11 @@ OPTIONS = (
         positive=True,
     ),
     Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR", section=_RUNNING),
+    Option(
+        ("--quiet",),
+        "show the output of the workers and failures only: no lines at the start, no panel, no lines of progress",
+        section=_RUNNING,
+    ),
     Option(("--insecure",), "no key: only for a network that nobody else can reach", section=_RUNNING),
     Option(("--dry-run",), "print the plan, start nothing", section=_RUNNING),
 )

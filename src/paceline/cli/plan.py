@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Sequence
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.table import plural, table
 from paceline.config import from_environment
 from paceline.errors import ConfigError
 from paceline.hetero import Speed
 from paceline.hetero.files import parse_speeds
 from paceline.launch.preflight import read_text
+from paceline.launch.table import plural, table
 from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
 from paceline.sim.picture import draw_scaling

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.table import quantity, table
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.launch import runtime
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.launch.rows import rows_of
+from paceline.launch.table import quantity, table
 from paceline.wire import messages as m
 
 OPTIONS = (
@@ -60,13 +60,6 @@ def run(name: str, words: Sequence[str]) -> int:
         if not record.is_alive:
             return 0
         print("" if options.json or not sys.stdout.isatty() else "\x1b[2J\x1b[H", end="")
-
-
-def rows_of(status: m.Status) -> list[dict[str, Any]]:
-    """Return a mapping per process."""
-    slowest = min((one.round for member, one in zip(status.members, status.states, strict=True) if _works(member, one)),
-                  default=0)  # fmt: skip
-    return [_row(member, one, status, slowest) for member, one in zip(status.members, status.states, strict=True)]
 
 
 def ask(record: runtime.JobRecord) -> m.Status:
@@ -138,43 +131,3 @@ def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in workers
         if row["state"] == "left" and row["round"] < first
     ]
-
-
-def _works(member: m.Member, state: m.MemberState) -> bool:
-    return member.role == "worker" and state.phase in ("live", "silent")
-
-
-def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int) -> dict[str, Any]:
-    waits = [int(rank) for rank in state.waits_for.split()]
-    if _works(member, state) and not waits and state.round > slowest:
-        waits = [
-            one.rank
-            for one, other in zip(status.members, status.states, strict=True)
-            if _works(one, other) and other.round == slowest
-        ]
-    return {
-        "role": member.role,
-        "rank": member.rank,
-        "host": member.host,
-        "pid": member.pid,
-        "state": state.phase,
-        "round": state.round,
-        "pace": round(state.pace, 3),
-        "step_s": round(state.step_s, 6),
-        "waits_for": waits,
-        "sent": state.sent,
-        "received": state.received,
-        "memory": state.memory,
-        "silent_s": round(state.silent_s, 3),
-        "parts": _parts(member.role, state.recent),
-    }
-
-
-def _parts(role: str, recent: Sequence[m.Window]) -> dict[str, float]:
-    """Return the share of each part in the time of a process, of late; and a worker's samples per second."""
-    if not recent:
-        return {}
-    (last,) = recent
-    names, whole = WORKER_PARTS if role == "worker" else SERVER_PARTS, sum(last.parts) or 1
-    shares = {name: round(part / whole, 4) for name, part in zip(names, last.parts, strict=False)}
-    return shares | ({"samples_per_s": round(1e6 * last.samples / whole, 3)} if role == "worker" else {})

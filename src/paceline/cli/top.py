@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import sys
-import textwrap
+import termios
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import tty
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FrameType, TracebackType
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.status import ask, rows_of
-from paceline.cli.table import duration, quantity, table
+from paceline.cli.status import ask
 from paceline.config import variable
 from paceline.launch import runtime
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.launch.picture import ORDERS, View, in_order, painted, picture
+from paceline.launch.table import Size
 from paceline.wire import messages as m
 
 OPTIONS = (
     Option(("--interval",), "seconds between two pictures (default: 1)", "SECONDS", float, positive=True),
+    Option(("--sort",), f"order of the workers: {', '.join(ORDERS)} (default: step)", "ORDER", choices=tuple(ORDERS)),
     Option(("--once",), "print one picture and end"),
     Option(("--scheduler",), "address of a scheduler on another machine; needs PACELINE_JOB_KEY", "ADDRESS"),
 )
 
-#: Letters of the parts in bars.
-LETTERS: Mapping[str, str] = {
-    "data": "d", "compute": "C", "device": "v", "encode": "e", "send": "s", "wait": ".", "copy": "p", "update": "u",
-    "gc": "g", "other": "o", "receive": ".", "merge": "m", "apply": "a", "rest": "r",
-}  # fmt: skip
+#: Time between two looks at the size of the terminal.
+_LOOK_S = 0.2
 
-#: Narrowest terminal that still gets a bar, and the widest bar.
-_LEAST_COLUMNS, _LONGEST_BAR = 40, 60
+_OPEN, _CLOSE, _HOME, _ERASE_REST, _ERASE_BELOW = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H", "\x1b[K", "\x1b[J"
 
-_CLEAR = "\x1b[H\x1b[J"
+#: Names of keys that send more than one byte.
+_KEYS = {b"\x1b[A": "k", b"\x1bOA": "k", b"\x1b[B": "j", b"\x1bOB": "j", b"\x1b": "x"}
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -44,21 +46,21 @@ def run(name: str, words: Sequence[str]) -> int:
         LaunchError: there is no such job, or its scheduler does not answer.
     """
     usage = "paceline top [JOB] [options]"
-    about = "Watch a running job. Ctrl-C ends this, not the job."
+    about = "Watch a running job. Keys: s sorts, up and down select a worker, q or Ctrl-C ends this, not the job."
     job, options = Parser(name, OPTIONS, usage, about).parse_named(words)
     if len(job) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(job)}")
     record = _elsewhere(options.scheduler) if options.scheduler else runtime.find(job[0] if job else None)
-    live = sys.stdout.isatty() and not options.once
+    view, interval_s = View(options.sort or "step"), options.interval or 1.0
     try:
+        if sys.stdout.isatty() and not options.once:
+            _watch(record, view, interval_s)
+            return 0
         while True:
-            text = picture(ask(record), record, time.time(), shutil.get_terminal_size().columns)
-            print(f"{_CLEAR if live else ''}{text}", flush=True)
-            if options.once:
+            _print(ask(record), record, view)
+            if options.once or not record.is_known_alive:
                 return 0
-            time.sleep(options.interval or 1.0)
-            if not options.scheduler and not record.is_alive:
-                return 0
+            time.sleep(interval_s)
     except KeyboardInterrupt:
         return 0
 
@@ -69,67 +71,100 @@ def _elsewhere(scheduler: str) -> runtime.JobRecord:
     return runtime.JobRecord(scheduler, 0, "", time.time(), "", (), 0, 0, scheduler, key)
 
 
-def picture(status: m.Status, record: runtime.JobRecord, now: float, columns: int) -> str:
-    """Return the picture of a job as lines that are no longer than the terminal is wide.
-
-    Args:
-        status: the scheduler's answer.
-        record: the job.
-        now: seconds since 1970.
-        columns: width of the terminal.
-    """
-    rows = rows_of(status)
-    workers = [row for row in rows if row["role"] == "worker"]
-    servers = [row for row in rows if row["role"] == "server"]
-    workers.sort(key=lambda row: (-row["step_s"], row["rank"]))
-    rate = sum(row["parts"].get("samples_per_s", 0.0) for row in workers if row["state"] == "live")
-    first = max((row["round"] for row in workers), default=0)
-    head = f"job {record.id}  {duration(now - record.started)}  round {first:,}  {rate:,.0f} samples/s"
-    lines = [head, record.command, "", *_with_bars(workers, _worker_cells, WORKER_PARTS, columns)]
-    lines += ["", *_with_bars(servers, _server_cells, SERVER_PARTS, columns)] if servers else []
-    legend = "  ".join(f"{LETTERS[part]} {part}" for part in dict.fromkeys((*WORKER_PARTS, *SERVER_PARTS)))
-    for text in ("", legend, *status.verdicts):
-        lines += textwrap.wrap(text, max(columns, 20)) or [""]
-    return "\n".join(line[:columns].rstrip() for line in lines)
+def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:
+    """Print a picture with all lines."""
+    lines = picture(status, record, time.time(), Size(shutil.get_terminal_size().columns), view)
+    if sys.stdout.isatty():
+        print(b"\n".join(painted(lines, os.environ)).decode(), flush=True)
+    else:
+        print("\n".join(line.plain for line in lines), flush=True)
 
 
-def _worker_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    rate = row["parts"].get("samples_per_s", 0.0)
-    return (
-        f"worker {row['rank']}", row["host"], row["state"], str(row["round"]), f"{1000 * row['step_s']:.0f} ms",
-        f"{rate:,.0f}/s", ",".join(map(str, row["waits_for"])),
-    )  # fmt: skip
+def _watch(record: runtime.JobRecord, view: View, interval_s: float) -> None:
+    """Show a picture that follows keys and the terminal's size. The last one stays when the job ends."""
+    with _Terminal() as terminal:
+        while True:
+            status, until = ask(record), time.monotonic() + interval_s
+            while (left := until - time.monotonic()) > 0:
+                shown = replace(view, about=(f"s: sort by {_next(view.order)}  up, down: select a worker  q: quit",))
+                terminal.draw(status, record, shown)
+                key = terminal.key(left)
+                if key == "q":
+                    return
+                view = pressed(view, key, status)
+            if not record.is_known_alive:
+                break
+    _print(status, record, view)
 
 
-def _server_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    busy = 1 - row["parts"].get("receive", 1.0)
-    return (
-        f"server {row['rank']}", row["host"], row["state"], f"{busy:.0%}", quantity(row["received"]),
-        quantity(row["sent"]), quantity(row["memory"]),
-    )  # fmt: skip
+def _next(order: str) -> str:
+    names = list(ORDERS)
+    return names[(names.index(order) + 1) % len(names)]
 
 
-_HEADS = {
-    _worker_cells: ("worker", "host", "state", "round", "step", "samples", "waits for"),
-    _server_cells: ("server", "host", "state", "busy", "received", "sent", "memory"),
-}
+def pressed(view: View, key: str, status: m.Status) -> View:
+    """Return the view after a key: ``s`` sorts, ``j`` and ``k`` select a worker, ``x`` none."""
+    ranks = in_order(status, view.order)
+    if key == "s":
+        return replace(view, order=_next(view.order))
+    if key == "x":
+        return replace(view, selected=None)
+    if key not in ("j", "k") or not ranks:
+        return view
+    step = 1 if key == "j" else -1
+    if view.selected not in ranks:
+        return replace(view, selected=ranks[0 if step > 0 else -1])
+    index = ranks.index(view.selected) + step
+    return replace(view, selected=ranks[min(max(index, 0), len(ranks) - 1)])
 
 
-def _with_bars(rows: Sequence[dict[str, Any]], cells: Any, parts: Sequence[str], columns: int) -> list[str]:
-    """Return a table whose lines end with a bar, where the terminal is wide enough."""
-    lines = table(_HEADS[cells], [cells(row) for row in rows]).split("\n")
-    width = max(map(len, lines)) + 2
-    length = min(columns - width - 1, _LONGEST_BAR)
-    if columns < _LEAST_COLUMNS or length < 10:
-        return lines
-    bars = [bar(row["parts"], parts, length) for row in rows]
-    return [lines[0], *(f"{line:{width}}{one}" for line, one in zip(lines[1:], bars, strict=True))]
+class _Terminal:
+    """The terminal, with a screen of its own and keys that are read at once, for as long as the ``with`` block runs."""
+
+    def __enter__(self) -> _Terminal:
+        self._has_keys = sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        self._size = Size(0)
+        self._sigterm = signal.signal(signal.SIGTERM, _terminated)
+        if self._has_keys:
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        print(_OPEN, end="", flush=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        print(_CLOSE, end="", flush=True)
+        if self._has_keys:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+        signal.signal(signal.SIGTERM, self._sigterm)
+
+    def draw(self, status: m.Status, record: runtime.JobRecord, view: View) -> None:
+        self._size = _size()
+        lines = painted(picture(status, record, time.time(), self._size, view), os.environ)
+        text = f"{_ERASE_REST}\n".join(line.decode() for line in lines)
+        print(f"{_HOME}{text}{_ERASE_REST}{_ERASE_BELOW}", end="", flush=True)
+
+    def key(self, left_s: float) -> str:
+        """Return the next key, nothing after that time or when the terminal has another size."""
+        until = time.monotonic() + left_s
+        while _size() == self._size and (left := until - time.monotonic()) > 0:
+            if not self._has_keys:
+                time.sleep(min(left, _LOOK_S))
+            elif select.select([sys.stdin], [], [], min(left, _LOOK_S))[0]:
+                return _read_key(sys.stdin.fileno())
+        return ""
 
 
-def bar(shares: Mapping[str, float], parts: Sequence[str], length: int) -> str:
-    """Return the parts of a step as so many letters, each part with its share of them."""
-    text, done = "", 0.0
-    for part in parts:
-        done += shares.get(part, 0.0)
-        text += LETTERS[part] * (round(done * length) - len(text))
-    return text
+def _size() -> Size:
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())  # COLUMNS does not follow
+    return Size(columns or 80, lines or 24)
+
+
+def _read_key(fd: int) -> str:
+    data = os.read(fd, 1)
+    if data == b"\x1b" and select.select([fd], [], [], 0)[0]:
+        data += os.read(fd, 2)
+    return _KEYS.get(data, data.decode(errors="replace")) if data else "q"
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)

@@ -89,6 +89,8 @@ class JobPlan:
     """Folder for a file per process with its output; empty: no files."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
+    quiet: bool = False
+    """Show the output of the processes, and failures; nothing about how the job does."""
 
     def __post_init__(self) -> None:
         roles = Counter(process.role for process in self.processes)

@@ -78,6 +78,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
         spec.directory or machine.directory,
         spec.log_dir,
         spec.max_restarts,
+        spec.quiet,
     )
 
 

@@ -40,6 +40,11 @@ class JobRecord:
     """The choice of ``dist_auto`` and its reason, for a job whose workers were measured first."""
 
     @property
+    def is_known_alive(self) -> bool:
+        """Whether the launcher runs, as far as is known: that of another machine is not seen."""
+        return not self.pid or self.is_alive
+
+    @property
     def is_alive(self) -> bool:
         """Whether the launcher runs."""
         return birth(self.pid) == self.born

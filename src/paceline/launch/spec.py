@@ -76,6 +76,8 @@ class JobSpec:
     """Copy the launcher's directory to ``directory`` on every host before the start."""
     log_dir: str = ""
     """Folder for a file per process with its output; empty: no files."""
+    quiet: bool = False
+    """Show the output of the workers, and failures; nothing about how the job does."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
     options: Mapping[str, str] = field(default_factory=dict)

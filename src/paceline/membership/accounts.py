@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from paceline.membership.actions import Action, MemberKey, Warn
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps, joined
 from paceline.observe.detector import Detector
-from paceline.observe.verdicts import sentence, summary
+from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
 
 #: Windows of a server that the status shows together.
 _SHOWN = 15
+
+#: Changes that the status still shows.
+_KEPT = 50
 
 
 def why_damaged(role: str, account: m.AccountReport) -> str:
@@ -31,26 +35,33 @@ class Verdicts:
     def __init__(self) -> None:
         self._detector = Detector()
         self._servers: dict[int, list[Steps]] = {}
+        self._told: deque[tuple[float, Verdict]] = deque(maxlen=_KEPT)
 
-    def note(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Action]:
+    def note(
+        self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]], now: float
+    ) -> list[Action]:
         """Take the account of a heartbeat; returns a line for each change.
 
         Args:
             member: the sender.
             account: its account since the last heartbeat.
             groups: the groups that fit the measured speeds; none: each worker says its own.
+            now: the time.
         """
+        changes = self._changes(member, account, groups)
+        self._told += [(now, one) for one in changes]
+        return [Warn(sentence(one)) for one in changes]
+
+    def _changes(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Verdict]:
         if member.role == "server":
             self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
             found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
             self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
             parts = [one.seconds for one in found]
-            changes = self._detector.note_server(member.rank, member.host, parts, account.host)
-            return [Warn(sentence(one)) for one in changes]
+            return self._detector.note_server(member.rank, member.host, parts, account.host)
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
         windows = [(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
-        changes = self._detector.note_worker(member.rank, member.host, windows, account.host, group)
-        return [Warn(sentence(one)) for one in changes]
+        return self._detector.note_worker(member.rank, member.host, windows, account.host, group)
 
     def leave(self, member: m.Member) -> None:
         """Forget a member that has left."""
@@ -61,6 +72,10 @@ class Verdicts:
     def sentences(self) -> list[str]:
         """The workers that are slow now."""
         return [sentence(one) for one in self._detector.verdicts]
+
+    def told(self, now: float) -> list[m.Told]:
+        """Return the last changes, the oldest first."""
+        return [m.Told(one.role, one.rank, now - when, sentence(one)) for when, one in self._told]
 
     def recent(self, key: MemberKey) -> list[m.Window]:
         """Return the account of a member's last windows in one; none where it has said nothing."""

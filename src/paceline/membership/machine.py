@@ -153,7 +153,7 @@ class Membership:
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                told = self._verdicts.note(record.member, body.account, self._following.groups[1])
+                told = self._verdicts.note(record.member, body.account, self._following.groups[1], now)
                 told += self._same_weights.note(key[1], body.weights, self._roster.expected)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():

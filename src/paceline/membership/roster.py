@@ -189,6 +189,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
             list(deaths),
             list(auto),
             verdicts.sentences,
+            verdicts.told(now),
         )
 
     def check(self) -> None:

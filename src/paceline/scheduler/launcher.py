@@ -3,9 +3,11 @@
 | pipe | variable | lines |
 |---|---|---|
 | to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
-| | | ``["lost", role, rank, reason, goes on]`` of failures; ``["over"]`` when all workers have said goodbye |
+| | | ``["lost", role, rank, reason, goes on]`` of failures; ``["over"]`` when all workers have said goodbye; |
+| | | ``["status", text]``: the status, as JSON in a text; an empty one if it is too long for the pipe |
 | from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended; |
-| | | ``[role, rank, null, CPU seconds]`` of those that run, again and again until all members have joined |
+| | | ``[role, rank, null, CPU seconds]`` of those that run, again and again until all members have joined; |
+| | | ``["status"]`` asks for the status; the next one is asked for after the answer |
 
 These failures are the first one, and the deaths of workers without which the others go on.
 
@@ -15,11 +17,15 @@ A scheduler without a launcher has neither. A scheduler whose launcher closes it
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 READY_VARIABLE, ENDED_VARIABLE = "PACELINE_READY_FD", "PACELINE_ENDED_FD"
+
+#: Bytes of the pipe to the launcher that stay free for other lines than the status.
+_SPARE_BYTES = 16 * 1024
 
 
 class Ended(NamedTuple):
@@ -37,6 +43,13 @@ class StartProgress(NamedTuple):
     rank: int
     cpu_s: float
     is_ready: bool = False
+
+
+class StatusWanted(NamedTuple):
+    """The launcher asks for the status."""
+
+
+News: TypeAlias = Ended | StartProgress | StatusWanted
 
 
 class Launcher:
@@ -80,14 +93,23 @@ class Launcher:
         """Say that all workers have said goodbye."""
         self._write(json.dumps(["over"]))
 
+    def report_status(self, status: str) -> None:
+        """Say how all members do. No write waits for a launcher that does not read: the answer fits the pipe."""
+        if self._ready_fd is None:
+            return
+        line = json.dumps(["status", status])
+        with contextlib.suppress(OSError):
+            fits = len(line) + _SPARE_BYTES <= fcntl.fcntl(self._ready_fd, fcntl.F_GETPIPE_SZ)
+            os.write(self._ready_fd, (line if fits else json.dumps(["status", ""])).encode() + b"\n")
+
     def _write(self, line: str) -> None:
         if self._ready_fd is not None and line not in self._said:
             self._said.add(line)
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
 
-    def news(self) -> list[Ended | StartProgress]:
-        """Return the launcher's news of processes since the last call, without waiting."""
+    def news(self) -> list[News]:
+        """Return the launcher's news since the last call, without waiting."""
         if self._ended_fd is None:
             return []
         try:
@@ -98,7 +120,7 @@ class Launcher:
             os.close(self._ended_fd)
             self._ended_fd, self.reports_ends = None, False
         *lines, self._text = (self._text + data).split(b"\n")
-        return [_parsed(*json.loads(line)) for line in lines]
+        return [StatusWanted() if line == b'["status"]' else _parsed(*json.loads(line)) for line in lines]
 
 
 def _parsed(

@@ -8,6 +8,8 @@ import secrets
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from paceline.config import Settings
 from paceline.errors import PacelineError
 from paceline.logs import set_up_logging
@@ -16,7 +18,7 @@ from paceline.net import Listener, Security
 from paceline.net.answerer import Answerer
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
-from paceline.scheduler.launcher import Launcher, StartProgress
+from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class Scheduler:
             now = time.monotonic()
             if isinstance(one, StartProgress):
                 self._membership.note_cpu((one.role, one.rank), one.cpu_s, now, one.is_ready)
+            elif isinstance(one, StatusWanted):
+                self._launcher.report_status(msgspec.json.encode(self._membership.status(now)).decode())
             else:
                 self._perform(self._membership.ended(*one, now))
         self._membership.is_supervised = self._launcher.reports_ends

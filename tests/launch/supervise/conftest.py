@@ -38,14 +38,15 @@ class Job:
         shell: str = "sh",
         ignored: Sequence[int] = (),
         out_fd: int | None = None,
+        terminal: int | None = None,
         own_group: bool = False,
         agents: bool = False,
     ) -> Job:
         """Start the job; every script runs in the job's folder, where ``all-done`` is a fifo.
 
         ``shell`` runs the workers' scripts, ``ignored`` are signals the launcher finds ignored, ``out_fd`` is its
-        stdout, and with ``own_group`` it leads a process group of its own. With ``agents`` there are two hosts, one for
-        the workers.
+        stdout, ``terminal`` its stdout and stderr, where it shows how the job does, and with ``own_group`` it leads a
+        process group of its own. With ``agents`` there are two hosts, one for the workers.
         """
         os.mkfifo(self.folder / "all-done")
         roles = {"scheduler": [] if scheduler is None else [scheduler], "server": servers, "worker": workers}
@@ -55,15 +56,15 @@ class Job:
             for rank, script in enumerate(scripts)
         ]
         name, _, value = self.mark.decode().partition("=")
-        plan = json.dumps({"processes": processes, "graces": self.graces, "agents": agents})
+        plan = json.dumps({"processes": processes, "graces": self.graces, "agents": agents, "quiet": terminal is None})
         with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, RUN_PLAN, plan],
                 cwd=self.folder,
-                env=os.environ | {name: value, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env=os.environ | {name: value, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
                 stdin=subprocess.DEVNULL,
-                stdout=out if out_fd is None else out_fd,
-                stderr=err,
+                stdout=(out if out_fd is None else out_fd) if terminal is None else terminal,
+                stderr=err if terminal is None else terminal,
                 process_group=0 if own_group else None,
                 preexec_fn=partial(_signals_as_from_a_terminal, ignored),  # noqa: PLW1509
             )

@@ -34,6 +34,7 @@ plan = JobPlan(
         for role, rank, argv in job["processes"]
     ),
     graces=Graces(**job["graces"]),
+    quiet=job["quiet"],
     **({"hosts": (Host("h0"), Host("h1"))} if job["agents"] else {}),
 )  # fmt: skip
 if job["agents"]:

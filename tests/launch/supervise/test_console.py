@@ -11,6 +11,7 @@ import pytest
 
 from paceline.launch import ProcessName
 from paceline.launch.supervise.console import ERR, OUT, Console
+from tests.launch.supervise.screens import Terminal as Screen
 
 W0, W1 = ProcessName("worker", 0), ProcessName("worker", 1)
 
@@ -161,3 +162,48 @@ def test_endless_traceback_is_not_held_for_ever(files: dict[int, int]) -> None:
     console = Console(files)
     console.feed(W0, ERR, b"Traceback (most recent call last):\n" + 10_000 * b"  x\n")
     assert written(files[ERR]).count(b"\n") == 10_001
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    made = Screen(60, 12)
+    yield made
+    made.close()
+
+
+def test_lines_of_both_streams_stand_above_the_panel(screen: Screen) -> None:
+    console = Console({OUT: screen.fd, ERR: screen.fd}, {"TERM": "xterm"}, has_panel=True)
+    console.show_panel([b"panel"])
+    console.feed(W0, ERR, b"\r10%\r20%")
+    console.feed(W1, OUT, b"one\x1b[A\nha")
+    console.feed(W1, OUT, b"lf\n")
+    console.say("careful")
+    console.feed(W0, ERR, b"\r30%")
+    console.show_panel([b"other panel"])
+    end = ["[worker 1] one", "[worker 1] half", "[launch] careful", "[worker 0] 30%", "other panel"]
+    screen.wait_for(lambda: screen.rows == end, "lines above the panel")
+    console.close_panel()
+    console.feed(W0, ERR, b"\r40%\n")
+    console.block(b"----\n")
+    screen.wait_for(lambda: screen.rows == [*end[:3], "[worker 0] 40%", "----"], "no panel")
+
+
+def test_stdout_that_goes_elsewhere_gets_nothing_of_the_panel(screen: Screen, files: dict[int, int]) -> None:
+    console = Console({OUT: files[OUT], ERR: screen.fd}, {"TERM": "xterm"}, has_panel=True)
+    console.show_panel([b"panel"])
+    console.feed(W0, OUT, b"one\x1b[A\n")
+    console.close_panel()
+    assert written(files[OUT]) == b"[worker 0] one\x1b[A\n"
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {}])
+def test_terminal_that_cannot_has_no_panel(environ: dict[str, str], screen: Screen) -> None:
+    console = Console({OUT: screen.fd, ERR: screen.fd}, environ, has_panel=True)
+    assert console.panel is None
+    console.show_panel([b"panel"])
+    console.feed(W0, OUT, b"one\n")
+    screen.wait_for(lambda: screen.rows == ["[worker 0] one"], "the line alone")
+
+
+def test_there_is_no_panel_without_a_terminal(files: dict[int, int]) -> None:
+    assert Console(files, {"TERM": "xterm"}, has_panel=True).panel is None

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
 import pytest
 
 from paceline.launch import ProcessName
-from paceline.launch.supervise.events import Complete, Lost, Over, Ready
+from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready, StatusSaid
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
@@ -47,9 +48,13 @@ def test_news_follow_the_address(pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["lost", "worker", 1, "it rai')
     assert pipe.news() == [Ready("tcp://127.0.0.1:5555")]
     assert pipe.news() == []
-    os.write(pipe.write_fd, b'sed", false]\nnonsense\n[]\n["lost", "worker", 2, "it died", true]\n["over"]\n')
+    os.write(
+        pipe.write_fd,
+        b'sed", false]\n["status", "how all do"]\nnonsense\n[]\n["lost", "worker", 2, "it died", true]\n["over"]\n',
+    )
     assert pipe.news() == [
         Lost(ProcessName("worker", 1), "it raised"),
+        StatusSaid("how all do"),
         Lost(ProcessName("worker", 2), "it died", True),
         Over(),
     ]
@@ -80,3 +85,26 @@ def test_scheduler_says_when_all_have_joined(pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["complete"]\n')
     assert pipe.news() == [Ready("tcp://127.0.0.1:5555"), Complete()]
     pipe.close_write()
+
+
+def test_pipe_takes_the_status_of_a_large_job_before_it_is_read(pipe: ReadyPipe) -> None:
+    os.write(pipe.write_fd, b"tcp://127.0.0.1:5555\n")
+    assert pipe.news() == [Ready("tcp://127.0.0.1:5555")]
+    os.set_blocking(pipe.write_fd, False)
+    line = json.dumps(["status", 500_000 * "x"]).encode() + b"\n"
+    assert os.write(pipe.write_fd, line) == len(line)
+    said: list[Event] = []
+    while not said:
+        said += pipe.news()
+    assert said == [StatusSaid(500_000 * "x")]
+    pipe.close_write()
+
+
+def test_status_is_asked_for_on_a_line_of_its_own() -> None:
+    pipe = EndedPipe()
+    pipe.ask_status()
+    pipe.tell(ProcessName("worker", 0), 0)
+    assert os.read(pipe.read_fd, 100) == b'["status"]\n["worker", 0, 0]\n'
+    pipe.close_read()
+    pipe.ask_status()
+    pipe.close()

@@ -148,6 +148,8 @@ class Agent:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["look", list() as given]:
                 self._crew.look(members(given))
+            case ["status"]:
+                self._crew.ask_status()
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case ["runs", [str() as role, int() as rank], float() as cpu_s, bool() as is_ready]:

@@ -169,6 +169,11 @@ class RemoteCrew:
         for link, there in self._by_link(members):
             link.send("look", there)
 
+    def ask_status(self) -> None:
+        """Have the scheduler asked."""
+        if _SCHEDULER in self._host_of:
+            self._links[self._host_of[_SCHEDULER]].send("status")
+
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
         for link, there in self._by_link(members):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
+from paceline.launch.supervise.panel import Panel, one_row, without_moves
 
 OUT, ERR = 1, 2
 
@@ -21,21 +23,34 @@ class Console:
     """Writes to the launcher's own stdout and stderr.
 
     On a terminal prefixes are coloured and only worker 0's progress bars are shown while they move, because all bars
-    share one row; elsewhere every byte is passed on.
+    share one row; elsewhere every byte is passed on. Under a panel, lines keep their colours and lose what moves the
+    cursor to other rows.
 
     Args:
         fds: targets of the children's stdout (:data:`OUT`) and stderr (:data:`ERR`).
         environ: NO_COLOR and TERM=dumb switch colours off.
         log_dir: folder in which a file per process (``worker-0.log``) takes all that it prints; empty: none.
+        has_panel: show a panel where stderr is a terminal that can.
+
+    Attributes:
+        panel: the panel, if there is one.
     """
 
     def __init__(
-        self, fds: Mapping[int, int] | None = None, environ: Mapping[str, str] | None = None, log_dir: str = ""
+        self,
+        fds: Mapping[int, int] | None = None,
+        environ: Mapping[str, str] | None = None,
+        log_dir: str = "",
+        has_panel: bool = False,
     ) -> None:
         environ = os.environ if environ is None else environ
         self._fds = {OUT: 1, ERR: 2} if fds is None else dict(fds)
         self._terminal = {stream: os.isatty(fd) for stream, fd in self._fds.items()}
         self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        can = has_panel and self._terminal[ERR] and environ.get("TERM", "dumb") != "dumb"
+        self.panel = Panel(self._fds[ERR]) if can else None
+        self._above = self._streams_of_panel() if can else frozenset()
+        """Streams that are shown above the panel."""
         self._splitters: dict[tuple[ProcessName, int], LineSplitter] = {}
         self._tails: dict[ProcessName, LastLines] = {}
         self._tracebacks: Tracebacks[ProcessName] = Tracebacks()
@@ -61,6 +76,22 @@ class Console:
         self._show(member, stream, self._splitters.pop((member, stream), LineSplitter()).close())
         if stream == ERR:
             self._write(ERR, b"".join(self._format(member, ERR, line) for line in self._tracebacks.close(member)))
+
+    def show_panel(self, lines: Sequence[bytes]) -> None:
+        """Replace the lines of the panel."""
+        if self.panel is not None:
+            self._put(ERR, self.panel.show(lines, time.monotonic()))
+
+    def redraw_panel(self) -> None:
+        """Draw the panel again if output has removed it."""
+        if self.panel is not None:
+            self._put(ERR, self.panel.redraw(time.monotonic()))
+
+    def close_panel(self) -> None:
+        """Remove the panel for good."""
+        if self.panel is not None:
+            self._put(ERR, self.panel.close())
+        self.panel, self._above = None, frozenset()
 
     def close_files(self) -> None:
         """Close the log files."""
@@ -100,14 +131,28 @@ class Console:
         return bool(line.text.strip()) and (member == _LEADER or not self._terminal[stream])
 
     def _format(self, member: ProcessName | None, stream: int, line: Line) -> bytes:
+        text, is_above = line.text, stream in self._above
+        if is_above:
+            text = without_moves(text)
         prefix = b"[%s] " % (str(member) if member else "launch").encode()
         if not self._terminal[stream]:
-            return prefix + line.text + line.end
+            return prefix + text + line.end
         if self._colour:
             prefix = b"\x1b[%sm%s\x1b[0m" % (_COLOURS.get(member.role if member else "launch", b"36"), prefix)
-        return prefix + line.text + _ERASE_REST + line.end
+        whole = prefix + text + _ERASE_REST
+        return (one_row(whole) if is_above and line.end == b"\r" else whole) + line.end
+
+    def _streams_of_panel(self) -> frozenset[int]:
+        """Return stderr, and stdout if it is the same terminal."""
+        terminals = {stream: os.fstat(fd).st_rdev for stream, fd in self._fds.items() if self._terminal[stream]}
+        return frozenset(stream for stream, terminal in terminals.items() if terminal == terminals[ERR])
 
     def _write(self, stream: int, data: bytes) -> None:
+        if data and self.panel is not None and stream in self._above:
+            data = self.panel.under(data, time.monotonic())
+        self._put(stream, data)
+
+    def _put(self, stream: int, data: bytes) -> None:
         fd, rest = self._fds[stream], memoryview(data)
         while rest and stream not in self._gone:
             try:

@@ -65,6 +65,9 @@ class Processes(Protocol):
     def look(self, members: Collection[ProcessName]) -> None:
         """Find out how much CPU time some processes have used; an event ``Runs`` for each follows, now or later."""
 
+    def ask_status(self) -> None:
+        """Ask the scheduler how all members do; an event ``StatusSaid`` follows if it answers."""
+
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
 
@@ -167,6 +170,11 @@ class LocalCrew:
             usage = found.get(self._children[member].pid, processes.Usage())
             self.tell(member, None, *usage)
             self._take(Runs(member, *usage))
+
+    def ask_status(self) -> None:
+        """Ask the scheduler, if it runs here."""
+        if self._ended is not None:
+            self._ended.ask_status()
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""

@@ -72,6 +72,17 @@ class Over:
 
 
 @dataclass(frozen=True)
+class StatusSaid:
+    """The scheduler says how all members do.
+
+    Attributes:
+        text: a ``Status`` of :mod:`paceline.wire.messages` as JSON; empty: it is too long for the pipe.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Runs:
     """A process runs, and has used so much CPU time, in seconds, with all that it has started.
 
@@ -96,7 +107,9 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Complete | Over | Runs | Interrupted | Tick
+Event: TypeAlias = (
+    Started | NotStarted | Ready | Exited | Stopped | Lost | Complete | Over | StatusSaid | Runs | Interrupted | Tick
+)
 
 #: The events that agents report, by the first word of their lines.
 _WORDS: dict[str, type[Any]] = {
@@ -108,6 +121,7 @@ _WORDS: dict[str, type[Any]] = {
     "lost": Lost,
     "complete": Complete,
     "over": Over,
+    "status": StatusSaid,
     "runs": Runs,
 }
 

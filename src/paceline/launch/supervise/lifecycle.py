@@ -77,6 +77,7 @@ from paceline.launch.supervise.events import (
     Signal,
     Started,
     StartProcesses,
+    StatusSaid,
     Stopped,
     Tick,
 )
@@ -173,6 +174,8 @@ class JobLifecycle:
                 return []
             case Over():
                 self._wait_for_exits(now)
+                return []
+            case StatusSaid():
                 return []
             case Runs():
                 return self._runs(event, now)

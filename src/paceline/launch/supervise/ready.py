@@ -4,19 +4,24 @@ The scheduler binds a port that is free at that moment and says which. It is not
 no moment in which another program can take it. Later it says that all members have joined, which process failed first,
 as the members saw it, which workers the others go on without, and that all workers have said goodbye. The launcher says
 which processes have ended, because only their parent knows their exit codes, and how much CPU time others have used.
+It also asks for the status of the job.
 :mod:`paceline.scheduler.launcher` is the other side.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 
 from paceline import forks
 from paceline.launch.plan import ProcessName
-from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready
+from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready, StatusSaid
+
+#: The pipe takes the status of a job of thousands, whether or not it is read.
+_PIPE_BYTES = 1 << 20
 
 _ADDRESS = re.compile(r"tcp://\S+:[1-9]\d{0,4}")
 
@@ -31,6 +36,8 @@ class ReadyPipe:
     def __init__(self) -> None:
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
+        with contextlib.suppress(OSError):  # a smaller pipe takes the status of fewer members
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._text = b""
         self._has_address = self.ended = False
 
@@ -75,6 +82,8 @@ def _parsed(line: bytes) -> Event | None:
                 return Complete()
             case ["over"]:
                 return Over()
+            case ["status", str() as text]:
+                return StatusSaid(text)
     return None
 
 
@@ -99,6 +108,11 @@ class EndedPipe:
         """
         with contextlib.suppress(OSError):
             os.write(self._fd, json.dumps([*member, code, *usage]).encode() + b"\n")
+
+    def ask_status(self) -> None:
+        """Ask for the status."""
+        with contextlib.suppress(OSError):
+            os.write(self._fd, json.dumps(["status"]).encode() + b"\n")
 
     def close_read(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""

@@ -12,7 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paceline import config
 from paceline.errors import LaunchError
@@ -34,13 +35,18 @@ from paceline.launch.supervise.events import (
     ShowLine,
     Signal,
     StartProcesses,
+    StatusSaid,
     Tick,
 )
 from paceline.launch.supervise.guardian import Guardian
-from paceline.launch.supervise.lifecycle import JobLifecycle
+from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
+from paceline.launch.table import plural
 from paceline.net.security import new_job_key
+
+if TYPE_CHECKING:
+    from paceline.launch.supervise.watch import Watch
 
 #: How long leftover processes may take to exit by themselves (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
@@ -55,6 +61,23 @@ def _sentence(env: Mapping[str, object]) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):  # workers refuse other values
         return str(json.loads(str(env[config.variable("choice")]))["sentence"])
     return ""
+
+
+def _record_of(plan: JobPlan, known: Mapping[Late, str]) -> runtime.JobRecord:
+    roles = [process.role for process in plan]
+    worker = next(process for process in plan if process.role == "worker")
+    return runtime.JobRecord(
+        plan.job_id,
+        os.getpid(),
+        birth(os.getpid()),
+        time.time(),
+        shlex.join(worker.argv),
+        tuple(host.name for host in plan.hosts),
+        roles.count("worker"),
+        roles.count("server"),
+        key=known.get(Late.JOB_KEY, ""),
+        choice=_sentence(worker.env),
+    )
 
 
 @dataclass(frozen=True)
@@ -102,6 +125,8 @@ class Supervisor:
         self._interrupted = self._signalled = False
         self._lifecycle: JobLifecycle | None = None
         self._next_look = math.inf
+        self._watch: Watch | None = None
+        self._job = _record_of(plan, self._known)
 
     def run(self) -> int:
         """Run the job and return its exit code. Once only, and in the main thread, because it handles signals.
@@ -110,14 +135,21 @@ class Supervisor:
             paceline.errors.LaunchError: no process could be started, and why.
         """
         guardian = Guardian()
-        self._console = Console(log_dir=self._plan.log_dir)
+        is_watched = not self._plan.quiet and self._plan.scheduler is not None
+        self._console = Console(log_dir=self._plan.log_dir, has_panel=is_watched)
         with selectors.DefaultSelector() as self._selector, SignalPipe() as self._signals:
             self._selector.register(self._signals.fd, selectors.EVENT_READ, self._read_signals)
             around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
             self._crew = self._make_crew(around)
+            if is_watched and self._crew.hears_scheduler:
+                from paceline.launch.supervise.watch import Watch  # takes msgspec
+
+                self._watch = Watch(self._job, self._console, time.monotonic())
             try:
                 code = self._run()
             finally:
+                self._watch = None
+                self._console.close_panel()
                 self._crew.finish()
                 guardian.close()
                 self._crew.close()
@@ -163,24 +195,8 @@ class Supervisor:
 
     def _record(self, scheduler: str | None) -> None:
         """Tell ``paceline status`` of this job. A job runs without that if its file cannot be written."""
-        roles = [process.role for process in self._plan]
-        worker = next(process for process in self._plan if process.role == "worker")
         with contextlib.suppress(OSError, LaunchError):
-            runtime.write(
-                runtime.JobRecord(
-                    self._plan.job_id,
-                    os.getpid(),
-                    birth(os.getpid()),
-                    time.time(),
-                    shlex.join(worker.argv),
-                    tuple(host.name for host in self._plan.hosts),
-                    roles.count("worker"),
-                    roles.count("server"),
-                    scheduler or "",
-                    self._known.get(Late.JOB_KEY, ""),
-                    _sentence(worker.env),
-                )
-            )
+            runtime.write(replace(self._job, scheduler=scheduler or ""))
 
     def _forget(self) -> None:
         with contextlib.suppress(OSError, LaunchError):
@@ -205,16 +221,47 @@ class Supervisor:
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for the next event, until the deadline at most, and handle it."""
-        deadlines = [one for one in (deadline, self._crew.deadline()) if one is not None]
+        watched = None if self._watch is None else self._watch.due
+        deadlines = [one for one in (deadline, self._crew.deadline(), watched) if one is not None]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if min(deadlines, default=math.inf) < math.inf else None
         for key, _ in self._selector.select(timeout):
             key.data()
         if self._crew.deadline() is not None:
             self._crew.check()
+        self._show_progress(None)
         if self._console.broken and not self._interrupted:  # as in: paceline launch … | head
             self._interrupt(signal.SIGPIPE)
 
+    def _show_progress(self, said: StatusSaid | None) -> None:
+        """Show how the job does, from the scheduler's answer or as time passes. The job goes on where that fails."""
+        if self._watch is None:
+            return
+        try:
+            if said is not None:
+                self._watch.take(said.text, time.monotonic())
+            elif self._watch.turn(time.monotonic(), self._awaited()):
+                self._crew.ask_status()
+        except Exception as error:  # noqa: BLE001 - border: what is only looked at ends no job
+            self._watch = None
+            self._console.close_panel()
+            self._console.say(f"the progress of the job is shown no more: {type(error).__name__}: {error}")
+
+    def _awaited(self) -> str:
+        """Return what the launcher waits for before the scheduler listens and when the job ends; else nothing."""
+        hosts = ", ".join(self._job.hosts[:4]) + (", ..." if len(self._job.hosts) > 4 else "")
+        if self._lifecycle is None:
+            return f"waiting for {hosts} to answer"
+        match self._lifecycle.phase:
+            case Phase.STARTING:
+                return "waiting for the scheduler to listen"
+            case Phase.RUNNING:
+                return ""
+        return f"the job ends: waiting for {plural(len(self._lifecycle.alive), 'process', 'processes')} to exit"
+
     def _take(self, event: Event) -> None:
+        if isinstance(event, StatusSaid):
+            self._show_progress(event)
+            return
         if isinstance(event, Ready):
             self._learn(event.address)
         if isinstance(event, Complete):

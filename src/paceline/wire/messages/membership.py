@@ -291,6 +291,15 @@ class MemberState(Message):
     """The account of its last rounds in one window; none: it has said nothing yet."""
 
 
+class Told(Message):
+    """A line about a process that became slow, or is so no more."""
+
+    role: Role
+    rank: Rank
+    ago_s: Amount
+    text: Text
+
+
 class Status(Message, tag=12):
     """Members, how each does, and the deaths."""
 
@@ -301,6 +310,8 @@ class Status(Message, tag=12):
     """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
     verdicts: list[Text] = msgspec.field(default_factory=list)
     """The processes that are slow now: why, since when, what it costs, and what to do."""
+    told: list[Told] = msgspec.field(default_factory=list)
+    """The last changes of these, the oldest first."""
 
 
 class AskAbsent(Message, tag=13):

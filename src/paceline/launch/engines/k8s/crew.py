@@ -140,6 +140,9 @@ class KubernetesCrew:
             if member.role != "worker":
                 self._around.take(Runs(member, 0.0))
 
+    def ask_status(self) -> None:
+        """Do nothing: the scheduler is not heard."""
+
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Delete the job: Kubernetes has no other signal."""
         self._delete()

@@ -1,8 +1,16 @@
-"""Tables of text."""
+"""Tables of text, and the size that a text may have."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Size(NamedTuple):
+    """How many columns and lines a picture may have; no limit of lines: 0."""
+
+    columns: int
+    lines: int = 0
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,91 @@
+"""The scheduler's status as a mapping per process, and as words for the whole job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.launch.runtime import JobRecord
+from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.wire import messages as m
+
+
+def rows_of(status: m.Status) -> list[dict[str, Any]]:
+    """Return a mapping per process."""
+    slowest = min((one.round for member, one in zip(status.members, status.states, strict=True) if _works(member, one)),
+                  default=0)  # fmt: skip
+    return [_row(member, one, status, slowest) for member, one in zip(status.members, status.states, strict=True)]
+
+
+def missing(status: m.Status, record: JobRecord) -> list[str]:
+    """Return the processes that have not joined the job, servers first."""
+    joined = {(member.role, member.rank) for member in status.members}
+    wanted = (("server", record.servers), ("worker", record.workers))
+    return [f"{role} {rank}" for role, count in wanted for rank in range(count) if (role, rank) not in joined]
+
+
+def progress(status: m.Status, record: JobRecord) -> list[str]:
+    """Return how far the job is: its start, or its round and rate."""
+    absent = missing(status, record)
+    if absent and not status.deaths:
+        count = record.workers + record.servers
+        return [f"{count - len(absent)} of {count} processes have joined", f"not yet: {_few(absent)}"]
+    workers = [row for row in rows_of(status) if row["role"] == "worker"]
+    first = max((row["round"] for row in workers), default=0)
+    rate = sum(row["parts"].get("samples_per_s", 0.0) for row in workers if row["state"] == "live")
+    if not first:
+        return ["all have joined, no step yet"]
+    return [f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else [])]
+
+
+def slowest(status: m.Status) -> str:
+    """Return the worker with the longest steps; nothing where there are not two to compare."""
+    timed = [row for row in rows_of(status) if row["step_s"] and row["state"] == "live"]
+    if len(timed) < 2:
+        return ""
+    last = max(timed, key=lambda row: row["step_s"])
+    return f"slowest: worker {last['rank']} on {last['host']} ({1000 * last['step_s']:.0f} ms a step)"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _works(member: m.Member, state: m.MemberState) -> bool:
+    return member.role == "worker" and state.phase in ("live", "silent")
+
+
+def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int) -> dict[str, Any]:
+    waits = [int(rank) for rank in state.waits_for.split()]
+    if _works(member, state) and not waits and state.round > slowest:
+        waits = [
+            one.rank
+            for one, other in zip(status.members, status.states, strict=True)
+            if _works(one, other) and other.round == slowest
+        ]
+    return {
+        "role": member.role,
+        "rank": member.rank,
+        "host": member.host,
+        "pid": member.pid,
+        "state": state.phase,
+        "round": state.round,
+        "pace": round(state.pace, 3),
+        "step_s": round(state.step_s, 6),
+        "waits_for": waits,
+        "sent": state.sent,
+        "received": state.received,
+        "memory": state.memory,
+        "silent_s": round(state.silent_s, 3),
+        "parts": _parts(member.role, state.recent),
+    }
+
+
+def _parts(role: str, recent: Sequence[m.Window]) -> dict[str, float]:
+    """Return the share of each part in the time of a process, of late; and a worker's samples per second."""
+    if not recent:
+        return {}
+    (last,) = recent
+    names, whole = WORKER_PARTS if role == "worker" else SERVER_PARTS, sum(last.parts) or 1
+    shares = {name: round(part / whole, 4) for name, part in zip(names, last.parts, strict=False)}
+    return shares | ({"samples_per_s": round(1e6 * last.samples / whole, 3)} if role == "worker" else {})

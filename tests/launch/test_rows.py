@@ -1,0 +1,35 @@
+"""The words for a whole job."""
+
+from __future__ import annotations
+
+from paceline.launch.rows import missing, progress, slowest
+from paceline.launch.runtime import JobRecord
+from paceline.observe.account import WORKER_PARTS
+from paceline.wire import messages as m
+
+RECORD = JobRecord("1a2b", 1, "", 0.0, "python train.py", ("h0",), 7, 0)
+
+
+def status(*step_s: float, round: int = 1310) -> m.Status:
+    members = [m.Member("worker", rank, 0, f"h{rank}", f"h{rank}", 1, "", b"") for rank in range(len(step_s))]
+    window = m.Window(0, 10, 320.0, [1_000_000, *[0] * (len(WORKER_PARTS) - 1)])
+    recent = [window] if round else []
+    return m.Status(members, [m.MemberState(round, 1.0, 0.1, 0, 0, 0, "live", "", one, recent) for one in step_s], [])
+
+
+def test_progress_is_who_is_missing_then_the_round_and_the_rate() -> None:
+    assert progress(status(0.1), RECORD) == [
+        "1 of 7 processes have joined", "not yet: worker 1, worker 2, worker 3, worker 4 and 2 more",
+    ]  # fmt: skip
+    assert progress(status(*[0.0] * 7, round=0), RECORD) == ["all have joined, no step yet"]
+    assert progress(status(*[0.1] * 7), RECORD) == ["round 1,310", "2,240 samples/s"]
+
+
+def test_job_of_another_machine_misses_nobody() -> None:
+    elsewhere = JobRecord("tcp://h:1", 0, "", 0.0, "", (), 0, 0)
+    assert missing(status(0.1), elsewhere) == []
+
+
+def test_slowest_is_named_where_there_are_two_to_compare() -> None:
+    assert slowest(status(0.1, 0.23)) == "slowest: worker 1 on h1 (230 ms a step)"
+    assert slowest(status(0.1)) == slowest(status(0.0, 0.0)) == ""
