@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     (
         "logs",
+        "cores",
         "interfaces",
         "ranges",
         "interval_map",

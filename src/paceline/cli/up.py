@@ -24,7 +24,6 @@ from typing import TextIO
 from paceline.cli import launch, launch_options, up_text
 from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
 from paceline.cli.status import ask
-from paceline.cli.table import duration, plural
 from paceline.cli.up_jobs import TerminatedError, output_of
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
@@ -33,6 +32,7 @@ from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, explain
 from paceline.launch.remote.doctor import Doctor, Finding
 from paceline.launch.ssh import run_all
+from paceline.launch.table import duration, plural
 from paceline.net.security import new_job_key
 from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
 

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.cli.table import plural, table
 from paceline.launch import Host
 from paceline.launch.remote.doctor import Finding
+from paceline.launch.table import plural, table
 from paceline.sim.hosts_plan import HostPlanner, HostsPlan, PlannedJob
 
 WIDTH = 80

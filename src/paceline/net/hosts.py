@@ -115,13 +115,6 @@ def host_id() -> str:
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
 
 
-def usable_cores() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 class ProcessState(NamedTuple):
     """The kernel's word on a process."""
 

@@ -13,6 +13,7 @@ import torch
 
 from paceline.config import Settings
 from paceline.consistency import check_every_rule
+from paceline.cores import share_of, usable_cores
 from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.extensions import load_all
@@ -21,7 +22,7 @@ from paceline.net import Hub, Listener, Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.hosts import server_addresses, usable_cores
+from paceline.net.hosts import server_addresses
 from paceline.net.lifeline import Lifeline, StepPace
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter
@@ -36,8 +37,6 @@ Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]
 
 logger = logging.getLogger(__name__)
 
-#: Most threads of a server whose number is not set.
-MAX_THREADS = 8
 
 #: Check interval of the loop for overdue answers. Messages and changes of the job wake it at once.
 IDLE_S = 1.0
@@ -127,18 +126,6 @@ def _first_bucket(asked: Asked) -> int:
     push = asked[2]
     assert isinstance(push, m.Push | m.PushSum)
     return push.entries[0].bucket
-
-
-def share_of(cores: int, members: int) -> int:
-    """Return the number of threads of a server on a host.
-
-    Updates are limited by the speed of memory, which a few threads use up.
-
-    Args:
-        cores: number of the host's cores.
-        members: number of the job's members on this host.
-    """
-    return max(1, min(MAX_THREADS, cores // max(1, members)))
 
 
 def _measured_speed() -> float:

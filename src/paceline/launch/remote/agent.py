@@ -14,6 +14,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
+from paceline.cores import usable_cores
 from paceline.errors import PacelineError
 from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.hosts import LOCALHOST
@@ -25,7 +26,6 @@ from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
-from paceline.net.hosts import usable_cores
 from paceline.own_time import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.
