@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.cli.options import Option, Parser, UsageError
@@ -98,7 +98,12 @@ def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: 
     choice = {"choice": record.choice} if record.choice else {}
     revised = {"revised": list(status.auto)} if status.auto else {}
     slow = {"slow": list(status.verdicts)} if status.verdicts else {}
-    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow})
+    figures = {"figures": _figures(status.figures)} if status.figures else {}
+    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow, **figures})
+
+
+def _figures(last: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
+    return {name: {"step": step, "value": value} for name, (step, value) in last.items()}
 
 
 def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Sequence[str] = ()) -> str:
@@ -167,6 +172,7 @@ def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int)
         "memory": state.memory,
         "silent_s": round(state.silent_s, 3),
         "parts": _parts(member.role, state.recent),
+        "figures": _figures(state.figures),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.membership.actions import Action, MemberKey, Warn
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps, joined
 from paceline.observe.detector import Detector
-from paceline.observe.verdicts import sentence, summary
+from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
 
 #: Windows of a server that the status shows together.
@@ -31,6 +31,7 @@ class Verdicts:
     def __init__(self) -> None:
         self._detector = Detector()
         self._servers: dict[int, list[Steps]] = {}
+        self._whole: dict[MemberKey, Steps] = {}
 
     def note(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Action]:
         """Take the account of a heartbeat; returns a line for each change.
@@ -40,15 +41,18 @@ class Verdicts:
             account: its account since the last heartbeat.
             groups: the groups that fit the measured speeds; none: each worker says its own.
         """
+        found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+        if found:
+            before = self._whole.get((member.role, member.rank))
+            self._whole[member.role, member.rank] = joined([before, *found] if before is not None else found)
         if member.role == "server":
             self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
-            found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
             self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
             parts = [one.seconds for one in found]
             changes = self._detector.note_server(member.rank, member.host, parts, account.host)
             return [Warn(sentence(one)) for one in changes]
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
-        windows = [(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+        windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
         changes = self._detector.note_worker(member.rank, member.host, windows, account.host, group)
         return [Warn(sentence(one)) for one in changes]
 
@@ -58,9 +62,14 @@ class Verdicts:
             self._detector.leave(member.rank)
 
     @property
+    def slow(self) -> list[Verdict]:
+        """The processes that are slow now."""
+        return self._detector.verdicts
+
+    @property
     def sentences(self) -> list[str]:
         """The workers that are slow now."""
-        return [sentence(one) for one in self._detector.verdicts]
+        return [sentence(one) for one in self.slow]
 
     def recent(self, key: MemberKey) -> list[m.Window]:
         """Return the account of a member's last windows in one; none where it has said nothing."""
@@ -72,6 +81,10 @@ class Verdicts:
             last = self._detector.recent(rank)
             found = Steps(0, *last) if last else None
         return [_window(found)] if found else []
+
+    def whole(self, key: MemberKey) -> list[m.Window]:
+        """Return the account of all that a member has told in one window; none where it has said nothing."""
+        return [_window(self._whole[key])] if key in self._whole else []
 
     def end(self) -> list[Action]:
         """Return the line for the end of the job, if workers were slow."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS
 from paceline.wire.messages.fields import (
     Amount,
     Count,
     Digest,
+    FigureName,
+    Finite,
     KeyName,
     Letter,
     Message,
@@ -121,6 +127,15 @@ class AccountReport(Message):
     """Number of a worker's group, from 1; 0: all workers step alike."""
 
 
+class Report(Message):
+    """Figures that the script of a worker reports of one step, or of some steps together."""
+
+    step: Number
+    samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)]
+    """Samples behind the figures: their weight among those of the other workers."""
+    figures: Annotated[dict[FigureName, Finite], Meta(max_length=MAX_FIGURES)]
+
+
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
@@ -142,6 +157,8 @@ class Heartbeat(Message, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
+    reports: Annotated[list[Report], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
+    """Figures of the worker's script since the last heartbeat."""
 
 
 class Death(Message):
@@ -278,6 +295,10 @@ class MemberState(Message):
     """Seconds that a worker computes in a step, without its waits; 0: not known."""
     recent: list[Window] = msgspec.field(default_factory=list)
     """The account of its last rounds in one window; none: it has said nothing yet."""
+    whole: list[Window] = msgspec.field(default_factory=list)
+    """The same of all its rounds so far."""
+    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
+    """The last figures that its script has reported, each with its step."""
 
 
 class Status(Message, tag=12):
@@ -290,6 +311,8 @@ class Status(Message, tag=12):
     """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
     verdicts: list[Text] = msgspec.field(default_factory=list)
     """The processes that are slow now: why, since when, what it costs, and what to do."""
+    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
+    """The last figures of the job, each with its step: means over the workers, weighted by samples."""
 
 
 class AskAbsent(Message, tag=13):
