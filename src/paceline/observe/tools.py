@@ -31,10 +31,13 @@ class _Packaged(Tracker):
 
     def __init__(self, target: str = "") -> None:
         super().__init__(target)
-        if find_spec(self.package) is None:
-            raise MissingExtraError(
-                f"--report-to {self.name} needs {self.package}: pip install 'paceline[{self.name}]'"
-            )
+        try:
+            is_there = find_spec(self.package) is not None
+        except ModuleNotFoundError:  # a package around it is absent
+            is_there = False
+        if not is_there:
+            extra = f"pip install 'paceline[{self.name}]'"
+            raise MissingExtraError(f"--report-to {self.name} needs {self.package}: {extra}")
 
 
 @register("tracker")
@@ -131,7 +134,7 @@ class Mlflow(_Packaged):
 class Otlp(_Packaged):
     """Gauges of OpenTelemetry, sent by OTLP over HTTP; ``paceline.step`` has the step of the last figures."""
 
-    name, package = "otlp", "opentelemetry"
+    name, package = "otlp", "opentelemetry.exporter.otlp.proto.http"
 
     def start(self, job: str) -> None:
         """Begin to send."""
@@ -148,8 +151,8 @@ class Otlp(_Packaged):
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Set the gauges."""
-        for name, value in {**figures, "step": step}.items():
-            name = "paceline." + name.replace("/", ".")
+        for own, value in {**figures, "step": step}.items():
+            name = "paceline." + own.replace("/", ".")
             if name not in self._gauges:
                 self._gauges[name] = self._meter.create_gauge(name)
             self._gauges[name].set(value)

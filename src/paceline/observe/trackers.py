@@ -57,7 +57,7 @@ class Tracker(ABC):
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Keep figures of one step. Steps of one figure rise, unless a script begins to count anew."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - most tools need none
         """Called when no more figures wait: what was logged must not get lost when the process is killed."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class _File(Tracker):
 
     def start(self, job: str) -> None:
         """Open the file, and go on at its end."""
-        self._file = open(self.target or f"paceline-{job}.{self.name}", "a", newline="", encoding="utf-8")
+        self._file = open(self.target or f"paceline-{job}.{self.name}", "a", newline="")  # noqa: SIM115
 
     def flush(self) -> None:
         """Hand the lines over to the kernel."""

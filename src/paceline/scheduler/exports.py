@@ -1,7 +1,7 @@
 """The figures of the job for the user's tools: one endpoint for Prometheus, and trackers.
 
-They run in the scheduler, because every job with servers has one, whichever launcher started it, and it has all figures.
-The scheduler's thread takes a picture of the job once a second and hands it over; it never waits for a tool. The
+They run in the scheduler, because every job with servers has one, whichever launcher started it, and it has all
+figures. The scheduler's thread takes a picture of the job once a second and hands it over; it never waits for a tool. The
 endpoint shows the last picture. It answers one request at a time, and changes nothing.
 """
 
@@ -67,7 +67,7 @@ class Endpoint:
                 if self.command == "GET":
                     self.wfile.write(body)
 
-            do_HEAD = do_GET
+            do_HEAD = do_GET  # noqa: N815
 
             def log_message(self, format: str, *arguments: object) -> None:
                 """Log nothing."""
