@@ -204,10 +204,11 @@ def overview(status: m.Status) -> tuple[int, dict[str, float]]:
     workers = [
         (member.rank, state)
         for member, state in zip(status.members, status.states, strict=True)
-        if member.role == "worker" and state.phase in ("live", "silent")
+        if member.role == "worker"
     ]
     found = {f"worker/{rank}/{name}": one[1] for rank, state in workers for name, one in state.figures.items()}
-    windows = {rank: window for rank, state in workers for window in state.recent if sum(window.parts)}
+    there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent")]
+    windows = {rank: window for rank, state in there for window in state.recent if sum(window.parts)}
     rates = {rank: 1e6 * one.samples / sum(one.parts) for rank, one in windows.items()}
     found |= {f"worker/{rank}/samples_per_sec": rate for rank, rate in rates.items()}
     if windows:

@@ -1,8 +1,8 @@
 """The figures of the job for the user's tools: one endpoint for Prometheus, and trackers.
 
 They run in the scheduler, because every job with servers has one, whichever launcher started it, and it has all
-figures. The scheduler's thread takes a picture of the job once a second and hands it over; it never waits for a tool. The
-endpoint shows the last picture. It answers one request at a time, and changes nothing.
+figures. The scheduler's thread takes a picture of the job once a second and hands it over; it never waits for a tool.
+The endpoint shows the last picture. It answers one request at a time, and changes nothing.
 """
 
 from __future__ import annotations
