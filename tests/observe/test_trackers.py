@@ -13,10 +13,11 @@ import pytest
 
 import paceline
 from paceline import extensions
-from paceline.observe import tools, trackers
+from paceline.observe import tracking
 from paceline.observe.account import COMPUTE, DATA, WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
-from paceline.observe.trackers import Tracker, TrackerThread, by_step, make, overview
+from paceline.observe.trackers import Tracker
+from paceline.observe.tracking import TrackerThread, by_step, make, overview
 from paceline.wire import messages as m
 
 
@@ -108,7 +109,7 @@ def test_tool_that_does_not_open_is_named_and_gets_nothing(caplog: pytest.LogCap
 def test_slow_tool_is_waited_for_neither_now_nor_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "_MOST_WAITING", 4)
+    monkeypatch.setattr(tracking, "_MOST_WAITING", 4)
     with caplog.at_level(logging.WARNING):
         thread = TrackerThread("kept", "job1")
         Kept.last.may_log.clear()
@@ -125,7 +126,6 @@ def test_slow_tool_is_waited_for_neither_now_nor_at_the_end(
 
 
 def test_unknown_name_is_refused_with_the_one_that_was_meant() -> None:
-    assert tools.TensorBoard.name == "tensorboard"
     with pytest.raises(ValueError, match="unknown tool of --report-to 'tensorbord'; did you mean 'tensorboard'"):
         make("tensorbord:runs")
 

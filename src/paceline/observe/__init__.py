@@ -12,5 +12,6 @@
 | ``reports.py`` | figures that a worker's script reports |
 | ``job_figures.py`` | the figures of the job that follow from them (pure) |
 | ``trackers.py``, ``tools.py`` | tools that keep the figures: files; TensorBoard, Weights & Biases and others |
+| ``tracking.py`` | threads that run them |
 | ``prometheus.py`` | the figures as Prometheus's text (pure) |
 """

@@ -22,7 +22,7 @@ from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.membership import Membership
 from paceline.observe import prometheus
-from paceline.observe.trackers import TrackerThread, by_step, overview
+from paceline.observe.tracking import TrackerThread, by_step, overview
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
