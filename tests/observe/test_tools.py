@@ -6,6 +6,7 @@ import http.server
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,23 +59,30 @@ def log_records(log: bytes, header: int = 7, block: int = 32768) -> Iterator[byt
             data = b""
 
 
+def rows_of(file: Path) -> list[dict[str, float]]:
+    """Return the figures of each step in a file of wandb's."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows = []
+    for data in log_records(file.read_bytes()):
+        found = [(one.key or "/".join(one.nested_key), one.value_json) for one in Record.FromString(data).history.item]
+        rows += [{key: json.loads(value) for key, value in found if not key.startswith("_")}] if found else []
+    return rows
+
+
 @pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb: make test-trackers")
 def test_wandb_keeps_a_run_without_an_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from wandb.proto import wandb_internal_pb2
-
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     track("wandb:digits", caplog)
     [file] = tmp_path.rglob("*.wandb")
-    rows = []
-    for data in log_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        items = {one.key or "/".join(one.nested_key): one.value_json for one in record.history.item}
-        rows += [{key: json.loads(value) for key, value in items.items() if not key.startswith("_")}] if items else []
+    rows, deadline = rows_of(file), time.monotonic() + 30.0
+    while len(rows) < len(FIGURES) and time.monotonic() < deadline:  # a process of wandb's writes them
+        time.sleep(0.1)
+        rows = rows_of(file)
     assert rows == [{**figures, "step": step} for figures, step in FIGURES]
 
 
