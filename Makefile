@@ -7,6 +7,7 @@ READY = $(VENV)/.ready
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/mx/test_work_load.py
 ENGINES = $(VENV)-engines
+TRACKERS = $(VENV)-trackers
 ALONE = tests/integration tests/launch tests/testing tests/clusters tests/mx tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
@@ -15,7 +16,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage ddp_hosts failures fork fuzz hosts noticing \
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s check format docs fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers check format docs fuzz mutations oracle \
   blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -28,6 +29,7 @@ help:
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
+	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
@@ -98,6 +100,19 @@ test-hvd: $(READY)
 test-engines: $(READY) $(ENGINES)/.ready
 	PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
 	  $(BIN)/python -m pytest --timeout 900 tests/engines tests/launch/engines/k8s
+
+# A venv of its own, because the tools are heavy; what paceline needs comes from the other one. apt-get install prometheus
+# has promtool and the server.
+$(TRACKERS)/.ready: $(READY)
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  wandb trackio mlflow-skinny opentelemetry-exporter-otlp-proto-http
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(TRACKERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
+	touch $@
+
+test-trackers: $(READY) $(TRACKERS)/.ready
+	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/observe/test_tools.py tests/observe/test_prometheus.py tests/scheduler
 
 check: $(READY)
 	$(BIN)/ruff check .

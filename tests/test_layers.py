@@ -69,6 +69,8 @@ PURE = {
     "observe.account",
     "observe.detector",
     "observe.history",
+    "observe.job_figures",
+    "observe.prometheus",
     "observe.servers",
     "observe.verdicts",
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.extensions import register
     from paceline.mx.context import Context, cpu, gpu, num_gpus
     from paceline.mx.module import Module
+    from paceline.observe.reports import report
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
 
@@ -32,6 +33,7 @@ _NAMES = {
     "load": "paceline.saving",
     "num_gpus": "paceline.mx.context",
     "register": "paceline.extensions",
+    "report": "paceline.observe.reports",
     "save": "paceline.saving",
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "num_gpus",
     "optim",
     "register",
+    "report",
     "save",
     "updaters",
 ]

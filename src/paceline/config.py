@@ -146,6 +146,12 @@ class Settings:
     measured: str = ""
     """The measurements behind ``choice`` (JSON). With ``regroup_rounds`` the scheduler repeats the choice of
     ``dist_auto`` by them and the speeds of now."""
+    metrics: str = ""
+    """Where the scheduler serves the figures of the job to Prometheus: ``[HOST:]PORT``; by default on loopback only, 0
+    takes a free port. Empty: nowhere."""
+    report_to: str = ""
+    """Tools to which the scheduler gives the figures of the job: ``NAME`` or ``NAME:TARGET``, comma separated
+    (``paceline launch --report-to``)."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

@@ -1,4 +1,4 @@
-"""Codecs, weightings, updaters, launchers and server commands by name: ours, a program's own, and those of packages.
+"""Codecs, weightings, updaters, launchers, trackers and commands by name: ours, a program's own, those of packages.
 
 | kind | object | entry points of packages |
 |---|---|---|
@@ -6,6 +6,7 @@
 | ``weighting`` | a function of staleness and history (:mod:`paceline.consistency`) | ``paceline.weightings`` |
 | ``updater`` | a ``torch.optim.Optimizer`` class | ``paceline.updaters`` |
 | ``launcher`` | a class with the methods of :class:`paceline.launch.Backend` | ``paceline.launchers`` |
+| ``tracker`` | a class derived from :class:`paceline.observe.trackers.Tracker` | ``paceline.trackers`` |
 | ``command`` | a function that a server runs (:mod:`paceline.server.commands`) | ``paceline.commands`` |
 
 A name is found where it was registered (:func:`register`), and where a package is installed that has an entry point of
@@ -27,6 +28,7 @@ GROUPS = {
     "codec": "paceline.codecs",
     "command": "paceline.commands",
     "launcher": "paceline.launchers",
+    "tracker": "paceline.trackers",
     "updater": "paceline.updaters",
     "weighting": "paceline.weightings",
 }

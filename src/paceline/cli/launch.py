@@ -240,6 +240,8 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "groups": _groups_file(options),
         "weighting": options.weighting,
         "allow": ",".join(options.allow) or None,
+        "report_to": ",".join(options.report_to) or None,
+        "metrics": options.metrics,
         "on_worker_death": options.on_worker_death or ("stop" if options.ddp else None),
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,

@@ -155,6 +155,14 @@ OPTIONS = (
         section=_RUNNING,
         positive=True,
     ),
+    Option(
+        ("--report-to",),
+        "give the figures of the job to a tool: jsonl, csv, tensorboard, wandb, trackio, mlflow, otlp; repeated",
+        "NAME[:TARGET]",
+        repeat=True,
+        section=_RUNNING,
+    ),
+    Option(("--metrics",), "serve the figures of the job to Prometheus (on loopback)", "[HOST:]PORT", section=_RUNNING),
     Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR", section=_RUNNING),
     Option(
         ("--quiet",),
@@ -172,6 +180,8 @@ OF_SERVERS = frozenset(
         "--groups",
         "--weighting",
         "--allow",
+        "--report-to",
+        "--metrics",
         "--insecure",
         "--on-worker-death",
         "--timeout",

@@ -12,7 +12,7 @@ from paceline.cli.options import Option, Parser, UsageError
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.launch import runtime
-from paceline.launch.rows import rows_of
+from paceline.launch.rows import figures_of, rows_of
 from paceline.launch.table import quantity, table
 from paceline.wire import messages as m
 
@@ -91,7 +91,8 @@ def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: 
     choice = {"choice": record.choice} if record.choice else {}
     revised = {"revised": list(status.auto)} if status.auto else {}
     slow = {"slow": list(status.verdicts)} if status.verdicts else {}
-    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow})
+    figures = {"figures": figures_of(status.figures)} if status.figures else {}
+    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow, **figures})
 
 
 def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Sequence[str] = ()) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.launch.runtime import JobRecord
@@ -15,6 +15,11 @@ def rows_of(status: m.Status) -> list[dict[str, Any]]:
     slowest = min((one.round for member, one in zip(status.members, status.states, strict=True) if _works(member, one)),
                   default=0)  # fmt: skip
     return [_row(member, one, status, slowest) for member, one in zip(status.members, status.states, strict=True)]
+
+
+def figures_of(last: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
+    """Return reported figures by name, each with its step."""
+    return {name: {"step": step, "value": value} for name, (step, value) in last.items()}
 
 
 def missing(status: m.Status, record: JobRecord) -> list[str]:
@@ -78,6 +83,7 @@ def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int)
         "memory": state.memory,
         "silent_s": round(state.silent_s, 3),
         "parts": _parts(member.role, state.recent),
+        "figures": figures_of(state.figures),
     }
 
 

@@ -36,6 +36,7 @@ class Verdicts:
         self._detector = Detector()
         self._servers: dict[int, list[Steps]] = {}
         self._told: deque[tuple[float, Verdict]] = deque(maxlen=_KEPT)
+        self._whole: dict[MemberKey, Steps] = {}
 
     def note(
         self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]], now: float
@@ -48,19 +49,24 @@ class Verdicts:
             groups: the groups that fit the measured speeds; none: each worker says its own.
             now: the time.
         """
-        changes = self._changes(member, account, groups)
+        found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+        if found:
+            before = self._whole.get((member.role, member.rank))
+            self._whole[member.role, member.rank] = joined([before, *found] if before is not None else found)
+        changes = self._changes(member, account, found, groups)
         self._told += [(now, one) for one in changes]
         return [Warn(sentence(one)) for one in changes]
 
-    def _changes(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Verdict]:
+    def _changes(
+        self, member: m.Member, account: m.AccountReport, found: Sequence[Steps], groups: Sequence[Sequence[int]]
+    ) -> list[Verdict]:
         if member.role == "server":
             self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
-            found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
             self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
             parts = [one.seconds for one in found]
             return self._detector.note_server(member.rank, member.host, parts, account.host)
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
-        windows = [(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+        windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
         return self._detector.note_worker(member.rank, member.host, windows, account.host, group)
 
     def leave(self, member: m.Member) -> None:
@@ -69,9 +75,14 @@ class Verdicts:
             self._detector.leave(member.rank)
 
     @property
+    def slow(self) -> list[Verdict]:
+        """The processes that are slow now."""
+        return self._detector.verdicts
+
+    @property
     def sentences(self) -> list[str]:
         """The workers that are slow now."""
-        return [sentence(one) for one in self._detector.verdicts]
+        return [sentence(one) for one in self.slow]
 
     def told(self, now: float) -> list[m.Told]:
         """Return the last changes, the oldest first."""
@@ -87,6 +98,10 @@ class Verdicts:
             last = self._detector.recent(rank)
             found = Steps(0, *last) if last else None
         return [_window(found)] if found else []
+
+    def whole(self, key: MemberKey) -> list[m.Window]:
+        """Return the account of all that a member has told in one window; none where it has said nothing."""
+        return [_window(self._whole[key])] if key in self._whole else []
 
     def end(self) -> list[Action]:
         """Return the line for the end of the job, if workers were slow."""

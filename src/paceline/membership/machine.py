@@ -85,10 +85,15 @@ from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
 from paceline.membership.same_weights import SameWeights
 from paceline.membership.waits import MAY_WAIT, Waits
+from paceline.observe.job_figures import JobFigures
+from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
 LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
+
+#: How often the figures of the job are worked out.
+SETTLE_INTERVAL_S = 1.0
 
 
 class Membership:
@@ -104,6 +109,7 @@ class Membership:
     Attributes:
         cause: the member that failed first, and how.
         losses: the workers that the job goes on without.
+        figures: those that the workers' scripts report.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
@@ -118,6 +124,7 @@ class Membership:
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
         self._rounds, self._same_weights, self._verdicts = TrainedRounds(), SameWeights(), Verdicts()
+        self.figures, self._settled = JobFigures(), now
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -155,6 +162,8 @@ class Membership:
                 news = self._heartbeat(record, body, now)
                 told = self._verdicts.note(record.member, body.account, self._following.groups[1], now)
                 told += self._same_weights.note(key[1], body.weights, self._roster.expected)
+                left_out = self.figures.note(key[1], body.reports, now) if key[0] == "worker" else ""
+                told += [Warn(left_out)] if left_out else []
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -259,6 +268,9 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
+        if now - self._settled >= SETTLE_INTERVAL_S:
+            self._settled = now
+            self.figures.settle([one.member.rank for one in self._roster.of_role("worker") if one.live], now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
         for key, record in sorted(self._roster.items(), key=lambda one: one[1].closed_since or one[1].heard):
             reason = self._liveness.why_dead(record, self.complete, now)
@@ -440,7 +452,14 @@ class Membership:
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
         deaths = [*self.losses.deaths, *self.deaths]
-        return self._roster.status(self._waits.missing_for, deaths, now, self._following.sentences, self._verdicts)
+        return self._roster.status(
+            self._waits.missing_for, deaths, now, self._following.sentences, self._verdicts, self.figures
+        )
+
+    @property
+    def slow(self) -> list[Verdict]:
+        """The processes that are slow now."""
+        return self._verdicts.slow
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from paceline.config import Settings
 from paceline.membership.accounts import Verdicts
 from paceline.membership.actions import MemberKey
+from paceline.observe.job_figures import JobFigures
 from paceline.wire import messages as m
 
 
@@ -75,13 +76,16 @@ class MemberRecord:
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
         self.spread = beat.spread
 
-    def report(self, waits_for: str, now: float, recent: list[m.Window]) -> m.MemberState:
+    def report(
+        self, waits_for: str, now: float, verdicts: Verdicts, figures: dict[str, tuple[int, float]]
+    ) -> m.MemberState:
         """Return how this member does."""
         phase = "dead" if self.dead else "left" if self.left else "silent" if self.warned else "live"
-        heard_s = now - self.heard
+        heard_s, key = now - self.heard, (self.member.role, self.member.rank)
         return m.MemberState(
-            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s, recent
-        )
+            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s,
+            verdicts.recent(key), verdicts.whole(key), figures,
+        )  # fmt: skip
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
         """Tell whether a member that has said goodbye has left.
@@ -180,16 +184,26 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         now: float,
         auto: Sequence[str],
         verdicts: Verdicts,
+        figures: JobFigures,
     ) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
         records = sorted(self.items())
         return m.Status(
             [without_token(record.member) for _, record in records],
-            [record.report(" ".join(map(str, waits_for(key))), now, verdicts.recent(key)) for key, record in records],
+            [
+                record.report(
+                    " ".join(map(str, waits_for(key))),
+                    now,
+                    verdicts,
+                    figures.of_worker(key[1]) if key[0] == "worker" else {},
+                )
+                for key, record in records
+            ],
             list(deaths),
             list(auto),
             verdicts.sentences,
             verdicts.told(now),
+            figures.of_job(),
         )
 
     def check(self) -> None:

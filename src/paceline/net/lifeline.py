@@ -49,6 +49,7 @@ from paceline.net.base import Frames
 from paceline.net.client import Client
 from paceline.net.connection import traffic
 from paceline.net.hosts import host_id, own_address, process_state
+from paceline.observe import reports
 from paceline.own_time import OwnTime
 from paceline.wire import messages as m
 
@@ -202,6 +203,8 @@ class Lifeline:
                 self._send_heartbeat()
             self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
             self._watch_scheduler(time.monotonic())
+        if self._settings.role == "worker" and not reports.own().is_empty:
+            self._send_heartbeat()
         self._say_goodbye(self._bye)
 
     def _send_heartbeat(self) -> None:
@@ -209,9 +212,10 @@ class Lifeline:
             seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
             sent, received = traffic.sent, traffic.received
             pace = self._pace()
+            reported = reports.own().take() if self._settings.role == "worker" else []
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account, pace.weights,
+                pace.usual_samples, pace.spread, pace.account, pace.weights, reported,
             )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news

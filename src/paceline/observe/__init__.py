@@ -9,4 +9,9 @@
 | ``servers.py`` | servers that hold workers up (pure) |
 | ``detector.py`` | the slow workers, the part that explains it, its first round, and the cost (pure) |
 | ``verdicts.py`` | verdicts as sentences (pure) |
+| ``reports.py`` | figures that a worker's script reports |
+| ``job_figures.py`` | the figures of the job that follow from them (pure) |
+| ``trackers.py``, ``tools.py`` | tools that keep the figures: files; TensorBoard, Weights & Biases and others |
+| ``tracking.py`` | threads that run them |
+| ``prometheus.py`` | the figures as Prometheus's text (pure) |
 """

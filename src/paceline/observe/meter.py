@@ -65,6 +65,8 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
+        self.last: tuple[int, float] = (0, 1.0)
+        """Number and samples of the last round."""
         self._host = HostFigures(threading.get_native_id())
         self.on_round: Callable[[Steps], None] = lambda steps: None
         """Called with the account of each round."""
@@ -108,6 +110,7 @@ class Meter:
 
     def end_round(self, round: int, samples: float) -> None:
         """End a round: the first push of the next one is made."""
+        self.last = round, samples
         if threading.get_ident() == self._thread:
             self._close(round, samples)
         elif self._asked is None:
@@ -224,6 +227,11 @@ def forward_begins() -> None:
     """Note that the forward pass of a model begins whose gradients are exchanged."""
     if _active is not None and not is_compiling():
         _active.forward_begins()
+
+
+def last_round() -> tuple[int, float]:
+    """Return number and samples of the last round of this worker; (0, 1.0) before the first one."""
+    return (0, 1.0) if _active is None else _active.last
 
 
 def step_ends() -> None:

@@ -18,6 +18,7 @@ from paceline.net import Listener, Security
 from paceline.net.answerer import Answerer
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
+from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,12 @@ class Scheduler:
     Args:
         settings: the scheduler's settings.
         listener: where members connect; it notices closed connections.
+        launcher: the pipes to the launcher.
+        exports: the user's tools.
     """
 
-    def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
-        self._listener, self._launcher = listener, launcher
+    def __init__(self, settings: Settings, listener: Listener, launcher: Launcher, exports: Exports) -> None:
+        self._listener, self._launcher, self._exports = listener, launcher, exports
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
@@ -56,7 +59,9 @@ class Scheduler:
             self._take_news_of_launcher()
             self._look_around(time.monotonic())
             code = self._perform(self._membership.tick(time.monotonic()))
+            self._exports.note(self._membership, time.monotonic())
             if code is not None:
+                self._exports.close(self._membership)
                 return code
 
     def _take_news_of_launcher(self) -> None:
@@ -110,7 +115,7 @@ def main(settings: Settings) -> int:
     """Run the scheduler of a job; returns the exit code."""
     set_up_logging(settings)
     try:
-        security = Security.of(settings)
+        security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
         listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
@@ -120,6 +125,6 @@ def main(settings: Settings) -> int:
     try:
         launcher = Launcher.from_environment()
         launcher.announce(listener.addresses[0])
-        return Scheduler(settings, listener, launcher).run()
+        return Scheduler(settings, listener, launcher, exports).run()
     finally:
         listener.close(linger_s=1.0)

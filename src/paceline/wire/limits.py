@@ -22,3 +22,12 @@ MAX_RANK = 1_000_000
 
 MAX_NUMEL = 2**48
 """Elements of a key, and positions inside an arena."""
+
+MAX_FIGURES, MAX_FIGURE_NAME = 64, 64
+"""Names of figures that a script reports, and characters of such a name."""
+
+FIGURE_NAME = r"^[A-Za-z_][A-Za-z0-9_./-]*\Z"
+"""Form of these names."""
+
+MAX_REPORTS = 64
+"""Steps of which one heartbeat brings figures."""

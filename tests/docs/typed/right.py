@@ -132,6 +132,7 @@ def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
     optimizer.param_groups = [{**group, "lr": 0.1} for group in optimizer.param_groups]
     optimizer.state = optimizer.state
     paceline.save("job.ckpt", net, optimizer, step=1, extra={"epoch": 1})
+    paceline.report(loss=0.5, step=1, samples=32)
     step, extra = paceline.load("job.ckpt", net, optimizer)
     assert_type(step, int)
     print(extra["epoch"])

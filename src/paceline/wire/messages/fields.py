@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_GATHER_BYTES, MAX_NUMEL, MAX_RANK, MAX_TEXT
+from paceline.wire.limits import FIGURE_NAME, MAX_FIGURE_NAME, MAX_GATHER_BYTES, MAX_NUMEL, MAX_RANK, MAX_TEXT
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -18,6 +18,10 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMEL)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 """A figure that is neither negative nor infinite nor NaN."""
+Finite: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A figure that is neither infinite nor NaN."""
+FigureName: TypeAlias = Annotated[str, Meta(max_length=MAX_FIGURE_NAME, pattern=FIGURE_NAME)]
+"""Name of a figure that a script reports."""
 Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern="^(worker|server|scheduler)$")]
 Letter: TypeAlias = Annotated[str, Meta(max_length=1)]
 Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]

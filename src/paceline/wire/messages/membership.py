@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS
 from paceline.wire.messages.fields import (
     Amount,
     Count,
     Digest,
+    FigureName,
+    Finite,
     KeyName,
     Letter,
     Message,
@@ -121,6 +127,15 @@ class AccountReport(Message):
     """Number of a worker's group, from 1; 0: all workers step alike."""
 
 
+class Report(Message):
+    """Figures that the script of a worker reports of one step, or of some steps together."""
+
+    step: Number
+    samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)]
+    """Samples behind the figures: their weight among those of the other workers."""
+    figures: Annotated[dict[FigureName, Finite], Meta(max_length=MAX_FIGURES)]
+
+
 class WeightSums(Message):
     """Sums of a worker's weights after a step, for the comparison with other workers."""
 
@@ -153,6 +168,8 @@ class Heartbeat(Message, tag=3):
     """The parts of its time since the last heartbeat."""
     weights: list[WeightSums] = msgspec.field(default_factory=list)
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
+    reports: Annotated[list[Report], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
+    """Figures of the worker's script since the last heartbeat."""
 
 
 class Death(Message):
@@ -289,6 +306,10 @@ class MemberState(Message):
     """Seconds that a worker computes in a step, without its waits; 0: not known."""
     recent: list[Window] = msgspec.field(default_factory=list)
     """The account of its last rounds in one window; none: it has said nothing yet."""
+    whole: list[Window] = msgspec.field(default_factory=list)
+    """The same of all its rounds so far."""
+    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
+    """The last figures that its script has reported, each with its step."""
 
 
 class Told(Message):
@@ -312,6 +333,8 @@ class Status(Message, tag=12):
     """The processes that are slow now: why, since when, what it costs, and what to do."""
     told: list[Told] = msgspec.field(default_factory=list)
     """The last changes of these, the oldest first."""
+    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
+    """The last figures of the job, each with its step: means over the workers, weighted by samples."""
 
 
 class AskAbsent(Message, tag=13):

@@ -1,0 +1,104 @@
+"""The figures of a job as Prometheus's text (format 0.0.4). Pure.
+
+Names follow Prometheus's rules: base units (seconds, bytes), ``_total`` for counters, no unit twice. Sums over all
+labels of a counter are those of the job. Rates are left to Prometheus:
+``sum(rate(paceline_worker_samples_total[1m]))``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.verdicts import Verdict
+from paceline.wire import messages as m
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Kind and meaning of each metric, in the order in which they are shown.
+METRICS: Mapping[str, tuple[str, str]] = {
+    "paceline_build_info": ("gauge", "Version of paceline, and id of the job."),
+    "paceline_members": ("gauge", "Processes of the job, by role and state."),
+    "paceline_deaths_total": ("counter", "Processes that have died, by role."),
+    "paceline_worker_rounds_total": ("counter", "Rounds that a worker has pushed."),
+    "paceline_worker_samples_total": ("counter", "Samples behind the pushes of a worker."),
+    "paceline_worker_step_seconds_total": ("counter", "Time of a worker, by part of its steps."),
+    "paceline_server_updates_total": ("counter", "Updates that a server has applied."),
+    "paceline_server_seconds_total": ("counter", "Time of a server, by part."),
+    "paceline_network_transmit_bytes_total": ("counter", "Bytes that a process has sent."),
+    "paceline_network_receive_bytes_total": ("counter", "Bytes that a process has received."),
+    "paceline_resident_memory_bytes": ("gauge", "Resident memory of a process."),
+    "paceline_last_heartbeat_timestamp_seconds": ("gauge", "When a process was last heard."),
+    "paceline_slowdown_ratio": ("gauge", "Time of a slow process as a multiple of the others', by cause."),
+    "paceline_reported": ("gauge", "Last figure that scripts report: the mean of the workers, weighted by samples."),
+    "paceline_worker_reported": ("gauge", "Last figure that the script of a worker reports."),
+}
+
+_Labels: TypeAlias = Mapping[str, str]
+_Sample: TypeAlias = tuple[str, _Labels, float]
+
+
+def text(status: m.Status, slow: Sequence[Verdict], job: str, version: str, now: float) -> str:
+    """Return the figures of a job as text.
+
+    Args:
+        status: the scheduler's status.
+        slow: the processes that are slow.
+        job: the job's id.
+        version: that of paceline.
+        now: seconds since 1970 at which the status was taken.
+    """
+    found: dict[str, list[str]] = {name: [] for name in METRICS}
+    for name, labels, value in _samples(status, slow, job, version, now):
+        inner = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items())
+        found[name].append(f"{name}{{{inner}}} {value!r}")
+    lines = []
+    for name, (kind, meaning) in METRICS.items():
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *found[name]] if found[name] else []
+    return "\n".join(lines) + "\n"
+
+
+def _samples(status: m.Status, slow: Sequence[Verdict], job: str, version: str, now: float) -> Iterable[_Sample]:
+    yield "paceline_build_info", {"version": version, "job": job}, 1
+    counts = Counter((one.role, state.phase) for one, state in zip(status.members, status.states, strict=True))
+    for (role, phase), count in sorted(counts.items()):
+        yield "paceline_members", {"role": role, "state": phase}, count
+    for role in ("worker", "server"):
+        yield "paceline_deaths_total", {"role": role}, sum(one.role == role for one in status.deaths)
+    for member, state in zip(status.members, status.states, strict=True):
+        yield from _of_member(member, state, now)
+    for one in slow:
+        labels = {"role": one.role, "rank": str(one.rank), "host": one.host, "cause": one.cause}
+        yield "paceline_slowdown_ratio", labels, one.ratio
+    for name, (_, value) in status.figures.items():
+        yield "paceline_reported", {"name": name}, value
+
+
+def _of_member(member: m.Member, state: m.MemberState, now: float) -> Iterable[_Sample]:
+    own = {"rank": str(member.rank), "host": member.host}
+    whole = state.whole[0] if state.whole else m.Window(0, 0, 0.0, [0] * len(_parts(member.role)))
+    if member.role == "worker":
+        yield "paceline_worker_rounds_total", own, state.round
+        yield "paceline_worker_samples_total", own, whole.samples
+        for name, (_, value) in state.figures.items():
+            yield "paceline_worker_reported", {**own, "name": name}, value
+    else:
+        yield "paceline_server_updates_total", own, whole.samples
+    seconds = "paceline_worker_step_seconds_total" if member.role == "worker" else "paceline_server_seconds_total"
+    for part, spent in zip(_parts(member.role), whole.parts, strict=True):
+        yield seconds, {**own, "part": part}, spent / 1e6
+    each = {"role": member.role, **own}
+    yield "paceline_network_transmit_bytes_total", each, state.sent
+    yield "paceline_network_receive_bytes_total", each, state.received
+    yield "paceline_resident_memory_bytes", each, state.memory
+    yield "paceline_last_heartbeat_timestamp_seconds", each, round(now - state.silent_s, 3)
+
+
+def _parts(role: str) -> tuple[str, ...]:
+    return WORKER_PARTS if role == "worker" else SERVER_PARTS
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

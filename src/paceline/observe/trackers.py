@@ -1,0 +1,102 @@
+"""Trackers: tools that keep the figures of a job, by name (``paceline launch --report-to NAME:TARGET``).
+
+| name | target | default target |
+|---|---|---|
+| ``jsonl`` | path of a file: a JSON object per step | ``paceline-JOB.jsonl`` |
+| ``csv`` | path of a file: a line per figure and step (``time,step,name,value``) | ``paceline-JOB.csv`` |
+
+:mod:`paceline.observe.tools` has those that need a package. Your own class is found by ``paceline.register`` and by an
+entry point of the group ``paceline.trackers``.
+
+:mod:`paceline.observe.tracking` runs them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import IO, ClassVar
+
+from paceline import extensions
+
+
+class Tracker(ABC):
+    """A tool that keeps figures. All methods but the constructor are called by one thread.
+
+    Args:
+        target: the text after the name and its colon; empty: the default target.
+
+    Raises:
+        MissingExtraError: its package is not installed. The job then does not start.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init__(self, target: str = "") -> None:
+        self.target = target
+
+    @abstractmethod
+    def start(self, job: str) -> None:
+        """Open the tool. ``job`` is the job's id."""
+
+    @abstractmethod
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Keep figures of one step. Steps of one figure rise, unless a script begins to count anew."""
+
+    def flush(self) -> None:  # noqa: B027 - most tools need none
+        """Called when no more figures wait: what was logged must not get lost when the process is killed."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Close the tool at the end of the job."""
+
+
+class _File(Tracker):
+    """Writes lines to a file, each with the time in seconds since 1970."""
+
+    _file: IO[str]
+
+    def start(self, job: str) -> None:
+        """Open the file, and go on at its end."""
+        self._file = open(self.target or f"paceline-{job}.{self.name}", "a", newline="")  # noqa: SIM115
+
+    def flush(self) -> None:
+        """Hand the lines over to the kernel."""
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@extensions.register("tracker")
+class Jsonl(_File):
+    """A JSON object per step, in a line."""
+
+    name = "jsonl"
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Write one line."""
+        self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **figures}) + "\n")
+
+
+@extensions.register("tracker")
+class Csv(_File):
+    """A line per figure and step."""
+
+    name = "csv"
+
+    def start(self, job: str) -> None:
+        """Open the file; a new one begins with the names of the columns."""
+        super().start(job)
+        self._rows = csv.writer(self._file)
+        if self._file.tell() == 0:
+            self._rows.writerow(["time", "step", "name", "value"])
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Write a line for each figure."""
+        now = round(time.time(), 3)
+        self._rows.writerows([now, step, name, value] for name, value in figures.items())

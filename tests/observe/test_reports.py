@@ -1,0 +1,183 @@
+"""Figures that a script reports: names, values, and room in heartbeats."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import paceline
+from paceline.observe import meter, reports
+from paceline.observe.reports import Reports
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_FIGURES, MAX_REPORTS
+
+
+def taken(own: Reports) -> list[tuple[int, float, dict[str, float]]]:
+    return [(one.step, one.samples, one.figures) for one in own.take()]
+
+
+def test_every_report_leaves_once_with_its_step_and_samples() -> None:
+    own = Reports()
+    own.add(3, 32.0, {"loss": 0.5})
+    own.add(4, 16.0, {"loss": 0.25, "accuracy": 1})
+    assert taken(own) == [(3, 32.0, {"loss": 0.5}), (4, 16.0, {"loss": 0.25, "accuracy": 1.0})]
+    assert own.is_empty
+    assert own.take() == []
+
+
+def test_step_and_samples_are_those_of_the_last_push_by_default() -> None:
+    own, account = Reports(), meter.Meter()
+    meter.start(account)
+    try:
+        account.end_round(17, 48.0)
+        own.add(None, None, {"loss": 0.5})
+    finally:
+        meter.stop(account)
+    own.add(None, None, {"loss": 0.25})
+    assert taken(own) == [(17, 48.0, {"loss": 0.5}), (0, 1.0, {"loss": 0.25})]
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), torch.tensor(0.5), torch.tensor([[0.5]], requires_grad=True)])
+def test_numbers_of_all_kinds_are_read_in_the_call(value: object) -> None:
+    own = Reports()
+    own.add(0, 1.0, {"loss": value})
+    if isinstance(value, torch.Tensor):
+        value.detach().fill_(7.0)
+    assert taken(own) == [(0, 1.0, {"loss": 0.5})]
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [1.0, 2.0], 10**400])
+def test_other_values_are_refused(value: object) -> None:
+    with pytest.raises(TypeError, match=r"loss is .*, not a number"):
+        Reports().add(0, 1.0, {"loss": value})
+
+
+def test_tensor_of_several_elements_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss has 3 values; report one number"):
+        Reports().add(0, 1.0, {"loss": torch.ones(3)})
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "a\n", "ö", "x" * 65, 'a"'])
+def test_name_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a figure"):
+        Reports().add(0, 1.0, {name: 1.0})
+
+
+def test_more_names_than_the_job_has_room_for_are_refused() -> None:
+    own = Reports()
+    own.add(0, 1.0, {f"figure/{number}": 1.0 for number in range(MAX_FIGURES)})
+    with pytest.raises(ValueError, match="at most 64 names"):
+        own.add(0, 1.0, {"one": 1.0})
+
+
+@pytest.mark.parametrize(("step", "samples"), [(-1, 1.0), (1.5, 1.0), (1, 0.0), (1, math.nan), (1, math.inf)])
+def test_wrong_step_or_samples_are_refused(step: int, samples: float) -> None:
+    with pytest.raises(ValueError, match=r"step is|samples is"):
+        Reports().add(step, samples, {"loss": 1.0})
+
+
+def test_value_that_is_not_finite_is_left_out_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    own = Reports()
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            own.add(step, 1.0, {"loss": math.nan, "accuracy": 0.5})
+        own.add(3, 1.0, {"loss": math.inf})
+        found = taken(own)
+    assert found == [(step, 1.0, {"accuracy": 0.5}) for step in range(3)]
+    assert [one.getMessage() for one in caplog.records] == [
+        "the reported figure 'loss' is nan at step 0; values that are not finite are left out"
+    ]
+
+
+def test_neighbours_are_joined_where_a_heartbeat_has_no_room() -> None:
+    own = Reports()
+    for step in range(1000):
+        own.add(step, 1.0 + step % 2, {"loss": float(step)})
+        if step % 500 == 0:
+            own.add(step // 500, 1.0, {"accuracy": float(step)})
+    found = taken(own)
+    assert len(found) <= MAX_REPORTS
+    loss = [one for one in found if "loss" in one[2]]
+    samples = sum(one[1] for one in loss)
+    assert samples == 1500
+    expected = sum((1 + step % 2) * step for step in range(1000)) / 1500
+    assert sum(one[1] * one[2]["loss"] for one in loss) / samples == pytest.approx(expected)
+    assert [one[0] for one in loss] == sorted(one[0] for one in loss)
+    assert loss[-1][0] == 999
+    assert [one for one in found if "accuracy" in one[2]] == [
+        (0, 1.0, {"accuracy": 0.0}),
+        (1, 1.0, {"accuracy": 500.0}),
+    ]
+
+
+def test_reports_that_cannot_be_joined_leave_with_further_heartbeats() -> None:
+    own = Reports()
+    names = [f"n{number}" for number in range(MAX_FIGURES)]
+    for one, two in zip(names, names[1:] + names[:1], strict=True):
+        own.add(1, 1.0, {one: 1.0})
+        own.add(2, 1.0, {one: 1.0, two: 1.0})
+    first = taken(own)
+    assert len(first) == MAX_REPORTS
+    assert not own.is_empty
+    second = taken(own)
+    assert len(first) + len(second) == 2 * MAX_FIGURES
+
+
+def test_process_that_no_heartbeat_empties_keeps_few() -> None:
+    own = Reports()
+    for step in range(10_000):
+        own.add(step, 1.0, {"loss": 1.0})
+    assert sum(one[1] for one in taken(own)) == 4096
+
+
+def test_script_reports_by_one_call() -> None:
+    reports.own().take()
+    paceline.report(loss=0.5, step=3, samples=4)
+    paceline.report(**{"val/loss": 0.25}, step=3, samples=4)
+    assert taken(reports.own()) == [(3, 4.0, {"loss": 0.5}), (3, 4.0, {"val/loss": 0.25})]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_value_on_a_device_is_that_of_the_call_and_waits_for_nothing() -> None:
+    own, busy = Reports(), torch.ones(4096, 4096, device="cuda")
+    done = torch.cuda.Event()
+    for _ in range(50):
+        busy = busy @ busy / 4096
+    value = busy[0, 0] * 0 + 0.5
+    own.add(0, 1.0, {"loss": value})
+    value.fill_(7.0)
+    done.record()
+    early = own.take()
+    assert done.query() or early == []
+    torch.cuda.synchronize()
+    assert [one.figures for one in [*early, *own.take()]] == [{"loss": 0.5}]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        m.Report(1, 1.0, {"loss": math.nan}),
+        m.Report(1, 1.0, {"loss": math.inf}),
+        m.Report(1, -1.0, {"loss": 1.0}),
+        m.Report(1, 1e300, {"loss": 1.0}),
+        m.Report(-1, 1.0, {"loss": 1.0}),
+        m.Report(1, 1.0, {"a\n": 1.0}),
+        m.Report(1, 1.0, {"x" * 65: 1.0}),
+        m.Report(1, 1.0, {f"n{number}": 1.0 for number in range(65)}),
+    ],
+)
+def test_report_outside_of_its_limits_is_no_message(report: m.Report) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(m.Heartbeat(1, reports=[report])), type=m.Heartbeat)
+
+
+def test_heartbeat_with_too_many_reports_is_no_message() -> None:
+    many = msgspec.msgpack.encode(m.Heartbeat(1, reports=[m.Report(1, 1.0, {})] * (MAX_REPORTS + 1)))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(many, type=m.Heartbeat)

@@ -1,0 +1,186 @@
+"""The figures of a job reach the user's tools."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline.config import Settings
+from paceline.errors import ConfigError
+from paceline.scheduler.exports import Endpoint, Exports
+from paceline.testing import LocalJob, listen, tell
+
+STEPS, ACCURACY_STEP = 20, 7
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+# ---- the endpoint ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint("0", lambda: "figures\n")
+    yield made
+    made.close()
+
+
+def test_endpoint_serves_the_text_on_loopback(endpoint: Endpoint) -> None:
+    assert endpoint.url.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(endpoint.url, timeout=30) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert "Python" not in answer.headers["Server"]
+        assert answer.read() == b"figures\n"
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/../x", "/metricsx"])
+def test_endpoint_has_no_other_page(endpoint: Endpoint, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="the figures are at /metrics"):
+        get(endpoint.url.removesuffix("/metrics") + path)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_endpoint_changes_nothing(endpoint: Endpoint, method: str) -> None:
+    connection = http.client.HTTPConnection(endpoint.url.split("/")[2], timeout=30)
+    connection.request(method, "/metrics")
+    assert connection.getresponse().status == 501
+    connection.close()
+
+
+def test_client_that_says_nothing_or_nonsense_does_not_end_the_endpoint(endpoint: Endpoint) -> None:
+    host, port = endpoint.url.split("/")[2].split(":")
+    for nonsense in (b"", b"\0\xff\r\n\r\n", b"GET /metrics HTTP/9.9\r\n\r\n", b"GET " + b"x" * 70_000):
+        with socket.create_connection((host, int(port)), 30) as client:
+            client.sendall(nonsense)
+    assert get(endpoint.url) == "figures\n"
+
+
+@pytest.mark.parametrize("where", ["", "port", "h:", "1.2.3.4", "70000", "١"])
+def test_address_that_cannot_be_is_refused(where: str) -> None:
+    with pytest.raises(ConfigError, match="metrics"):
+        Endpoint(where, str)
+
+
+def test_port_that_is_taken_is_named(endpoint: Endpoint) -> None:
+    port = endpoint.url.split("/")[2].split(":")[1]
+    with pytest.raises(ConfigError, match=f"metrics '{port}' cannot be served: .* give another port, or 0 for any"):
+        Endpoint(port, str)
+
+
+def test_unknown_tool_ends_the_start_of_the_job() -> None:
+    with pytest.raises(ConfigError, match="unknown tool of --report-to 'jsonel'; did you mean 'jsonl'"):
+        Exports(Settings(report_to="jsonel:a"))
+
+
+# ---- a job -----------------------------------------------------------------------------------------------------------
+
+
+def train() -> None:
+    """Train with batches of 8 samples on rank 0 and of 24 on rank 1, and report."""
+    store = paceline.kvstore.create("dist_sync")
+    model = torch.nn.Linear(4, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
+    samples = 8 if store.rank == 0 else 24
+    for step in range(STEPS):
+        optimizer.samples = samples
+        optimizer.zero_grad()
+        model(torch.ones(samples, 4)).mean().backward()
+        optimizer.step()
+        paceline.report(rank=store.rank, step=step)
+    tell("trained")
+    listen()
+    paceline.report(accuracy=float(store.rank), step=ACCURACY_STEP)  # the last heartbeat brings it
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[LocalJob]:
+    report_to = f"jsonl:{tmp_path / 'a.jsonl'}"
+    with LocalJob(2, 1, metrics="0", report_to=report_to, heartbeat_interval_s=0.1) as made:
+        for worker in made.start_all(train):
+            worker.heard()
+        yield made
+
+
+def url_of(job: LocalJob) -> str:
+    found = re.search(r"metrics of this job: (\S+)", job.scheduler.output)
+    assert found is not None, job.scheduler.output
+    return found[1]
+
+
+def settled(read, is_good, timeout_s=60.0):
+    """Return what ``read`` returns when it is good."""
+    deadline = time.monotonic() + timeout_s
+    while not is_good(found := read()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def end(job: LocalJob) -> None:
+    for worker in job.workers:
+        worker.tell("go on")
+    for worker in job.workers:
+        worker.result()
+    assert job.scheduler.wait(60.0) == 0, job.report()
+
+
+def test_figures_of_a_job_are_served_and_kept(job: LocalJob, tmp_path: Path) -> None:
+    line = f'paceline_worker_rounds_total{{rank="1",host="127.0.0.1"}} {STEPS}'
+    text = settled(lambda: get(url_of(job)), lambda text: line in text and "paceline_reported{" in text)
+    samples = {rank: float(re.search(rf'samples_total{{rank="{rank}".*}} (\S+)', text)[1]) for rank in (0, 1)}
+    assert samples[1] == 3 * samples[0] > 0
+    assert 'paceline_reported{name="rank"} 0.75' in text  # weighted by samples
+    assert 'paceline_worker_reported{rank="1",host="127.0.0.1",name="rank"} 1.0' in text
+    assert job.job_key not in text
+    end(job)
+    kept = [json.loads(one) for one in (tmp_path / "a.jsonl").read_text().splitlines()]
+    ranks = {one["step"]: one["rank"] for one in kept if "rank" in one}
+    assert ranks == dict.fromkeys(range(STEPS), 0.75)
+    assert [(one["step"], one["accuracy"]) for one in kept if "accuracy" in one] == [(ACCURACY_STEP, 0.75)]
+    last = kept[-1]
+    assert last["worker/1/accuracy"] == 1.0
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: make test-trackers")
+def test_prometheus_scrapes_a_job(job: LocalJob, tmp_path: Path) -> None:
+    target = url_of(job).split("/")[2]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        own = f"127.0.0.1:{free.getsockname()[1]}"
+    config = {"scrape_configs": [{"job_name": "paceline", "static_configs": [{"targets": [target]}]}]}
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+    words = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={own}"]
+    with open(tmp_path / "log", "wb") as log:
+        server = subprocess.Popen(["prometheus", *words], cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        query = f"http://{own}/api/v1/query?query=sum(paceline_worker_samples_total)"
+
+        def read() -> list[str]:
+            try:
+                return [one["value"][1] for one in json.loads(get(query))["data"]["result"]]
+            except OSError:  # it starts
+                return []
+
+        [total] = settled(read, lambda found: found and float(found[0]) >= (STEPS - 1) * 32)
+        assert float(total) in ((STEPS - 1) * 32, STEPS * 32)
+    finally:
+        server.terminate()
+        server.wait(30.0)
+    end(job)
