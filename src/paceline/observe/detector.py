@@ -28,17 +28,18 @@ from paceline.observe.account import (
     FIGURES,
     GC,
     INTERVAL,
-    QUEUED,
     STALLED,
     STOLEN,
     STOPPED,
-    THROTTLED,
     WAIT,
     WORKER_PARTS,
 )  # fmt: skip
 from paceline.observe.history import (
+    KEPT_WAITING,
     LEAST_S,
     LONG,
+    OUT_OF_QUOTA,
+    PARTS,
     USUAL,
     History,
     Reference,
@@ -63,6 +64,10 @@ WORTH, WORTH_S, SHORTEST_S = 0.1, LEAST_S, 0.5
 #: Part of a worker's time that rare pauses take, and windows in which they occur, before they are worth a word.
 RARE, RARE_WINDOWS = 0.05, 2
 
+#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own; and page
+#: faults in a second that count.
+ALONE, FAULTY = 3.0, 200
+
 #: Windows after which a worker counts as quick again, or as slow for another reason.
 GOOD = 8
 
@@ -75,17 +80,19 @@ WARM_UP = 3
 #: Reports of servers about late workers that are counted at least.
 _REPORTS = 4
 
-_OWN = tuple(part for part in range(len(WORKER_PARTS)) if part not in (WAIT, GC))
+_OWN = tuple(part for part in range(len(PARTS)) if part not in (WAIT, GC))
 
 
 @dataclass
 class _Worker(History):
     """A worker's history, and the present state of its verdict."""
 
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(WORKER_PARTS))
-    onsets: list[int] = field(default_factory=lambda: [0] * len(WORKER_PARTS))
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
+    onsets: list[int] = field(default_factory=lambda: [0] * len(PARTS))
     past: Reference | None = None
     """Its own usual times, of a worker that has no others to be compared with."""
+    open: list[Sequence[int]] = field(default_factory=list)
+    """Figures of its host since the last rounds."""
     verdict: Verdict | None = None
     good: int = 0
     """Windows in a row in which nothing was wrong."""
@@ -130,16 +137,19 @@ class Detector:
         """
         worker = self._workers.setdefault(rank, _Worker(rank, host))
         worker.group = group
-        if len(figures) == len(FIGURES) and worker.rounds:  # at the start a process reads libraries
-            worker.hosts.append(tuple(figures))
+        if len(figures) == len(FIGURES):
+            worker.open.append(tuple(figures))
+            if worker.rounds:  # at the start a process reads libraries
+                worker.hosts.append(tuple(figures))
         reference = self._reference(worker)
-        rounds = [mean_round(*one) for one in windows if one[0] > WARM_UP and one[1] > 0]
+        rounds = [mean_round(*one, worker.open) for one in windows if one[0] > WARM_UP and one[1] > 0]
         for one in rounds:
             worker.rounds.append(one)
             if reference is not None:
                 self._count(worker, one, reference)
         if not rounds:
             return []
+        worker.open.clear()
         worker.settle()
         return [] if reference is None else self._judge(worker, reference)
 
@@ -179,7 +189,7 @@ class Detector:
         last = [] if worker is None else list(worker.rounds)[-USUAL:]
         if not last:
             return None
-        seconds = [sum(one.parts[part] * one.weight for one in last) for part in range(len(WORKER_PARTS))]
+        seconds = [sum(one.seconds[part] * one.weight for one in last) for part in range(len(WORKER_PARTS))]
         return sum(one.weight for one in last), sum(one.samples * one.weight for one in last), seconds
 
     @property
@@ -276,15 +286,21 @@ class Detector:
             return None
         half = reference.usual[part] + excess[part] / 2
         since = next((one.round for one in worker.rounds if one.round >= since and one.parts[part] > half), since)
-        return self._cause(worker, part, excess[part], last, reference), part, since, excess[part]
+        cause = self._cause(worker, part, excess[part], last, reference)
+        return (cause, part, since, excess[part]) if cause else None
 
     def _cause(self, worker: _Worker, part: int, excess_s: float, last: Sequence[Round], reference: Reference) -> str:
-        """Return why a part takes so long: by the figures of the host, the batch, or the part itself."""
+        """Return why a part takes so long; empty: its excess says nothing about this worker."""
         if part == WAIT:
             return "link"
-        share = excess_s / (middle([one.wall_s for one in last]) or 1.0)
-        host = self._host_cause(worker, share)
-        if host:
+        if part == KEPT_WAITING:
+            return "busy" if self._is_alone_in_queues(worker, last) else ""
+        if part == OUT_OF_QUOTA:
+            return "throttled"
+        if excess_s < middle([one.parts[KEPT_WAITING] for one in last]) + reference.usual[KEPT_WAITING]:
+            return ""  # the others' threads and locks of this process wait for processors, too
+        host = self._host_cause(worker, excess_s / (middle([one.wall_s for one in last]) or 1.0))
+        if host is not None:
             return host
         samples = middle([one.samples for one in last])
         expected = reference.usual[part] * samples / reference.samples if reference.samples else 0.0
@@ -292,24 +308,38 @@ class Detector:
             return "batch"
         return WORKER_PARTS[part]
 
-    def _host_cause(self, worker: _Worker, share: float) -> str:
-        """Return the figure of the host that explains most of an excess, which is this share of the time."""
-        last = list(worker.hosts)[-4:]
-        interval = sum(one[INTERVAL] for one in last)
-        if not interval:
-            return ""
+    def _is_alone_in_queues(self, worker: _Worker, last: Sequence[Round]) -> bool:
+        """Tell whether a worker waits for processors far longer than every other one on its host, and most elsewhere.
 
-        def of(figure: int) -> float:
-            others = [share_of(list(one.hosts)[-4:], figure) for one in self._workers.values() if one is not worker]
-            return share_of(last, figure) - (middle(others) if others else 0.0)
+        A host that has too much to do for all of its workers makes now this one, now that one wait longest.
+        """
+        queued_s = middle([one.parts[KEPT_WAITING] for one in last])
+        others = [one for one in self._workers.values() if one is not worker and one.usual]
+        beside = [one.usual[KEPT_WAITING] for one in others if one.host == worker.host]
+        return queued_s > ALONE * max([middle([one.usual[KEPT_WAITING] for one in others] or [0.0]), *beside])
 
-        if of(THROTTLED) > 0.4 * share:
-            return "throttled"
-        if of(STALLED) > 0.4 * share or sum(one[FAULTS] for one in last) * 1e6 / interval > 200:
+    def _host_cause(self, worker: _Worker, share: float) -> str | None:
+        """Return the figure of the host that explains most of an excess, which is this share of the time.
+
+        Empty: it does, but as much for the other workers. None: no figure does.
+        """
+        others = [one for one in self._workers.values() if one is not worker]
+
+        def of(one: _Worker, figure: int) -> float:
+            return share_of(list(one.hosts)[-4:], figure)
+
+        def explains(figure: int) -> bool | None:
+            """Tell whether a figure of this worker only explains the excess; None: one of all workers."""
+            own, usual = of(worker, figure), middle([of(one, figure) for one in others] or [0.0])
+            return own - usual > 0.4 * share or (None if own > 0.4 * share else False)
+
+        faults = 1e6 * of(worker, FAULTS)
+        if faults > FAULTY and faults > ALONE * 1e6 * middle([of(one, FAULTS) for one in others] or [0.0]):
             return "memory"
-        if of(QUEUED) > 0.4 * share:
-            return "busy"
-        return "stolen" if of(STOLEN) > 0.4 * share else ""
+        found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
+        if True in found.values():
+            return next(cause for cause, is_own in found.items() if is_own)
+        return "" if None in found.values() else None
 
     def _rare_part(self, worker: _Worker, reference: Reference) -> tuple[str, int, int, float] | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
@@ -362,6 +392,7 @@ class Detector:
             ratio, share = (own_s + excess_s) / own_s if own_s else 1.0, excess_s / wall_s if wall_s else 0.0
         else:
             ratio = own_s / reference.own_s if reference.own_s else 1.0
+            part = part if cause == PARTS[part] else -1
             share = sum(one.parts[part] for one in last) / len(last) / own_s if part >= 0 and own_s else 0.0
         held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s) if self._merges_rounds else excess_s
         together = [one for one in self._workers.values() if one.rounds] if self._merges_rounds else [worker]

@@ -65,7 +65,7 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
-        self._host = HostFigures(threading.get_native_id())
+        self.host = HostFigures(threading.get_native_id())
         self.on_round: Callable[[Steps], None] = lambda steps: None
         """Called with the account of each round."""
 
@@ -170,7 +170,7 @@ class Meter:
                 m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
                 for one in self.take()
             ],
-            self._host.read(),
+            self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,
         )
@@ -198,6 +198,7 @@ def start(meter: Meter) -> None:
     stop(_active)
     _active = meter
     gc.callbacks.append(meter.collects)
+    meter.host.stops.start()
     watch_loaders()
 
 
@@ -206,6 +207,7 @@ def stop(meter: Meter | None) -> None:
     global _active
     if meter is not None and meter.collects in gc.callbacks:
         gc.callbacks.remove(meter.collects)
+        meter.host.stops.close()
     _active = None if _active is meter else _active
 
 
