@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.testing import LocalJob
+from paceline.testing import Faults, LocalJob
+from paceline.testing.faults import VARIABLE
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 WORKERS, SLOW, ONSET, AFTER = 4, 1, 30, 60
+#: Mean delay of the messages that a worker receives, whose network is slow from the start.
+DELAY_S = 0.04
 CGROUPS = Path("/sys/fs/cgroup")
 
 #: By fault: causes that are right.
@@ -59,9 +62,9 @@ RIGHT: dict[str, tuple[str, ...]] = {
 
 def train(fault: str, jitter: float, rounds: int, folder: str, compute_s: float) -> None:
     """Train; the slow worker has its fault from :data:`ONSET` on, unless it comes from outside."""
-    import torch  # noqa: PLC0415 - the scheduler, which this file starts, too, has no use for it
+    import torch
 
-    import paceline  # noqa: PLC0415
+    import paceline
 
     class Pause(torch.autograd.Function):
         @staticmethod
@@ -80,7 +83,7 @@ def train(fault: str, jitter: float, rounds: int, folder: str, compute_s: float)
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             until = time.thread_time() + self.seconds
             while time.thread_time() < until:
-                x @ torch.ones(160, 160)
+                x @ torch.ones(256, 256)
             return x
 
     class Samples(torch.utils.data.Dataset[torch.Tensor]):
@@ -89,17 +92,19 @@ def train(fault: str, jitter: float, rounds: int, folder: str, compute_s: float)
 
         def __getitem__(self, index: int) -> torch.Tensor:
             time.sleep(0.15 if is_slow and fault == "loader" and index >= ONSET else 0.002)
-            return torch.ones(160)
+            return torch.ones(256)
 
     store = paceline.kvstore.create("dist_sync")
     is_slow = store.rank == SLOW
     burn = Burn()
-    model = torch.nn.Sequential(burn, torch.nn.Linear(160, 160))
+    model = torch.nn.Sequential(burn, torch.nn.Linear(256, 256))
     optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), kvstore=store, model=model)
     chance = random.Random(f"{store.rank} {fault} {jitter}")
     table = mapped(Path(folder, "data")) if fault == "memory" and is_slow else None
     if fault == "gc" and is_slow:
-        gc.callbacks.append(lambda phase, info: time.sleep(0.1) if phase == "start" and info["generation"] == 2 else None)
+        gc.callbacks.append(
+            lambda phase, info: time.sleep(0.1) if phase == "start" and info["generation"] == 2 else None
+        )
     progress = os.open(Path(folder, f"round-{store.rank}"), os.O_CREAT | os.O_WRONLY)
     for number, batch in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=1)):
         os.pwrite(progress, f"{number:9}".encode(), 0)
@@ -109,7 +114,7 @@ def train(fault: str, jitter: float, rounds: int, folder: str, compute_s: float)
             sum(table[at] for at in range(0, len(table), 4096))
         optimizer.zero_grad()
         extra = 0.2 if fault == "backward" and is_slow and number >= ONSET else 0.0
-        Pause.apply(model(batch), 0.02 * longer + extra).sum().backward()
+        Pause.apply(model(batch), 0.05 * longer + extra).sum().backward()
         optimizer.step()
         if fault == "gc" and is_slow and number >= ONSET and number % 10 == 0:
             gc.collect()
@@ -147,35 +152,25 @@ class Cgroup:
         for pid in (self.path / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
                 (self._parent / "cgroup.procs").write_text(pid)
-        self.path.rmdir()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # a task leaves its cgroup a little after its end
+                self.path.rmdir()
+                return
+            time.sleep(0.05)
 
 
-@contextlib.contextmanager
-def quota(pid: int, share: float) -> Iterator[None]:
-    group = Cgroup("cpu", pid)
-    try:
-        group.write("cpu.cfs_period_us", 100_000)
-        group.write("cpu.cfs_quota_us", round(share * 100_000))
-        group.enter()
-        yield
-    finally:
-        group.close()
+def limit_cpu(group: Cgroup, share: float) -> None:
+    group.write("cpu.cfs_period_us", 100_000)
+    group.write("cpu.cfs_quota_us", round(share * 100_000))
 
 
-@contextlib.contextmanager
-def memory_limit(pid: int, folder: Path) -> Iterator[None]:
-    group = Cgroup("memory", pid)
-    try:
-        group.write("memory.move_charge_at_immigrate", 3)
-        group.enter()
-        anonymous = int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) << 10  # type: ignore[index]
-        drop_from_cache(folder / "data")
-        group.write("memory.limit_in_bytes", anonymous + (40 << 20))
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            group.write("memory.limit_in_bytes", -1)
-        group.close()
+def limit_memory(group: Cgroup, folder: Path) -> None:
+    """Leave less room than the worker's files need, so that its pages are read from the disk again and again."""
+    drop_from_cache(folder / "data")
+    used = re.search(r"^rss (\d+)", (group.path / "memory.stat").read_text(), re.MULTILINE)
+    assert used is not None
+    group.write("memory.limit_in_bytes", int(used[1]) + (40 << 20))
 
 
 def drop_from_cache(path: Path) -> None:
@@ -185,12 +180,12 @@ def drop_from_cache(path: Path) -> None:
 
 @contextlib.contextmanager
 def neighbours(pids: Sequence[int], slow: int) -> Iterator[None]:
-    """The slow worker shares processor 1 with four others; the rest has processor 0."""
+    """The slow worker shares processor 1 with eight others; the rest has processor 0."""
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(task), {1 if pid == slow else 0})
     spin = ["taskset", "-c", "1", sys.executable, "-c", "import os\np = os.getppid()\nwhile os.getppid() == p: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(4)]
+    spinning = [subprocess.Popen(spin) for _ in range(8)]
     try:
         yield
     finally:
@@ -234,17 +229,25 @@ def crowd(count: int) -> Iterator[None]:
             one.wait()
 
 
-def outside(fault: str, job: LocalJob, folder: Path, compute_s: float) -> contextlib.AbstractContextManager[None]:
+def limited(fault: str, job: LocalJob, stack: contextlib.ExitStack) -> Cgroup | None:
+    """Return a cgroup around the process that will be short of something."""
+    if fault not in ("quota", "server", "memory"):
+        return None
+    pid = job.servers[0].pid if fault == "server" else job.workers[SLOW].pid
+    group = Cgroup("memory" if fault == "memory" else "cpu", pid)
+    stack.callback(group.close)
+    group.enter()
+    return group
+
+
+def outside(fault: str, job: LocalJob) -> contextlib.AbstractContextManager[None]:
     """Return the fault that begins when it is entered."""
     slow = job.workers[SLOW].pid
+    if fault == "link":
+        assert isinstance(job, HostsJob)
+        job.host_of("worker", SLOW).run("tc qdisc add dev eth0 root tbf rate 20mbit burst 128kb latency 500ms")
     if fault.startswith("crowd"):
         return crowd(int(fault[5:]))
-    if fault == "quota":
-        return quota(slow, 0.5 * compute_s / (compute_s + 0.025))
-    if fault == "server":
-        return quota(job.servers[0].pid, 0.01)
-    if fault == "memory":
-        return memory_limit(slow, folder)
     if fault == "neighbour":
         return neighbours([one.pid for one in (*job.workers, *job.servers, job.scheduler)], slow)
     return stops(slow) if fault == "stops" else contextlib.nullcontext()
@@ -270,7 +273,7 @@ class Outcome:
             return "none"
         who = "server 0 " if fault == "server" else f"worker {SLOW} "
         is_right = who in lines[0] and any(cause in lines[0] for cause in RIGHT[fault])
-        return "right" if is_right and self.said[0][0] >= 0 else "wrong"
+        return "right" if is_right and (self.said[0][0] >= 0 or fault == "delay") else "wrong"
 
 
 class _Recorded(LocalJob):
@@ -296,9 +299,9 @@ def recorded(argv: Sequence[str], path: Path) -> list[str]:
 
 def run_scheduler(path: str) -> None:
     """Be a scheduler that writes every account down, a line of JSON each."""
-    from paceline.membership.accounts import Verdicts  # noqa: PLC0415
+    from paceline.membership.accounts import Verdicts
 
-    note, file = Verdicts.note, open(path, "a", buffering=1)
+    note, file = Verdicts.note, Path(path).open("a", buffering=1)  # noqa: SIM115 - until the end of the process
 
     def noted(self: Any, member: Any, account: Any, groups: Any) -> Any:
         found = note(self, member, account, groups)
@@ -325,10 +328,18 @@ def run(fault: str, jitter: float, folder: Path, options: argparse.Namespace) ->
     rounds = options.rounds or ONSET + AFTER
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(_job(fault, stack, folder if options.record else None))
-        job.start_all(train, fault, jitter, rounds, str(folder), options.compute)
+        for rank in range(WORKERS):
+            late = Faults(seed=1, delay_s=2 * DELAY_S, repeat=0, lose=0, pause=0).to_json()
+            extra = {VARIABLE: late} if fault == "delay" and rank == SLOW else {}
+            job.start(rank, train, fault, jitter, rounds, str(folder), options.compute, environment=extra)
+        group = limited(fault, job, stack)
         while rounds_of(folder) < ONSET and not ended(job):
             _look(job, folder, outcome)
-        stack.enter_context(outside(fault, job, folder, options.compute))
+        if group is not None and fault == "memory":
+            limit_memory(group, folder)
+        elif group is not None:
+            limit_cpu(group, 0.01 if fault == "server" else 0.5 * options.compute / (options.compute + 0.055))
+        stack.enter_context(outside(fault, job))
         while not ended(job) and not (RIGHT[fault] and outcome.said):
             _look(job, folder, outcome)
         outcome.rounds = rounds_of(folder)
@@ -343,18 +354,20 @@ def ended(job: LocalJob) -> bool:
 
 def _look(job: LocalJob, folder: Path, outcome: Outcome) -> None:
     time.sleep(0.02)
-    lines = [line for line in job.scheduler.output.splitlines() if re.search(r"takes [\d.]+ times|holds the|again, from", line)]
+    lines = [
+        line
+        for line in job.scheduler.output.splitlines()
+        if re.search(r"takes [\d.]+ times|holds the|again, from", line)
+    ]
     outcome.said += [(rounds_of(folder) - ONSET, line) for line in lines[len(outcome.said) :]]
 
 
-def _job(fault: str, stack: contextlib.ExitStack, folder: Path | None) -> LocalJob:
-    job: _Recorded | _RecordedHosts
+def _job(fault: str, stack: contextlib.ExitStack, folder: Path | None) -> _Recorded | _RecordedHosts:
     settings = {"check_rules": False}
-    if fault in ("link", "delay"):
+    job: _Recorded | _RecordedHosts
+    if fault == "link":
         hosts = stack.enter_context(Hosts(WORKERS))
         job = _RecordedHosts(hosts, [1] * WORKERS, [1, 0, 0, 0], **settings)
-        if fault == "link":
-            hosts[SLOW].run("tc qdisc add dev eth0 root tbf rate 20mbit burst 128kb latency 200ms")
     else:
         job = _Recorded(WORKERS, 1, **settings)
     job.recording = folder and folder / "accounts.jsonl"
@@ -367,14 +380,14 @@ def main() -> int:
     parser.add_argument("--jitter", nargs="*", type=float, default=[0.0, 0.1, 0.3])
     parser.add_argument("--trials", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--compute", type=float, default=0.01)
+    parser.add_argument("--compute", type=float, default=0.02)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
     done: dict[tuple[str, float], list[Outcome]] = {}
     for trial in range(options.trials):
         for fault in options.faults:
-            if fault in ("link", "delay") and why_no_hosts():
+            if fault == "link" and why_no_hosts():
                 print(f"{fault}: {why_no_hosts()}")
                 continue
             for jitter in options.jitter:

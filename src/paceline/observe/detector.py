@@ -64,9 +64,11 @@ WORTH, WORTH_S, SHORTEST_S = 0.1, LEAST_S, 0.5
 #: Part of a worker's time that rare pauses take, and windows in which they occur, before they are worth a word.
 RARE, RARE_WINDOWS = 0.05, 2
 
-#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own; and page
-#: faults in a second that count.
-ALONE, FAULTY = 3.0, 200
+#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own.
+ALONE = 3.0
+
+#: Page faults in a second that explain a long part, and those that do where memory is short.
+FAULTY, FAULTY_IF_SHORT = 200, 8
 
 #: Windows after which a worker counts as quick again, or as slow for another reason.
 GOOD = 8
@@ -77,8 +79,9 @@ FIRST = 4
 #: Rounds at the start that load libraries and make memory.
 WARM_UP = 3
 
-#: Reports of servers about late workers that are counted at least.
-_REPORTS = 4
+#: Reports of servers about late workers that are counted at least; a worker with a slow link comes last in this part of
+#: the cohorts; and the logarithm of the rounds in which chance alone gives that once (1e9; 1e5 if it is very late).
+_REPORTS, MOSTLY_LAST, UNLIKELY = 4, 0.7, 22.0
 
 _OWN = tuple(part for part in range(len(PARTS)) if part not in (WAIT, GC))
 
@@ -333,8 +336,9 @@ class Detector:
             own, usual = of(worker, figure), middle([of(one, figure) for one in others] or [0.0])
             return own - usual > 0.4 * share or (None if own > 0.4 * share else False)
 
-        faults = 1e6 * of(worker, FAULTS)
-        if faults > FAULTY and faults > ALONE * 1e6 * middle([of(one, FAULTS) for one in others] or [0.0]):
+        faults, usual = 1e6 * of(worker, FAULTS), 1e6 * middle([of(one, FAULTS) for one in others] or [0.0])
+        is_short = of(worker, STALLED) > RARE  # of memory, or others of its host are: its page faults tell
+        if faults > ALONE * usual + (FAULTY_IF_SHORT if is_short else FAULTY):
             return "memory"
         found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
         if True in found.values():
@@ -344,19 +348,19 @@ class Detector:
     def _rare_part(self, worker: _Worker, reference: Reference) -> tuple[str, int, int, float] | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
         last = list(worker.rounds)[-LONG // 2 :]
+        rounds = sum(one.weight for one in last)
         wall_s = sum(one.wall_s * one.weight for one in last)
         held_s = sum(one.weight * max(0.0, self._excess_of_all(one, reference)) for one in last)
         pauses = [one for one in last if one.parts[GC] > max(WORTH_S, RARE * one.wall_s)]
         lost_s = sum(one.parts[GC] * one.weight for one in pauses)
         least = RARE if worker.verdict is None else RARE / 2
-        if held_s < least * wall_s:
-            return None
-        if len(pauses) >= RARE_WINDOWS and lost_s > least * wall_s:
-            return "gc", GC, pauses[0].round, lost_s / sum(one.weight for one in last)
-        stops = [one for one in worker.hosts if one[STOPPED]]
-        if len(stops) >= RARE_WINDOWS and share_of(worker.hosts, STOPPED) > least:
-            rounds = sum(one.weight for one in last)
-            return "stopped", -1, last[0].round, sum(one[STOPPED] for one in stops) * 1e-6 / rounds
+        if len(pauses) >= RARE_WINDOWS and min(held_s, lost_s) > least * wall_s:
+            return "gc", GC, pauses[0].round, lost_s / rounds
+        spare_s = max(0.0, reference.slowest_s - worker.typical_s)  # whatever the worker does then, nobody waits for it
+        stops = [held for one in worker.hosts if (held := 1e-6 * one[STOPPED] - spare_s) > 0]
+        share = sum(stops) / (1e-6 * sum(one[INTERVAL] for one in worker.hosts) or 1.0)
+        if len(stops) >= RARE_WINDOWS and share > least:
+            return "stopped", -1, last[0].round, share * wall_s / rounds
         return None
 
     def _late(self, worker: _Worker, reference: Reference) -> tuple[str, int, int, float] | None:
@@ -364,21 +368,18 @@ class Detector:
         if not self._merges_rounds or reference.alone or len(self._workers) < 2:
             return None
         cohorts = times = reports = 0
-        late_s = 0.0
-        needed = 22 / math.log(min(8, len(self._workers)))  # by chance alone it takes 1e9 rounds
+        late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])
+        by_itself_s = max(0.0, worker.typical_s - reference.slowest_s)
+        queued_s = worker.usual[KEPT_WAITING] + reference.usual[KEPT_WAITING]
         for one in reversed(worker.late):
             cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
-            if cohorts >= needed and reports >= _REPORTS:
-                break
-        else:
-            return None
-        if times < 0.97 * cohorts:
-            return None
-        late_s = late_s / cohorts - max(0.0, worker.typical_s - reference.slowest_s)
-        wall_s = middle([one.wall_s for one in worker.rounds])
-        if late_s < max(WORTH * wall_s, WORTH_S):
-            return None
-        return "link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, late_s
+            excess_s = late_s / cohorts - by_itself_s
+            if reports < _REPORTS or times < MOSTLY_LAST * cohorts or excess_s < max(WORTH * wall_s, WORTH_S, queued_s):
+                continue
+            least = UNLIKELY / 2 if excess_s > worker.typical_s / 2 else UNLIKELY
+            if cohorts * _surprise(times / cohorts, 1 / min(8, len(self._workers))) >= least:
+                return "link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, excess_s
+        return None
 
     # ---- verdicts --------------------------------------------------------------------------------------------------
 
@@ -388,14 +389,22 @@ class Detector:
         last = [one for one in worker.rounds if one.round >= since][-GOOD:] or list(worker.rounds)[-1:]
         own_s = sum(one.own_s for one in last) / len(last)
         wall_s = sum(one.wall_s for one in last) / len(last)
-        if cause == "link":  # the others' time and its own are alike: it is the exchange that takes longer
+        if cause in ("link", "stopped"):  # no part of its step takes longer, or another one each time
             ratio, share = (own_s + excess_s) / own_s if own_s else 1.0, excess_s / wall_s if wall_s else 0.0
         else:
             ratio = own_s / reference.own_s if reference.own_s else 1.0
             part = part if cause == PARTS[part] else -1
             share = sum(one.parts[part] for one in last) / len(last) / own_s if part >= 0 and own_s else 0.0
-        held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s) if self._merges_rounds else excess_s
+        held_s = excess_s
+        if self._merges_rounds and cause not in ("link", "stopped"):
+            held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s)
         together = [one for one in self._workers.values() if one.rounds] if self._merges_rounds else [worker]
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         return Verdict(worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone)
+
+
+def _surprise(share: float, usual: float) -> float:
+    """Return by how much each trial makes it unlikelier that chance alone gives this share, in nats (Chernoff)."""
+    rest = (1 - share) * math.log((1 - share) / (1 - usual)) if share < 1 else 0.0
+    return share * math.log(share / usual) + rest

@@ -102,7 +102,9 @@ def mean_round(
     own_s = wall_s - means[WAIT]
     idle_s = max(0.0, own_s - share_of(figures, BUSY) * wall_s)
     quota_s = min(idle_s, share_of(figures, THROTTLED) * wall_s)
-    queued_s = max(0.0, min(idle_s, share_of(figures, QUEUED) * wall_s) - quota_s)  # a thread without quota is ready, too
+    queued_s = max(
+        0.0, min(idle_s, share_of(figures, QUEUED) * wall_s) - quota_s
+    )  # a thread without quota is ready, too
     ran = 1 - (quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
     return Round(round, samples / rounds, means, [*parts, queued_s, quota_s], own_s, wall_s, rounds)
