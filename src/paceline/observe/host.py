@@ -30,6 +30,9 @@ _SLEEP_S, _LEAST_STOP_S = 0.25, 0.3
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
+#: Nanoseconds that each thread has run and was ready to run; and seconds for which this process waited otherwise.
+HeldUp = tuple[dict[str, tuple[int, ...]], float]
+
 
 class Stops:
     """Counts the time in which the kernel let no thread of this process run: SIGSTOP, a debugger, a frozen cgroup.
@@ -68,8 +71,7 @@ class Stops:
             self.seconds += stop_of(late_s, before, now)
             before, asleep = now, self._clock()
 
-    def _held_up(self) -> tuple[dict[str, tuple[int, ...]], float]:
-        """Return nanoseconds that each thread has run and was ready to run; and seconds of other waits."""
+    def _held_up(self) -> HeldUp:
         threads = {}
         with contextlib.suppress(OSError):
             for thread in os.listdir("/proc/self/task"):
@@ -80,15 +82,13 @@ class Stops:
         return threads, 1e-6 * others
 
 
-def stop_of(
-    late_s: float, before: tuple[dict[str, tuple[int, ...]], float], now: tuple[dict[str, tuple[int, ...]], float]
-) -> float:
-    """Return how much of a late wake-up nothing else explains, by what held threads up before and after the sleep."""
-    if late_s < _LEAST_STOP_S:
-        return 0.0
+def stop_of(late_s: float, before: HeldUp, now: HeldUp) -> float:
+    """Return how much of a late wake-up nothing else explains, by the figures before and after the sleep."""
     zero = (0, 0)
     spent = [(new, before[0].get(thread) or zero) for thread, new in now[0].items() if new]
-    ran_s = max((1e-9 * (new[0] - old[0]) for new, old in spent), default=0.0)
+    if late_s < _LEAST_STOP_S or not spent:  # without figures of its threads it may have been short of anything
+        return 0.0
+    ran_s = max(1e-9 * (new[0] - old[0]) for new, old in spent)
     queued_s = sum(1e-9 * (new[1] - old[1]) for new, old in spent)
     rest = late_s - max(0.0, ran_s - _SLEEP_S) - queued_s - (now[1] - before[1])
     return rest if rest >= _LEAST_STOP_S else 0.0
