@@ -8,6 +8,7 @@ left out, and told.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import gc
 import json
@@ -17,7 +18,9 @@ import random
 import re
 import runpy
 import signal
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import threading
@@ -30,13 +33,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.testing import Faults, LocalJob
-from paceline.testing.faults import VARIABLE
-from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
+from paceline.testing import LocalJob
+from tests.clusters.hosts import Hosts, HostsJob, NamespaceHost, why_no_hosts
 
 WORKERS, SLOW, ONSET, AFTER = 4, 1, 30, 60
-#: Mean delay of the messages that a worker receives, whose network is slow from the start.
-DELAY_S = 0.04
 CGROUPS = Path("/sys/fs/cgroup")
 
 #: By fault: causes that are right.
@@ -240,17 +240,61 @@ def limited(fault: str, job: LocalJob, stack: contextlib.ExitStack) -> Cgroup | 
     return group
 
 
-def outside(fault: str, job: LocalJob) -> contextlib.AbstractContextManager[None]:
+def outside(fault: str, job: LocalJob, folder: Path) -> contextlib.AbstractContextManager[None]:
     """Return the fault that begins when it is entered."""
     slow = job.workers[SLOW].pid
     if fault == "link":
         assert isinstance(job, HostsJob)
         job.host_of("worker", SLOW).run("tc qdisc add dev eth0 root tbf rate 20mbit burst 128kb latency 500ms")
+    if fault == "delay":
+        (folder / "slow").touch()
     if fault.startswith("crowd"):
         return crowd(int(fault[5:]))
     if fault == "neighbour":
         return neighbours([one.pid for one in (*job.workers, *job.servers, job.scheduler)], slow)
     return stops(slow) if fault == "stops" else contextlib.nullcontext()
+
+
+# ---- a slow way to the other hosts -----------------------------------------------------------------------------------
+
+_RELAY_PORT, _MARK, _SO_ORIGINAL_DST = 9999, 7, 80
+DELAY_S = 0.04
+
+
+def start_relay(host: NamespaceHost, stack: contextlib.ExitStack, folder: Path) -> None:
+    """Let all connections of a host go through a relay, which delays them once a file ``slow`` is there."""
+    unmarked = f"-p tcp -d 10.77.0.0/24 -m mark ! --mark {_MARK}"
+    host.run(f"iptables -t nat -A OUTPUT {unmarked} -j REDIRECT --to-ports {_RELAY_PORT}")
+    argv = host.command([sys.executable, "-m", "tests.observe.matrix", "--relay", str(folder / "slow")])
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+
+async def relay(slow: Path) -> None:
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found = writer.get_extra_info("socket").getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16)
+        port, address = struct.unpack("!2xH4s8x", found)
+        upstream = socket.socket()
+        upstream.setblocking(False)
+        upstream.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _MARK)
+        await asyncio.get_running_loop().sock_connect(upstream, (socket.inet_ntoa(address), port))
+        upstream_reader, upstream_writer = await asyncio.open_connection(sock=upstream)
+        await asyncio.gather(_copy(reader, upstream_writer, slow), _copy(upstream_reader, writer, slow))
+
+    server = await asyncio.start_server(take, "0.0.0.0", _RELAY_PORT)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slow: Path) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            loop.call_later(DELAY_S if slow.exists() else 0.0, writer.write, data)
+    loop.call_later(2 * DELAY_S, writer.close)
 
 
 # ---- trials ----------------------------------------------------------------------------------------------------------
@@ -273,7 +317,7 @@ class Outcome:
             return "none"
         who = "server 0 " if fault == "server" else f"worker {SLOW} "
         is_right = who in lines[0] and any(cause in lines[0] for cause in RIGHT[fault])
-        return "right" if is_right and (self.said[0][0] >= 0 or fault == "delay") else "wrong"
+        return "right" if is_right and self.said[0][0] >= 0 else "wrong"
 
 
 class _Recorded(LocalJob):
@@ -327,11 +371,8 @@ def run(fault: str, jitter: float, folder: Path, options: argparse.Namespace) ->
     outcome = Outcome()
     rounds = options.rounds or ONSET + AFTER
     with contextlib.ExitStack() as stack:
-        job = stack.enter_context(_job(fault, stack, folder if options.record else None))
-        for rank in range(WORKERS):
-            late = Faults(seed=1, delay_s=2 * DELAY_S, repeat=0, lose=0, pause=0).to_json()
-            extra = {VARIABLE: late} if fault == "delay" and rank == SLOW else {}
-            job.start(rank, train, fault, jitter, rounds, str(folder), options.compute, environment=extra)
+        job = stack.enter_context(_job(fault, stack, folder, options.record))
+        job.start_all(train, fault, jitter, rounds, str(folder), options.compute)
         group = limited(fault, job, stack)
         while rounds_of(folder) < ONSET and not ended(job):
             _look(job, folder, outcome)
@@ -339,7 +380,7 @@ def run(fault: str, jitter: float, folder: Path, options: argparse.Namespace) ->
             limit_memory(group, folder)
         elif group is not None:
             limit_cpu(group, 0.01 if fault == "server" else 0.5 * options.compute / (options.compute + 0.055))
-        stack.enter_context(outside(fault, job))
+        stack.enter_context(outside(fault, job, folder))
         while not ended(job) and not (RIGHT[fault] and outcome.said):
             _look(job, folder, outcome)
         outcome.rounds = rounds_of(folder)
@@ -362,21 +403,23 @@ def _look(job: LocalJob, folder: Path, outcome: Outcome) -> None:
     outcome.said += [(rounds_of(folder) - ONSET, line) for line in lines[len(outcome.said) :]]
 
 
-def _job(fault: str, stack: contextlib.ExitStack, folder: Path | None) -> _Recorded | _RecordedHosts:
+def _job(fault: str, stack: contextlib.ExitStack, folder: Path, is_recorded: bool) -> _Recorded | _RecordedHosts:
     settings = {"check_rules": False}
     job: _Recorded | _RecordedHosts
-    if fault == "link":
+    if fault in ("link", "delay"):
         hosts = stack.enter_context(Hosts(WORKERS))
+        if fault == "delay":
+            start_relay(hosts[SLOW], stack, folder)
         job = _RecordedHosts(hosts, [1] * WORKERS, [1, 0, 0, 0], **settings)
     else:
         job = _Recorded(WORKERS, 1, **settings)
-    job.recording = folder and folder / "accounts.jsonl"
+    job.recording = folder / "accounts.jsonl" if is_recorded else None
     return job
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.observe.matrix", description=__doc__)
-    parser.add_argument("--faults", nargs="*", default=[one for one in RIGHT if one != "delay"])
+    parser.add_argument("--faults", nargs="*", default=[one for one in RIGHT if not one.startswith("crowd")])
     parser.add_argument("--jitter", nargs="*", type=float, default=[0.0, 0.1, 0.3])
     parser.add_argument("--trials", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=0)
@@ -387,7 +430,7 @@ def main() -> int:
     done: dict[tuple[str, float], list[Outcome]] = {}
     for trial in range(options.trials):
         for fault in options.faults:
-            if fault == "link" and why_no_hosts():
+            if fault in ("link", "delay") and why_no_hosts():
                 print(f"{fault}: {why_no_hosts()}")
                 continue
             for jitter in options.jitter:
@@ -408,5 +451,7 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--scheduler"]:
         run_scheduler(sys.argv[2])
+    elif sys.argv[1:2] == ["--relay"]:
+        asyncio.run(relay(Path(sys.argv[2])))
     else:
         sys.exit(main())

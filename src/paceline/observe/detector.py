@@ -67,8 +67,8 @@ RARE, RARE_WINDOWS = 0.05, 2
 #: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own.
 ALONE = 3.0
 
-#: Page faults in a second that explain a long part, and those that do where memory is short.
-FAULTY, FAULTY_IF_SHORT = 200, 8
+#: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
+FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
 
 #: Windows after which a worker counts as quick again, or as slow for another reason.
 GOOD = 8
@@ -300,7 +300,7 @@ class Detector:
             return "busy" if self._is_alone_in_queues(worker, last) else ""
         if part == OUT_OF_QUOTA:
             return "throttled"
-        if excess_s < middle([one.parts[KEPT_WAITING] for one in last]) + reference.usual[KEPT_WAITING]:
+        if excess_s < max(middle([one.parts[KEPT_WAITING] for one in last]), reference.usual[KEPT_WAITING]):
             return ""  # the others' threads and locks of this process wait for processors, too
         host = self._host_cause(worker, excess_s / (middle([one.wall_s for one in last]) or 1.0))
         if host is not None:
@@ -329,7 +329,7 @@ class Detector:
         others = [one for one in self._workers.values() if one is not worker]
 
         def of(one: _Worker, figure: int) -> float:
-            return share_of(list(one.hosts)[-4:], figure)
+            return share_of(list(one.hosts)[-2:], figure)
 
         def explains(figure: int) -> bool | None:
             """Tell whether a figure of this worker only explains the excess; None: one of all workers."""
@@ -337,7 +337,7 @@ class Detector:
             return own - usual > 0.4 * share or (None if own > 0.4 * share else False)
 
         faults, usual = 1e6 * of(worker, FAULTS), 1e6 * middle([of(one, FAULTS) for one in others] or [0.0])
-        is_short = of(worker, STALLED) > RARE  # of memory, or others of its host are: its page faults tell
+        is_short = of(worker, STALLED) > STALLING  # of memory, or others of its host are: its page faults tell
         if faults > ALONE * usual + (FAULTY_IF_SHORT if is_short else FAULTY):
             return "memory"
         found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
@@ -370,7 +370,7 @@ class Detector:
         cohorts = times = reports = 0
         late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])
         by_itself_s = max(0.0, worker.typical_s - reference.slowest_s)
-        queued_s = worker.usual[KEPT_WAITING] + reference.usual[KEPT_WAITING]
+        queued_s = max(worker.usual[KEPT_WAITING], reference.usual[KEPT_WAITING])
         for one in reversed(worker.late):
             cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
             excess_s = late_s / cohorts - by_itself_s
