@@ -15,7 +15,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage ddp_hosts failures fork fuzz hosts noticing \
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s check format docs fuzz mutations oracle \
   blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make check  ruff, ruff format, mypy"
+	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
@@ -70,6 +71,14 @@ $(ENGINES)/.ready: $(READY)
 	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
+
+# Warnings are errors: a link that leads nowhere, a page that no other one leads to, a docstring that is not read well.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	PYTHONPATH=. $(BIN)/python -m docs.site.pages build/site
+	rm -rf build/html
+	PYTHONPATH=. $(BIN)/python -m sphinx -q --fail-on-warning --keep-going -c docs/site build/site build/html
+	@echo "open build/html/index.html"
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest $(FAULTS)
