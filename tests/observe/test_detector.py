@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from paceline.membership.accounts import Verdicts
+from paceline.membership.actions import Warn
 from paceline.observe.account import (
     APPLY,
     COMPUTE,
     COPY,
     DATA,
+    FAULTS,
     FIGURES,
     GC,
     INTERVAL,
@@ -32,6 +38,7 @@ from paceline.observe.account import (
 )
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import CAUSES, OF_SERVERS, Verdict, sentence, summary
+from paceline.wire import messages as m
 
 #: A fault changes the parts of a round, the figures of the host, and returns the samples of the batch.
 Fault = Callable[[list[float], list[int], int], float]
@@ -54,6 +61,10 @@ class Job:
         """Time that the servers need for a round."""
         self.late_s = 0.0
         """Time that the pushes of the slow worker need longer than the others'."""
+        self.queued_s: Callable[[int], float] = lambda worker: 0.0
+        """Time for which a worker waits for a processor in each round."""
+        self.stalled = 0.0
+        """Part of the time for which the host of all workers is short of memory."""
 
     def noise(self) -> float:
         return self.chance.lognormvariate(0, self.jitter) if self.jitter else 1.0
@@ -66,6 +77,9 @@ class Job:
             for part, usual in ((DATA, 0.002), (COMPUTE, 0.1), (SEND, 0.001), (COPY, 0.0005), (UPDATE, 0.003)):
                 parts[part] = usual * self.noise()
             parts[SEND] += self.send_s[worker]
+            queued_s = self.queued_s(worker)
+            parts[COMPUTE] += queued_s
+            host[QUEUED], host[STALLED] = round_us(queued_s), round_us(0.2 * self.stalled)
             is_faulty = fault is not None and worker == min(SLOW, self.workers - 1)
             samples.append(fault(parts, host, self.round) if fault is not None and is_faulty else BATCH)
             times.append(parts)
@@ -279,6 +293,99 @@ def test_short_hiccup_is_not_named() -> None:
     assert job.run(20) == []
 
 
+def starved(mean_s: float, slow: float = 1.0, spread: float = 1.0) -> Job:
+    """Return a job whose workers share processors with others; the slow one waits so many times as long.
+
+    Args:
+        mean_s: of each worker's waits in a round.
+        slow: multiple for the slow worker.
+        spread: how unlike the rounds are; 1: exponential.
+    """
+    job = Job(3, 0.1)
+    job.run(ONSET)
+    job.queued_s = lambda worker: (
+        mean_s * (1 - spread + spread * job.chance.expovariate(1)) * (slow if worker == SLOW else 1)
+    )
+    return job
+
+
+@pytest.mark.parametrize(("mean_s", "slow"), [(0.1, 1.0), (0.3, 1.0), (0.3, 2.0), (1.0, 1.5)])
+def test_nobody_is_named_where_all_wait_for_processors(mean_s: float, slow: float) -> None:
+    assert starved(mean_s, slow).run(400) == []
+
+
+def test_worker_that_waits_for_processors_far_longer_than_the_others_is_named() -> None:
+    assert [(one.rank, one.cause) for one in starved(0.03, 8.0, spread=0.2).run(30)] == [(SLOW, "busy")]
+
+
+def test_fault_that_is_larger_than_all_waits_for_processors_is_named() -> None:
+    assert [(one.rank, one.cause) for one in starved(0.1, spread=0.2).run(60, longer(COMPUTE, 0.4))] == [
+        (SLOW, "compute")
+    ]
+
+
+def test_page_faults_tell_which_worker_of_a_host_is_short_of_memory() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.stalled = 0.1
+
+    def reads_again(parts: list[float], figures: list[int], round: int) -> float:
+        parts[COMPUTE] += 0.1
+        figures[FAULTS] = 4
+        return BATCH
+
+    assert [(one.rank, one.cause) for one in job.run(8, reads_again)] == [(SLOW, "memory")]
+
+
+def test_shortage_of_memory_on_all_hosts_is_no_fault_of_a_worker() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.stalled = 0.6
+    assert job.run(20, longer(COMPUTE, 0.1)) == []
+
+
+def test_stops_in_time_that_a_worker_has_to_spare_are_not_told() -> None:
+    job = Job(1, 0.1)
+    job.send_s = [0.5, 0.5, 0.0, 0.5]
+
+    def short_stops(parts: list[float], figures: list[int], round: int) -> float:
+        figures[STOPPED] = 300_000 if round % 3 == 0 else 0
+        return BATCH
+
+    assert job.run(100, short_stops) == []
+
+
+#: By recording: the reason that the first line names, and the process. All have four workers on a machine of two
+#: processors, and the fault from round 30 on (``tests/observe/matrix.py --record``).
+RECORDED = {
+    "none": ("", ""),
+    "starved": ("", ""),
+    "memory": ("worker 1", "reclaiming memory"),
+    "link": ("worker 1", "its network"),
+    "neighbour": ("worker 1", "other processes on its processors"),
+    "quota": ("worker 1", "the CPU quota of its cgroup"),
+    "stops": ("worker 1", "stops of the whole process"),
+    "gc": ("worker 1", "Python's garbage collection"),
+    "server": ("server 0", "the CPU quota of its cgroup is used up"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_accounts_of_real_jobs_name_the_right_one_or_nobody(name: str) -> None:
+    recorded = json.loads(gzip.decompress(Path(__file__).with_name("recorded.json.gz").read_bytes()))[name]
+    verdicts, said = Verdicts(), []
+    for role, rank, host, windows, figures, late in recorded:
+        account = m.AccountReport([m.Window(*one) for one in windows], figures, [tuple(one) for one in late], 0)
+        member = m.Member(role, rank, 0, host, host, 1, "", b"")
+        said += [one.text for one in verdicts.note(member, account, ()) if isinstance(one, Warn)]
+    who, reason = RECORDED[name]
+    if not who:
+        assert said == []
+        return
+    assert said[0].startswith(who)
+    assert reason in said[0]
+
+
 def test_cost_is_the_rate_without_the_excess() -> None:
     job = Job(0, 0.0)
     job.run(ONSET)
@@ -319,6 +426,16 @@ def test_busy_server_is_named_if_workers_wait_for_it_and_again_when_they_do_no_m
     (end,) = serve(job, 40, 0.1)
     assert (end.role, end.cause) == ("server", "")
     assert job.detector.verdicts == []
+
+
+def test_server_that_only_waits_for_a_processor_is_not_busy() -> None:
+    job, figures = Job(0, 0.1), [0] * len(FIGURES)
+    job.exchange_s = 0.1
+    figures[INTERVAL], figures[QUEUED] = 500_000, 400_000
+    for _ in range(60):
+        job.step()
+        assert job.detector.note_server(0, "node0", server_times(0.1), [0] * len(FIGURES)) == []
+        assert job.detector.note_server(1, "node1", server_times(0.9), figures) == []
 
 
 def test_server_out_of_its_quota_is_named_even_if_it_is_not_busier_than_others() -> None:

@@ -65,7 +65,7 @@ WORTH, WORTH_S, SHORTEST_S = 0.1, LEAST_S, 0.5
 RARE, RARE_WINDOWS = 0.05, 2
 
 #: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own.
-ALONE = 3.0
+ALONE = 2.5
 
 #: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
 FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
@@ -318,8 +318,12 @@ class Detector:
         """
         queued_s = middle([one.parts[KEPT_WAITING] for one in last])
         others = [one for one in self._workers.values() if one is not worker and one.usual]
-        beside = [one.usual[KEPT_WAITING] for one in others if one.host == worker.host]
-        return queued_s > ALONE * max([middle([one.usual[KEPT_WAITING] for one in others] or [0.0]), *beside])
+        waits = []
+        for one in others:
+            now = min(round.parts[KEPT_WAITING] for round in list(one.rounds)[-2:])  # both, when it begins for all
+            waits.append((one.host, max(one.usual[KEPT_WAITING], now)))
+        beside = [wait_s for host, wait_s in waits if host == worker.host]
+        return queued_s > ALONE * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
 
     def _host_cause(self, worker: _Worker, share: float) -> str | None:
         """Return the figure of the host that explains most of an excess, which is this share of the time.
@@ -369,12 +373,15 @@ class Detector:
             return None
         cohorts = times = reports = 0
         late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])
-        by_itself_s = max(0.0, worker.typical_s - reference.slowest_s)
         queued_s = max(worker.usual[KEPT_WAITING], reference.usual[KEPT_WAITING])
         for one in reversed(worker.late):
             cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
-            excess_s = late_s / cohorts - by_itself_s
-            if reports < _REPORTS or times < MOSTLY_LAST * cohorts or excess_s < max(WORTH * wall_s, WORTH_S, queued_s):
+            if reports < _REPORTS or times < MOSTLY_LAST * cohorts:
+                continue
+            own_s = [one.own_s for one in worker.rounds][-cohorts:]
+            by_itself_s = max(worker.typical_s, sum(own_s) / len(own_s)) - reference.slowest_s
+            excess_s = late_s / cohorts - max(0.0, by_itself_s)
+            if excess_s < max(WORTH * wall_s, WORTH_S, queued_s):
                 continue
             least = UNLIKELY / 2 if excess_s > worker.typical_s / 2 else UNLIKELY
             if cohorts * _surprise(times / cohorts, 1 / min(8, len(self._workers))) >= least:
