@@ -56,6 +56,7 @@ class Job:
         self.chance, self.jitter, self.workers, self.lock_step = random.Random(seed), jitter, workers, lock_step
         self.detector, self.round = Detector(), 0
         self.said: list[Verdict] = []
+        self.hosts = [f"node{worker}" for worker in range(workers)]
         self.send_s = [0.0] * workers
         self.exchange_s = 0.005
         """Time that the servers need for a round."""
@@ -93,7 +94,7 @@ class Job:
             parts[WAIT] = whole - sum(parts) + self.exchange_s
             figures[worker][INTERVAL] = round(1e6 * sum(parts))
             windows = [(self.round, 1, samples[worker], parts)]
-            self.said += self.detector.note_worker(worker, f"node{worker}", windows, figures[worker])
+            self.said += self.detector.note_worker(worker, self.hosts[worker], windows, figures[worker])
 
     def run(self, rounds: int, fault: Fault | None = None) -> list[Verdict]:
         before = len(self.said)
@@ -293,15 +294,17 @@ def test_short_hiccup_is_not_named() -> None:
     assert job.run(20) == []
 
 
-def starved(mean_s: float, slow: float = 1.0, spread: float = 1.0) -> Job:
-    """Return a job whose workers share processors with others; the slow one waits so many times as long.
+def starved(mean_s: float, slow: float = 1.0, spread: float = 1.0, seed: int = 3) -> Job:
+    """Return a job on one host that has too much to do; the slow worker waits so many times as long as the others.
 
     Args:
         mean_s: of each worker's waits in a round.
         slow: multiple for the slow worker.
         spread: how unlike the rounds are; 1: exponential.
+        seed: of the random numbers.
     """
-    job = Job(3, 0.1)
+    job = Job(seed, 0.1)
+    job.hosts = ["node"] * WORKERS
     job.run(ONSET)
     job.queued_s = lambda worker: (
         mean_s * (1 - spread + spread * job.chance.expovariate(1)) * (slow if worker == SLOW else 1)
