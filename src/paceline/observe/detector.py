@@ -64,11 +64,10 @@ WORTH, WORTH_S, SHORTEST_S = 0.1, LEAST_S, 0.5
 #: Part of a worker's time that rare pauses take, and windows in which they occur, before they are worth a word.
 RARE, RARE_WINDOWS = 0.05, 2
 
-#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own.
-ALONE = 3.0
+#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own; the first
+#: one in :data:`GOOD` windows, and in fewer if it is the second multiple.
+ALONE, ALONE_EARLY = 3.0, 10.0
 
-#: Windows over which waits for processors are compared.
-IN_QUEUES = 8
 
 #: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
 FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
@@ -319,16 +318,15 @@ class Detector:
 
         A host that has too much to do for all of its workers makes now this one, now that one wait longest.
         """
-        if len(last) < IN_QUEUES:
-            return False
 
         def recent(one: _Worker) -> float:
-            return middle([round.parts[KEPT_WAITING] for round in one.rounds][-IN_QUEUES:])
+            return middle([round.parts[KEPT_WAITING] for round in one.rounds][-len(last) :])
 
         others = [one for one in self._workers.values() if one is not worker and one.usual]
         waits = [(one.host, max(one.usual[KEPT_WAITING], recent(one))) for one in others]
         beside = [wait_s for host, wait_s in waits if host == worker.host]
-        return recent(worker) > ALONE * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
+        least = ALONE if len(last) >= GOOD else ALONE_EARLY
+        return recent(worker) > least * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
 
     def _host_cause(self, worker: _Worker, share: float) -> str | None:
         """Return the figure of the host that explains most of an excess, which is this share of the time.
