@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.testing import LocalJob
+from tests.busy.load import busy
 from tests.clusters.hosts import Hosts, HostsJob, NamespaceHost, why_no_hosts
 
 WORKERS, SLOW, ONSET, AFTER = 4, 1, 30, 60
@@ -184,14 +185,10 @@ def neighbours(pids: Sequence[int], slow: int) -> Iterator[None]:
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(task), {1 if pid == slow else 0})
-    spin = ["taskset", "-c", "1", sys.executable, "-c", "import os\np = os.getppid()\nwhile os.getppid() == p: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(8)]
-    try:
-        yield
-    finally:
+    with busy(8) as spinning:
         for one in spinning:
-            one.kill()
-            one.wait()
+            os.sched_setaffinity(one.pid, {1})
+        yield
 
 
 @contextlib.contextmanager
@@ -216,19 +213,6 @@ def stops(pid: int) -> Iterator[None]:
         thread.join()
 
 
-@contextlib.contextmanager
-def crowd(count: int) -> Iterator[None]:
-    """All processes share the machine with others."""
-    spin = [sys.executable, "-c", "import os\np = os.getppid()\nwhile os.getppid() == p: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for one in spinning:
-            one.kill()
-            one.wait()
-
-
 def limited(fault: str, job: LocalJob, stack: contextlib.ExitStack) -> Cgroup | None:
     """Return a cgroup around the process that will be short of something."""
     if fault not in ("quota", "server", "memory"):
@@ -240,7 +224,7 @@ def limited(fault: str, job: LocalJob, stack: contextlib.ExitStack) -> Cgroup | 
     return group
 
 
-def outside(fault: str, job: LocalJob, folder: Path) -> contextlib.AbstractContextManager[None]:
+def outside(fault: str, job: LocalJob, folder: Path) -> contextlib.AbstractContextManager[object]:
     """Return the fault that begins when it is entered."""
     slow = job.workers[SLOW].pid
     if fault == "link":
@@ -249,7 +233,7 @@ def outside(fault: str, job: LocalJob, folder: Path) -> contextlib.AbstractConte
     if fault == "delay":
         (folder / "slow").touch()
     if fault.startswith("crowd"):
-        return crowd(int(fault[5:]))
+        return busy(int(fault[5:]))
     if fault == "neighbour":
         return neighbours([one.pid for one in (*job.workers, *job.servers, job.scheduler)], slow)
     return stops(slow) if fault == "stops" else contextlib.nullcontext()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from paceline.membership.accounts import Verdicts
-from paceline.membership.actions import Warn
 from paceline.observe.account import (
     APPLY,
     COMPUTE,
@@ -38,7 +33,6 @@ from paceline.observe.account import (
 )
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import CAUSES, OF_SERVERS, Verdict, sentence, summary
-from paceline.wire import messages as m
 
 #: A fault changes the parts of a round, the figures of the host, and returns the samples of the batch.
 Fault = Callable[[list[float], list[int], int], float]
@@ -356,37 +350,6 @@ def test_stops_in_time_that_a_worker_has_to_spare_are_not_told() -> None:
         return BATCH
 
     assert job.run(100, short_stops) == []
-
-
-#: By recording: the reason that the first line names, and the process. All have four workers on a machine of two
-#: processors, and the fault from round 30 on (``tests/observe/matrix.py --record``).
-RECORDED = {
-    "none": ("", ""),
-    "starved": ("", ""),
-    "memory": ("worker 1", "reclaiming memory"),
-    "link": ("worker 1", "its network"),
-    "neighbour": ("worker 1", "other processes on its processors"),
-    "quota": ("worker 1", "the CPU quota of its cgroup"),
-    "stops": ("worker 1", "stops of the whole process"),
-    "gc": ("worker 1", "Python's garbage collection"),
-    "server": ("server 0", "the CPU quota of its cgroup is used up"),
-}
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_recorded_accounts_of_real_jobs_name_the_right_one_or_nobody(name: str) -> None:
-    recorded = json.loads(gzip.decompress(Path(__file__).with_name("recorded.json.gz").read_bytes()))[name]
-    verdicts, said = Verdicts(), []
-    for role, rank, host, windows, figures, late in recorded:
-        account = m.AccountReport([m.Window(*one) for one in windows], figures, [tuple(one) for one in late], 0)
-        member = m.Member(role, rank, 0, host, host, 1, "", b"")
-        said += [one.text for one in verdicts.note(member, account, ()) if isinstance(one, Warn)]
-    who, reason = RECORDED[name]
-    if not who:
-        assert said == []
-        return
-    assert said[0].startswith(who)
-    assert reason in said[0]
 
 
 def test_cost_is_the_rate_without_the_excess() -> None:
