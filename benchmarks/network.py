@@ -139,26 +139,30 @@ def _coded_bytes(numel: int, name: str) -> int:
 def step_of(hosts: Hosts, servers_per_host: int, shapes: str, codec: str, steps: int, encrypt: bool) -> dict[str, Any]:
     """Run one job; returns what its worker 0 measured."""
     count = len(hosts)
-    command = [sys.executable, "-m", "benchmarks.workers.paceline_worker", shapes, "sgd", codec, str(steps)]
     with HostsJob(hosts, [1] * count, [servers_per_host] * count, encrypt=encrypt, check_rules=False) as job:
-        root = Path(__file__).parents[1]
-        workers = [
-            subprocess.Popen(
-                job.host_of("worker", rank).command(command),
-                env=job.environment("worker", rank) | {"BENCHMARK_ARENA": "1"},
-                stdout=subprocess.PIPE,
-                cwd=root,
-                text=True,
-            )
-            for rank in range(count)
-        ]
-        try:
-            outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-        if any(worker.returncode for worker in workers):
-            raise RuntimeError(f"a worker failed:\n{''.join(outputs)}\n{job.report()}")
+        return run_workers(job, count, "paceline_worker", [shapes, "sgd", codec, str(steps)], BENCHMARK_ARENA="1")
+
+
+def run_workers(job: HostsJob, count: int, script: str, arguments: Sequence[str], **variables: str) -> dict[str, Any]:
+    """Run a script of ``benchmarks/workers`` as the workers of a job; returns the last line of worker 0, decoded."""
+    command = [sys.executable, "-m", f"benchmarks.workers.{script}", *arguments]
+    workers = [
+        subprocess.Popen(
+            job.host_of("worker", rank).command(command),
+            env=job.environment("worker", rank) | variables,
+            stdout=subprocess.PIPE,
+            cwd=WORKERS.parents[1],
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=TIMEOUT_S)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    if any(worker.returncode for worker in workers):
+        raise RuntimeError(f"a worker failed:\n{''.join(outputs)}\n{job.report()}")
     found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
     return found
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.network import TIMEOUT_S, payload_of, rate_of
+from benchmarks.network import payload_of, rate_of, run_workers
 from paceline.hetero import Speed
 from paceline.sim.models import even
 from paceline.sim.scaling import ExchangePlan, Planner, Training, uniform
@@ -67,25 +65,8 @@ def measured_s(hosts: Hosts, layout: str, workers: int, work: Work) -> list[floa
     alone = LAYOUTS[layout](workers)
     servers = [0] * workers + alone if alone else [1] * workers
     words = [str(one) for one in (work.layers, work.numel, work.compute_s, work.steps)]
-    command = [sys.executable, "-m", "benchmarks.workers.layers_worker", *words]
     with HostsJob(hosts, [1] * workers + [0] * len(alone), servers, check_rules=False) as job:
-        processes = [
-            subprocess.Popen(
-                job.host_of("worker", rank).command(command),
-                env=job.environment("worker", rank),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(workers)
-        ]
-        try:
-            outputs = [one.communicate(timeout=TIMEOUT_S)[0] for one in processes]
-        finally:
-            for one in processes:
-                one.kill()
-        if any(one.returncode for one in processes):
-            raise RuntimeError(f"a worker failed:\n{''.join(outputs)}\n{job.report()}")
-    found: list[float] = json.loads(outputs[0].splitlines()[-1])["seconds"]
+        found: list[float] = run_workers(job, workers, "layers_worker", words)["seconds"]
     return found
 
 

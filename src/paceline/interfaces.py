@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from paceline.errors import ConfigError
+import psutil
 
-_RTM_NEWADDR, _RTM_GETADDR = 20, 22
-_NLM_F_REQUEST_DUMP = 0x301
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_HEADER, _ADDRESS, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBI"), struct.Struct("=HH")
-_SCOPE_LINK = 253
+from paceline.errors import ConfigError
 
 
 class Interface(NamedTuple):
@@ -29,11 +24,12 @@ class Interface(NamedTuple):
 
 def interfaces() -> list[Interface]:
     """Return all addresses of this host, IPv4 first; addresses that are valid on one link only are left out."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.send(_HEADER.pack(_HEADER.size + _ADDRESS.size, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0) + bytes(8))
-        found: list[Interface] = []
-        while _parse(netlink.recv(65536), found):
-            pass
+    found = [
+        Interface(name, one.address)
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family in (socket.AF_INET, socket.AF_INET6) and not ipaddress.ip_address(one.address).is_link_local
+    ]
     return sorted(found, key=lambda one: ":" in one.address)
 
 
@@ -69,27 +65,3 @@ def _matches(address: str, wanted: str) -> bool:
         return ipaddress.ip_address(address) in ipaddress.ip_network(wanted, strict=False)
     except ValueError:
         return False
-
-
-def _parse(data: bytes, found: list[Interface]) -> bool:
-    """Read netlink messages; return whether more follow."""
-    while len(data) >= _HEADER.size:
-        length, kind, *_ = _HEADER.unpack_from(data)
-        if kind != _RTM_NEWADDR:
-            return False
-        family, _, _, scope, index = _ADDRESS.unpack_from(data, _HEADER.size)
-        attributes = _attributes(data[_HEADER.size + _ADDRESS.size : length])
-        raw = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
-        if raw and scope != _SCOPE_LINK and family in (socket.AF_INET, socket.AF_INET6):
-            found.append(Interface(socket.if_indextoname(index), socket.inet_ntop(family, raw)))
-        data = data[(length + 3) & ~3 :]
-    return True
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found = {}
-    while len(data) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(data)
-        found[kind] = data[_ATTRIBUTE.size : length]
-        data = data[(length + 3) & ~3 :]
-    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 #: Share of equal characters above which a name is suggested. A name with one typing error has more, unless it is very
 #: short. Different names that begin alike have less.
@@ -22,14 +23,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_CUTOFF)), "")
 
 
-def absent(module: str, name: str, known: Iterable[str], instead: Mapping[str, str] | None = None) -> AttributeError:
-    """Return the error for a name that a module does not have.
+def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
+    """Return a ``__getattr__`` for a module: names that it does not have are errors that say what to use.
 
     Args:
         module: its name.
-        name: the name that it does not have.
         known: the names that it has.
         instead: replacements for names that other libraries have in its place.
     """
-    way_out = f"; use {instead[name]}" if instead and name in instead else suggestion(name, known)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")
+
+    def refuse(name: str) -> NoReturn:
+        way_out = f"; use {instead[name]}" if name in instead else suggestion(name, known)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")
+
+    return refuse

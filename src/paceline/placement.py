@@ -130,16 +130,14 @@ class _Limits:
 
     def __init__(self, total: int, num_servers: int, bound: int, largest: int) -> None:
         share = -(-total // num_servers)
-        is_small = total <= SMALL_MODEL * bound
-        if share <= bound and is_small:
-            self._low = self._high = max(1, share)
+        if total <= SMALL_MODEL * bound:
+            self._low = self._high = max(1, min(share, bound))
             return
         least = max(int(bound * SMALLEST), ALIGNMENT if bound >= ALIGNMENT else 1)
         self._low = max(1, min(share, least))
         part = share // BUCKETS_PER_SERVER
         # With few servers another number of them cuts keys in the same places, with many the loads are even.
-        is_few = is_small or share > FEW_SERVERS * bound
-        self._high = min(largest, max(bound, part)) if is_few else max(self._low, part)
+        self._high = min(largest, max(bound, part)) if share > FEW_SERVERS * bound else max(self._low, part)
 
     def at(self, position: int) -> int:
         """Return the limit where so many elements come before."""

@@ -28,11 +28,12 @@ def push(store, grads, skip=False):
         for grad, target, (block, index) in zip(grads, step.grads, step.places, strict=True):
             if grad is None:
                 target.fill_(float("nan"))
-                absent += [(block, part) for part in block.ranges([index])]
+                absent += block.ranges([index])
             else:
                 target.copy_(grad)
         for route, located in step.sends.items():
-            gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+            places = {one.place for _, one in located}
+            gone = [one for one in absent if one.place in places]
             store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
         step.set_fresh(True)
 

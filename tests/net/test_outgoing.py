@@ -11,7 +11,7 @@ ITEMS = st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=30)
 
 
 def drained(queue: Outgoing[int]) -> list[int]:
-    return [queue.take() for _ in range(len(queue.heap))]
+    return [queue.take() for _ in range(len(queue))]
 
 
 @given(ITEMS)

@@ -61,9 +61,10 @@ def push(store: DistStore, grads: Grads, together: bool = True) -> None:
                 one = grads[position]
                 target.fill_(float("nan")) if one is None else target.copy_(one)
                 if one is None:
-                    absent += [(block, part) for part in block.ranges([index])]
+                    absent += block.ranges([index])
             for route, located in step.sends.items():
-                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                places = {one.place for _, one in located}
+                gone = [one for one in absent if one.place in places]
                 store.traffic.push_ranges(route, located, store.carried(), absent=gone)
             step.set_fresh(store.policy.merge == "all")
 

@@ -49,11 +49,12 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
             for position, target, (block, index) in zip(positions, step.grads, step.places, strict=True):
                 grad = grads[position]
                 if grad is None:
-                    absent += [(block, part) for part in block.ranges([index])]
+                    absent += block.ranges([index])
                 else:
                     target.copy_(grad)
             for route, located in step.sends.items():
-                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                places = {one.place for _, one in located}
+                gone = [one for one in absent if one.place in places]
                 store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
             step.set_fresh(True)
 

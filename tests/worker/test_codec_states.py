@@ -31,9 +31,9 @@ def made(**settings: object) -> Codec:
 
 def push(block: WorkerBlock, codec: Codec, start: int, length: int, round: int) -> torch.Tensor:
     """Return what the servers get of a push of a range, flat [elements of the bucket]."""
-    grads = block.grads[block.arena_slice(0, start, length)]
+    grads = block.grads[block.arena_slice(m.Span(0, 0, start, length))]
     received = torch.zeros(NUMEL)
-    payload = codec.encode(grads, block.codec_state(codec, 0, start, length), round=round)
+    payload = codec.encode(grads, block.codec_state(codec, m.Span(0, 0, start, length)), round=round)
     codec.decode(payload, received[start : start + length])
     return received
 
@@ -68,16 +68,16 @@ def test_a_codec_that_keeps_more_than_residuals_loses_no_gradient_when_that_is_f
 
 def test_a_range_that_is_pushed_all_the_time_keeps_its_state_between_others() -> None:
     codec, block = made(type="powersgd", rank=1), new_block()
-    whole = block.codec_state(codec, 0, 0, NUMEL)
+    whole = block.codec_state(codec, m.Span(0, 0, 0, NUMEL))
     for start, length in CUTS:
-        block.codec_state(codec, 0, start, length)
-        assert block.codec_state(codec, 0, 0, NUMEL) is whole
+        block.codec_state(codec, m.Span(0, 0, start, length))
+        assert block.codec_state(codec, m.Span(0, 0, 0, NUMEL)) is whole
 
 
 def test_every_key_of_a_bucket_of_many_keeps_its_state() -> None:
     codec, block = made(type="powersgd", rank=1), new_block(keys=200)
     [bucket] = block.layout.buckets
     ranges = [(part.start, part.length) for part in bucket.parts]
-    first = [block.codec_state(codec, 0, *one) for one in ranges]
+    first = [block.codec_state(codec, m.Span(0, 0, *one)) for one in ranges]
     assert len(first) == 200
-    assert all(block.codec_state(codec, 0, *one) is state for one, state in zip(ranges, first, strict=True))
+    assert all(block.codec_state(codec, m.Span(0, 0, *one)) is state for one, state in zip(ranges, first, strict=True))

@@ -21,12 +21,13 @@ class ArrayDataset(TensorDataset):
     whole batches there too.
     """
 
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        """Keep the tensors, without a copy.
+    def __init__(self, *arrays: Any) -> None:
+        """Keep tensors and NumPy's arrays without a copy; lists of numbers become tensors.
 
         Raises:
-            ValueError: no tensor is given, or their first dimensions differ.
+            ValueError: nothing is given, or the first dimensions differ.
         """
+        tensors = [torch.as_tensor(one) for one in arrays]
         lengths = [tensor.shape[0] if tensor.ndim else None for tensor in tensors]
         if not tensors or None in lengths or len(set(lengths)) > 1:
             raise ValueError(

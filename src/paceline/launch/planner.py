@@ -13,6 +13,7 @@ from paceline.launch.hosts import LOCALHOST, Host
 from paceline.launch.placing import Placement, place_alone, place_servers, place_workers
 from paceline.launch.plan import JobPlan, ProcessSpec, Value
 from paceline.launch.spec import JobSpec
+from paceline.net.hosts import usable_cores
 
 #: What ``--ddp`` leaves as it is.
 _DDP = (
@@ -37,7 +38,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """Describe this machine and process."""
-        return cls(sys.executable, {LOCALHOST: len(os.sched_getaffinity(0))}, dict(os.environ), os.getcwd())
+        return cls(sys.executable, {LOCALHOST: usable_cores()}, dict(os.environ), os.getcwd())
 
 
 def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPlan:

@@ -69,13 +69,14 @@ _INSTEAD = {
 }
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
+    _absent = absent(__name__, __all__, _INSTEAD)
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
             return importlib.import_module(_MODULES[name])
         if name in __all__:
             return getattr(importlib.import_module("paceline.mx.context"), name)
-        raise absent("paceline.mx", name, __all__, _INSTEAD)
+        return _absent(name)
 
 
 def __dir__() -> list[str]:

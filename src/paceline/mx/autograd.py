@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -46,6 +46,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
         "set_recording": "torch.set_grad_enabled",
         "train_mode": "net.train()",
     }
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.autograd", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

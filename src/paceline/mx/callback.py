@@ -149,6 +149,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
         "LogValidationMetricsCallback": "fit(eval_data=...), which logs them after every epoch",
         "module_checkpoint": "do_checkpoint(prefix, period, save_optimizer_states)",
     }
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.callback", name, _NAMES, _INSTEAD)
+    __getattr__ = absent(__name__, _NAMES, _INSTEAD)

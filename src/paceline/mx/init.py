@@ -111,6 +111,4 @@ def MSRAPrelu(factor_type: Literal["in", "out", "avg"] = "avg", slope: float = 0
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
     _INSTEAD = dict.fromkeys(("Bilinear", "LSTMBias", "Load", "Mixed", "FusedRNN", "InitDesc"), "torch.nn.init")
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.init", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

@@ -178,6 +178,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
         "PrefetchingIter": "a torch DataLoader with num_workers",
         "ResizeIter": "itertools.islice",
     }
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.io", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

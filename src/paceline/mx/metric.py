@@ -22,11 +22,13 @@ class EvalMetric:
     """A mean over samples: the sum of a score and the number of samples.
 
     Args:
-        name: name in logs.
+        name: name in logs; by default the class's own.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    _NAME = ""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name or self._NAME
         self.reset()
 
     def reset(self) -> None:
@@ -64,8 +66,7 @@ class Accuracy(EvalMetric):
     probability, or a logit if one is below 0 or above 1.
     """
 
-    def __init__(self, name: str = "accuracy") -> None:
-        super().__init__(name)
+    _NAME = "accuracy"
 
     def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
         if pred.dim() > label.dim():
@@ -90,8 +91,7 @@ class TopKAccuracy(EvalMetric):
 class MSE(EvalMetric):
     """Mean squared error."""
 
-    def __init__(self, name: str = "mse") -> None:
-        super().__init__(name)
+    _NAME = "mse"
 
     def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
         return (pred - label.reshape(pred.shape)).square().sum(), pred.numel()
@@ -100,8 +100,7 @@ class MSE(EvalMetric):
 class RMSE(MSE):
     """Root of the mean squared error of all samples."""
 
-    def __init__(self, name: str = "rmse") -> None:
-        super().__init__(name)
+    _NAME = "rmse"
 
     def _value(self, mean: float) -> float:
         return math.sqrt(mean)
@@ -110,8 +109,7 @@ class RMSE(MSE):
 class MAE(EvalMetric):
     """Mean absolute error."""
 
-    def __init__(self, name: str = "mae") -> None:
-        super().__init__(name)
+    _NAME = "mae"
 
     def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
         return (pred - label.reshape(pred.shape)).abs().sum(), pred.numel()
@@ -120,8 +118,7 @@ class MAE(EvalMetric):
 class Loss(EvalMetric):
     """Mean of losses per sample, which are given as predictions; in a ``Module`` the mean of its loss."""
 
-    def __init__(self, name: str = "loss") -> None:
-        super().__init__(name)
+    _NAME = "loss"
 
     def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
         return pred.sum(), pred.numel()
@@ -246,6 +243,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
         **dict.fromkeys(("F1", "MCC", "PearsonCorrelation", "NegativeLogLikelihood"), "torchmetrics'"),
         **dict.fromkeys(("CustomMetric", "np"), "a subclass of EvalMetric, or a metric of torchmetrics"),
     }
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.metric", name, [one for one in globals() if one[0].isupper()], _INSTEAD)
+    __getattr__ = absent(__name__, [one for one in globals() if one[0].isupper()], _INSTEAD)

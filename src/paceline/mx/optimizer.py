@@ -4,7 +4,7 @@ They are classes of ``torch.optim``. So options stand beside them, ``Trainer(net
 not in a call of them, which needs parameters. ``SGD`` has MXNet's momentum; the name ``"sgd"`` means torch's.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.optim import Adadelta as AdaDelta
 from torch.optim import Adagrad as AdaGrad
@@ -46,6 +46,4 @@ _INSTEAD = {
 }
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.optimizer", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

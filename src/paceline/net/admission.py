@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -25,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import forks
+from paceline.net.base import Damaged
 from paceline.net.handshake import Agreed, HandshakeError, Responder
 from paceline.net.security import is_of_another_user
 
@@ -97,15 +97,15 @@ class Gate:
     ) -> None:
         self._sockets, self._respond, self._admit = sockets, respond, admit
         self._selector = selectors.DefaultSelector()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ, "wake")
+        self._woken, self._wake = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, "wake")
         for sock in sockets:
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ, sock)
         # In the order in which they came.
         self._strangers: dict[_HalfOpen, None] = {}
         self._proved: dict[_HalfOpen, None] = {}
-        self._refused = 0
+        self._refused = Damaged("connection from")
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="paceline-gate", daemon=True)
         self._thread.start()
@@ -113,10 +113,11 @@ class Gate:
     def close(self) -> None:
         """Accept no connection any more."""
         self._closed = True
-        os.eventfd_write(self._wake_fd, 1)
+        self._wake.send(b".")
         self._thread.join(_CLOSE_S)
+        self._wake.close()
         if not self._thread.is_alive():
-            os.close(self._wake_fd)
+            self._woken.close()
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Gate:
             is_unix = sock.family == socket.AF_UNIX
             name = "this host" if is_unix else f"{address[0]}:{address[1]}"
             if is_of_another_user(sock):
-                self._note_refusal(name, "it is another user's process")
+                self._refused.note(name, "it is another user's process")
                 sock.close()
                 continue
             half = _HalfOpen(sock, name, self._respond(is_unix))
@@ -172,7 +173,7 @@ class Gate:
         if oldest is not None:
             self._drop(oldest)
         else:
-            self._note_refusal("a connection", str(error))
+            self._refused.note("a process", error)
             time.sleep(_NO_DESCRIPTOR_PAUSE_S)
 
     def _advance(self, half: _HalfOpen) -> None:
@@ -185,7 +186,7 @@ class Gate:
         except HandshakeError as error:
             with contextlib.suppress(OSError):
                 half.socket.send(error.reply)
-            self._note_refusal(half.name, error.reason)
+            self._refused.note(half.name, error.reason)
             self._drop(half)
         except OSError:
             self._drop(half)
@@ -212,7 +213,7 @@ class Gate:
         for those in (self._strangers, self._proved):
             while those and next(iter(those)).since + HANDSHAKE_S <= now:
                 half = next(iter(those))
-                self._note_refusal(half.name, f"it did not prove to be a member within {HANDSHAKE_S:g} s")
+                self._refused.note(half.name, f"it did not prove to be a member within {HANDSHAKE_S:g} s")
                 self._drop(half)
 
     def _forget(self, half: _HalfOpen) -> None:
@@ -223,9 +224,3 @@ class Gate:
     def _drop(self, half: _HalfOpen) -> None:
         self._forget(half)
         half.socket.close()
-
-    def _note_refusal(self, name: str, reason: str) -> None:
-        self._refused += 1
-        # Logged when the number reaches a power of two: the first at once, and never a flood.
-        if self._refused & (self._refused - 1) == 0:
-            logger.warning("refused a connection from %s: %s (%d refused so far)", name, reason, self._refused)

@@ -52,20 +52,23 @@ def check_memory(frames: Frames, what: str) -> None:
 
 
 class Damaged:
-    """Counts messages that change nothing, because they cannot be read or must not be sent.
+    """Counts messages that change nothing, because they cannot be read or must not be sent; or refused connections.
 
     Such a message is treated as if it had been lost: a peer that needs an answer asks again.
+
+    Args:
+        what: the things that are counted, for the log.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, what: str = "message of") -> None:
+        self.count, self._what = 0, what
 
-    def note(self, peer: str, error: Exception) -> None:
-        """Count a message of a peer."""
+    def note(self, peer: str, reason: object) -> None:
+        """Count one of a peer."""
         self.count += 1
         # Logged when the count is a power of two: the first at once, and never a flood.
         if self.count & (self.count - 1) == 0:
-            logger.warning("refused a message of %s (%d refused so far): %s", peer, self.count, error)
+            logger.warning("refused a %s %s (%d refused so far): %s", self._what, peer, self.count, reason)
 
 
 class Listener(Protocol):

@@ -142,8 +142,8 @@ class Call:
 
     def raise_error(self) -> None:
         """Raise the error of the call, once."""
-        error, self.error = self.error, None
-        if error is not None:
+        if self.error is not None:
+            error, self.error = self.error, None
             raise error
 
 

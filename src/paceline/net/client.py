@@ -199,8 +199,7 @@ class Client:
             self._check()
             self._turn(min(remaining, CHECK_INTERVAL_S), calls)
         for call in calls:
-            if call.error is not None:
-                call.raise_error()
+            call.raise_error()
         return None
 
     def poll(self, timeout_s: float = 0.0) -> None:
@@ -224,7 +223,7 @@ class Client:
         """
         with self._mutex:
             self._check_open()
-            if calls is not None and _first_pending(calls) is None:
+            if _are_done(calls):
                 return []  # another thread drove since the caller looked
             if not self._may_drive():
                 self._follow(timeout_s, calls)
@@ -252,10 +251,7 @@ class Client:
     def _follow(self, timeout_s: float, calls: Sequence[Call] | None) -> None:
         if self._driver == threading.get_ident():
             raise RuntimeError("a callback of an answer must not wait: its own thread takes the answers")
-        self._sleep(
-            lambda: self._driver is None or self._closed or (calls is not None and _first_pending(calls) is None),
-            timeout_s,
-        )
+        self._sleep(lambda: self._driver is None or self._closed or _are_done(calls), timeout_s)
 
     def _sleep(self, until: Callable[[], bool], timeout_s: float) -> bool:
         self._followers += 1
@@ -357,6 +353,10 @@ class Client:
                     "(paceline launch sets it), and PACELINE_INSECURE equal everywhere"
                 )
             )
+
+
+def _are_done(calls: Sequence[Call] | None) -> bool:
+    return calls is not None and _first_pending(calls) is None
 
 
 def _first_pending(calls: Iterable[Call]) -> Call | None:

@@ -81,21 +81,21 @@ class Outgoing(Generic[Item]):
     """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
     Items without a number keep their place: they overtake no item, and no item overtakes them.
-
-    Attributes:
-        heap: the items that wait, each after the numbers that order it.
     """
 
     def __init__(self) -> None:
-        self.heap: list[tuple[int, int, int, Item]] = []
+        self._heap: list[tuple[int, int, int, Item]] = []
         self._section = self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, item: Item, number: int | None = None) -> None:
         """Add an item; of those with a number the lowest is sent first."""
         if number is None:
             self._section += 1
         self._count += 1
-        heapq.heappush(self.heap, (self._section, number or 0, self._count, item))
+        heapq.heappush(self._heap, (self._section, number or 0, self._count, item))
         if number is None:
             self._section += 1
 
@@ -105,7 +105,7 @@ class Outgoing(Generic[Item]):
         Raises:
             IndexError: there is none.
         """
-        return heapq.heappop(self.heap)[-1]
+        return heapq.heappop(self._heap)[-1]
 
 
 class _Arrived(NamedTuple):
@@ -279,7 +279,7 @@ class Connection(Generic[Source]):
                 return
             if sock is None or sock.family != socket.AF_UNIX:
                 traffic.note(sent=size)
-            if sock is None or writer is None or self._busy or self._waiting.heap or size > AT_ONCE_BYTES:
+            if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
                 kept = [frame if size_of(frame) >= SMALL_BYTES else bytes(frame) for frame in frames]
                 self._waiting.add(kept, urgency)
@@ -316,7 +316,7 @@ class Connection(Generic[Source]):
             else:
                 self._busy = False
                 self._idle.notify_all()
-            if self._rest is not None or self._waiting.heap:
+            if self._rest is not None or self._waiting:
                 self._go_on()
 
     def _go_on(self) -> None:
@@ -327,7 +327,7 @@ class Connection(Generic[Source]):
         self._work.notify()
 
     def _has_work(self) -> bool:
-        return self._writer is not None and (self._rest is not None or (bool(self._waiting.heap) and not self._busy))
+        return self._writer is not None and (self._rest is not None or (bool(self._waiting) and not self._busy))
 
     def _run_sending(self) -> None:
         while True:
@@ -365,7 +365,7 @@ class Connection(Generic[Source]):
     def close(self, linger_s: float = 0.0) -> None:
         """Send nothing more, after waiting at most ``linger_s`` for messages to be sent over an open connection."""
         with self._lock:
-            self._idle.wait_for(lambda: self._writer is None or not (self._busy or self._waiting.heap), linger_s)
+            self._idle.wait_for(lambda: self._writer is None or not (self._busy or self._waiting), linger_s)
             self._closed = True
             self._work.notify()
 

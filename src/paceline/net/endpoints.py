@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import sys
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,6 +44,8 @@ CONTROL_TIMEOUT_S = 24 * 3600.0
 
 #: Longest time after which an unanswered packet is sent again; doubling times would double every outage. Linux 6.15.
 _TCP_RTO_MAX_MS, RTO_MAX_MS = 44, 1000
+
+_TCP_KEEPIDLE = getattr(socket, "TCP_KEEPIDLE", 4)
 
 #: ``struct tcp_info`` of linux/tcp.h, as far as it is used: packets in flight, milliseconds since data and since an
 #: acknowledgement came, bytes that were acknowledged.
@@ -138,9 +139,9 @@ def tune(sock: socket.socket, bulk: bool) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
         timeout_ms = round(1000 * (BULK_TIMEOUT_S if bulk else CONTROL_TIMEOUT_S))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_KEEPIDLE, KEEPALIVE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         with contextlib.suppress(OSError):  # an older kernel
@@ -166,7 +167,7 @@ class HostWatch:
         """
         if self._socket.family == socket.AF_UNIX:
             return 0.0
-        if sys.platform != "linux":
+        if not hasattr(socket, "TCP_INFO"):  # of Linux
             return None
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)

@@ -56,9 +56,20 @@ def tcp(host: str, port: int | str) -> str:
 def server_addresses(settings: Settings) -> list[str]:
     """Return the addresses that a server binds: TCP, and an abstract unix socket, which leaves no file behind."""
     addresses = [tcp(own_address(settings), "*")]
-    if settings.unix_sockets:
-        addresses.append(f"ipc://@paceline-{secrets.token_hex(16)}")
+    name = f"paceline-{secrets.token_hex(16)}"
+    if settings.unix_sockets and _is_free(name):
+        addresses.append(f"ipc://@{name}")
     return addresses
+
+
+def _is_free(name: str) -> bool:
+    """Tell whether an abstract unix socket can have a name. Only Linux has such sockets."""
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(b"\0" + name.encode())
+    except OSError:
+        return False
+    return True
 
 
 def address_for(member: m.Member, own_host_id: str, unix_sockets: bool) -> str:
@@ -102,6 +113,13 @@ def host_id() -> str:
         except OSError:
             parts.append(f"unknown-{os.getpid()}")
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+
+
+def usable_cores() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class ProcessState(NamedTuple):

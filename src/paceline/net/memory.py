@@ -20,14 +20,23 @@ import torch
 
 from paceline.errors import ProtocolError
 
-# The names are missing from the os, fcntl and mmap modules of Python 3.11.
+# Names that the os, fcntl and mmap modules of Python 3.11, or those of other systems, do not have.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SHRINK = 2
+_CLOEXEC, _ALLOW_SEALING = 1, 2
 _MAP_FIXED = 0x10
 
 
 #: Device and inode of the memfds that this process has made.
 _made: set[tuple[int, int]] = set()
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Make a file as long, and have the memory for it."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
 
 
 class SharedTensor:
@@ -42,11 +51,13 @@ class SharedTensor:
     """
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
-        self.fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memory that processes share by descriptors, as Linux has")
+        self.fd = os.memfd_create("paceline", _CLOEXEC | _ALLOW_SEALING)
         with contextlib.ExitStack() as on_error:
             on_error.callback(os.close, self.fd)
             size = max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize))
-            os.posix_fallocate(self.fd, 0, size)
+            _reserve(self.fd, size)
             # Reading beyond the end of a file that shrank would kill the other side.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SHRINK)
             self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype)[:numel]

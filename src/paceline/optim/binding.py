@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
 from paceline.tensors import real_view
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
 
 WAY_OUT = "lower the learning rate, clip gradients, or set on_nan='skip' (skips such steps) or 'pass'"
 
@@ -32,7 +33,7 @@ class Bound:
     param: torch.nn.Parameter
     block: WorkerBlock
     index: int
-    ranges: tuple[BucketRange, ...]
+    ranges: tuple[m.Span, ...]
     """Ranges of the parameter in buckets."""
     value: torch.Tensor
     grad: torch.Tensor
@@ -155,6 +156,21 @@ def sums_up(tensor: torch.Tensor) -> bool:
     """Return whether the sum is finite: one quick pass. False proves nothing: the sum may be too large."""
     values = tensor._values() if tensor.is_sparse else tensor
     return cmath.isfinite(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).item())
+
+
+def not_finite_in(store: DistStore, name: str, round: int) -> NonFiniteError:
+    """Return the error about a gradient of this worker that is not finite."""
+    return NonFiniteError(f"worker {store.rank}: the gradient of {name!r} is NaN or Inf in round {round}; {WAY_OUT}")
+
+
+def changed_here(store: DistStore, name: str) -> PacelineError:
+    """Return the error about a weight that the servers hold, and that was changed in this process alone."""
+    or_worker = ", or use update='worker'" if store.policy.merge == "all" else ""
+    return PacelineError(
+        f"worker {store.rank}: parameter {name!r} was changed after the last step, where the servers do not see it; "
+        "they hold the weights. After such a change call optimizer.broadcast_weights() on every "
+        f"worker{or_worker}"
+    )
 
 
 def listed(names: Sequence[str]) -> str:

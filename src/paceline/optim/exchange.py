@@ -38,22 +38,32 @@ from paceline.local_merge import Route
 from paceline.net.call import Call
 from paceline.observe import meter
 from paceline.observe.account import COPY, DEVICE
-from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
+from paceline.optim.binding import (
+    WAY_OUT,
+    Bound,
+    bind_keys,
+    changed_here,
+    is_finite,
+    listed,
+    not_finite_in,
+    sums_up,
+    take_all,
+)
 from paceline.optim.device import Pusher
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
 from paceline.updaters import Options
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
 from paceline.worker.traffic import Carried
 
 
 class Exchange:
-    """Gives this worker's gradients to all workers. Base of all kinds."""
+    """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds."""
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights; between rounds. Every worker calls it."""
-        raise NotImplementedError
 
     def fill(self, param: torch.nn.Parameter) -> bool:
         """Take in a complete gradient, while backward runs; returns whether there is something to push."""
@@ -64,7 +74,6 @@ class Exchange:
 
     def push_rest(self, carried: Carried) -> None:
         """Send all that was not sent in this round, with the current gradients."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it."""
@@ -82,7 +91,7 @@ class Exchange:
 
     def suspicious(self) -> bool:
         """Return whether the answers of the last round may hold NaN or Inf: a cheap check. False is certain."""
-        raise NotImplementedError
+        return True
 
     def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
         """Return the error about merged gradients that are not finite. Every worker calls it in the same step."""
@@ -97,7 +106,7 @@ class _Bucket:
     """One bucket in the current round."""
 
     block: WorkerBlock
-    whole: BucketRange
+    whole: m.Span
     route: Route
     members: list[Bound] = dataclasses.field(default_factory=list)
     unfilled: int = 0
@@ -156,11 +165,10 @@ class ServerExchange(Exchange):
             if one.block not in self._blocks:
                 self._blocks.append(one.block)
             for part in one.ranges:
-                key = one.block.spec.block, part.bucket
-                if key not in self._buckets:
-                    whole = BucketRange(part.bucket, 0, one.block.layout.buckets[part.bucket].length)
-                    self._buckets[key] = _Bucket(one.block, whole, one.block.routes[part.bucket])
-                bucket = self._buckets[key]
+                if part.place not in self._buckets:
+                    whole = m.Span(*part.place, 0, one.block.layout.buckets[part.bucket].length)
+                    self._buckets[part.place] = _Bucket(one.block, whole, one.block.routes[part.bucket])
+                bucket = self._buckets[part.place]
                 bucket.members.append(one)
                 self._buckets_of[one].append(bucket)
         self._new_round()
@@ -207,8 +215,7 @@ class ServerExchange(Exchange):
                     f"{self._advice}"
                 )
         one.check_kind()
-        if self._brings_weights:
-            self._check_unchanged(one)
+        self._check_unchanged(one)
         copy = self._copy_in(one)
         for bucket in buckets:
             if copy is not None:
@@ -219,18 +226,14 @@ class ServerExchange(Exchange):
         one.filled = True
         return bool(self._ready)
 
-    _copy_in = staticmethod(Bound.put_grad)
-    """Copies the data that this worker pushes of a parameter into the arena; another kind of exchange replaces it."""
+    def _copy_in(self, one: Bound) -> torch.cuda.Event | None:
+        """Copy the data that this worker pushes of a parameter into the arena; returns the end of a copy under way."""
+        return one.put_grad()
 
     def _check_unchanged(self, one: Bound) -> None:
-        """Raise if a weight that the servers hold was changed here since they sent it."""
-        if one.weight_changed():
-            or_worker = ", or use update='worker'" if self._store.policy.merge == "all" else ""
-            raise PacelineError(
-                f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers "
-                "do not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
-                f"worker{or_worker}"
-            )
+        """Raise if the servers hold a weight that was changed here since they sent it."""
+        if self._brings_weights and one.weight_changed():
+            raise changed_here(self._store, one.name)
 
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
@@ -270,18 +273,14 @@ class ServerExchange(Exchange):
         absent = []
         for one in bucket.members:
             if one.absent or carried.samples == 0:  # gradients of no samples count nothing, and may be NaN
-                absent += [(bucket.block, part) for part in one.ranges if part.bucket == bucket.whole.bucket]
+                absent += [part for part in one.ranges if part.place == bucket.whole.place]
             elif carried.nan != "pass" and not carried.skip and not sums_up(one.grad):
                 if carried.nan == "skip":
                     carried = dataclasses.replace(carried, skip=True)
                 elif not is_finite(one.grad):
-                    raise self._not_finite(one.name, carried)
+                    raise not_finite_in(self._store, one.name, carried.round)
         located = [(bucket.block, bucket.whole)]
         bucket.call = self._store.traffic.push_ranges(bucket.route, located, carried, absent=absent)
-
-    def _not_finite(self, name: str, carried: Carried) -> NonFiniteError:
-        where = f"worker {self._store.rank}: the gradient of {name!r}"
-        return NonFiniteError(f"{where} is NaN or Inf in round {carried.round}; {WAY_OUT}")
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""
@@ -313,8 +312,7 @@ class ServerExchange(Exchange):
     def encoded(self, groups: Sequence[Options]) -> bytes:
         """Return the options of all param groups as pushes carry them; the servers compare them between workers."""
         optimizer = self._store.optimizer
-        if groups != optimizer.groups:
-            optimizer.set_options(groups)
+        optimizer.set_options(groups)
         return optimizer.encoded
 
     def suspicious(self) -> bool:

@@ -11,20 +11,20 @@ the sum of both.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from paceline.errors import NonFiniteError, PacelineError
+from paceline.errors import PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
 from paceline.updaters import Options
-from paceline.updaters.spec import PLAIN, plain
+from paceline.updaters.spec import plain
 
 
 class MergedUpdate(ExchangingStrategy):
@@ -129,12 +129,6 @@ class MergedUpdate(ExchangingStrategy):
 
     # ---- step ------------------------------------------------------------------------------------------------------
 
-    def _suspicious(self) -> bool:
-        return self._exchange.suspicious()
-
-    def _blame(self, names: Sequence[str]) -> NonFiniteError:
-        return self._exchange.blame(names, self._round)
-
     def _merge_loss(self, loss: Any) -> Any:
         """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
         if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
@@ -150,7 +144,7 @@ class MergedUpdate(ExchangingStrategy):
             for name, value in group.items():
                 with contextlib.suppress(TypeError, ValueError):
                     if name != "params":
-                        options[name] = value if isinstance(value, PLAIN) else plain(name, value)
+                        options[name] = plain(name, value)
             found.append(options)
         return found
 

@@ -12,7 +12,6 @@ import torch
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
-from paceline.optim.binding import sums_up
 from paceline.optim.buffers import buffers_of, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
@@ -154,10 +153,6 @@ class ReduceExchange(Exchange):
         self._store.pushpull([*summed, *copies], values, values)
         for name, one in first.items():
             set_from_floats(one, copies[name])
-
-    def suspicious(self) -> bool:
-        """Return whether a merged gradient may be NaN or Inf: a cheap check. False is certain, True is not."""
-        return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self._named)
 
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""

@@ -118,7 +118,7 @@ class ServerUpdate(ExchangingStrategy):
         So a worker that waits for samples after a round is in its old group, whose others do not wait for it. Only
         a round in which groups change waits for the servers here, which may be in a hook.
         """
-        if self._open is None and self.store.policy.merge == "groups":
+        if self._open is None:
             self.store.lifecycle.follow_groups()
         return super()._carried()
 
@@ -135,8 +135,7 @@ class ServerUpdate(ExchangingStrategy):
                 loss = closure()
         with torch.no_grad():
             self.synchronize()
-            if self._shown is not None:
-                self._check_state(self._shown)
+            self._check_state()
             self._check_unchanged(scaled=scale is not None or found_inf is not None)
             skip = self._must_skip(scale, found_inf)
             if not self._merged and self.choices.clip_norm is not None:
@@ -275,9 +274,11 @@ class ServerUpdate(ExchangingStrategy):
             for key, one in self.inner.state.get(param, {}).items()
         }
 
-    def _check_state(self, shown: Mapping[tuple[str, str], tuple[Any, int]]) -> None:
+    def _check_state(self) -> None:
         """Raise if the state that was shown here was changed: the servers would not see it."""
-        self._shown, now = None, self._own_versions()
+        if self._shown is None:
+            return
+        shown, self._shown, now = self._shown, None, self._own_versions()
         if shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
             raise PacelineError(
                 f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "

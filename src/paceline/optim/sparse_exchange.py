@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from paceline.errors import NonFiniteError, PacelineError
+from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.binding import WAY_OUT, is_finite, sums_up
+from paceline.optim.binding import changed_here, is_finite, not_finite_in, sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 from paceline.worker.call_plan import Place
 from paceline.worker.rows import RowExchange
@@ -118,26 +118,15 @@ class SparseExchange:
         carried = self._store.carried() if carried is None else carried
         for param in params or [one for one in self._places if one not in self._under_way]:
             name, place = self._places[param]
-            if carried.nan == "error" and carried.samples and not carried.skip and param.grad is not None:
-                self._check_finite(name, param.grad, carried.round)
+            counts = carried.samples and not carried.skip
+            if carried.nan == "error" and counts and param.grad is not None and not is_finite(param.grad):
+                raise not_finite_in(self._store, name, carried.round)
             if param in self._under_way:
                 raise PacelineError(f"the gradient of {name!r} was pushed already; finish the round first")
             _check_rows(name, param)
-            self._check_weight(name, param)
+            if not self._in_worker and param._version != self._versions[param]:
+                raise changed_here(self._store, name)
             self._under_way[param] = self._store.rows.exchange(place, param.grad, carried)
-
-    def _check_finite(self, name: str, grad: torch.Tensor, round: int) -> None:
-        if not is_finite(grad):
-            where = f"worker {self._store.rank}: the gradient of {name!r}"
-            raise NonFiniteError(f"{where} is NaN or Inf in round {round}; {WAY_OUT}")
-
-    def _check_weight(self, name: str, param: nn.Parameter) -> None:
-        if not self._in_worker and param._version != self._versions[param]:
-            raise PacelineError(
-                f"worker {self._store.rank}: parameter {name!r} was changed after the last step, where the servers do "
-                "not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
-                "worker"
-            )
 
     def settle(self) -> None:
         """Push the remaining parameters, and wait for all answers of the round; changes no weight or gradient.

@@ -21,7 +21,7 @@ from paceline.compression import Compression
 from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
-from paceline.optim.binding import WAY_OUT, is_finite, listed, sums_up
+from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
@@ -96,7 +96,8 @@ class Strategy:
 
     Args:
         setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store, without pushes here.
+        store: the parameters' store.
+        exchange: the store's exchange; by default one that gives gradients to no other worker.
 
     Attributes:
         scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
@@ -109,7 +110,8 @@ class Strategy:
 
     scales_by_itself = False
 
-    def __init__(self, setup: StrategySetup, store: KVStoreBase) -> None:
+    def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange | None = None) -> None:
+        self._exchange, self._round = exchange or Exchange(), 0
         self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
         self.store = store
         self.buffers: Buffers | None = None
@@ -145,9 +147,9 @@ class Strategy:
     def _prepare(self) -> bool:
         """Merge, check and clip the gradients; returns whether the optimizer steps."""
         self._finish()
-        bad = self._not_finite() if self.choices.on_nan != "pass" and self._suspicious() else []
+        bad = self._not_finite() if self.choices.on_nan != "pass" and self._exchange.suspicious() else []
         if bad and self.choices.on_nan == "error":
-            raise self._blame(bad)
+            raise self._exchange.blame(bad, self._round)
         if bad:
             self.skipped_steps += 1
             return False
@@ -167,14 +169,6 @@ class Strategy:
     def _not_finite(self) -> list[str]:
         """Return the names of the parameters whose gradient is not finite."""
         return [name for name, param, _ in self.named if param.grad is not None and not is_finite(param.grad)]
-
-    def _suspicious(self) -> bool:
-        """Return whether a merged gradient may be NaN or Inf: a cheap check. False is certain, True is not."""
-        return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self.named)
-
-    def _blame(self, names: Sequence[str]) -> NonFiniteError:
-        """Return the error about gradients that are not finite."""
-        return NonFiniteError(f"the gradient of {listed(names)} is NaN or Inf; {WAY_OUT}")
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only accumulate gradients, as with DistributedDataParallel."""
@@ -228,13 +222,11 @@ class ExchangingStrategy(Strategy):
     def __init__(
         self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, weighs: bool, buffers: Buffers | None
     ) -> None:
-        super().__init__(setup, store)
+        super().__init__(setup, store, exchange)
         self.buffers, self._samples, self._weighs = buffers, setup.samples, weighs
-        self._exchange = exchange
         self._says_doubt = weighs and store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
-        self._round = 0
         self._options: list[Options] = []
         """Options of the last round that was opened."""
         self._open: Carried | None = None

@@ -22,15 +22,12 @@ class OwnerClient:
         hub: a transport of its own.
         me: this server.
         servers: all servers of the job, by rank.
-
-    Attributes:
-        channels: by rank of a server, its channel; empty before the first request.
     """
 
     def __init__(self, hub: Hub, me: m.Member, servers: Sequence[m.Member]) -> None:
         self._me, self._servers = me, servers
         self._client = Client(hub)
-        self.channels: dict[int, int] = {}
+        self._channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
         """Send a request; requests to one server arrive there in the order of asking.
@@ -41,10 +38,10 @@ class OwnerClient:
             frames: payload; unchanged until the answer.
             on_answer: called by :meth:`poll` with the answer, which may be a failure.
         """
-        if server not in self.channels:
-            self.channels[server] = self._connect(self._servers[server])
+        if server not in self._channels:
+            self._channels[server] = self._connect(self._servers[server])
         what = type(body).__name__
-        self._client.ask(self.channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
+        self._client.ask(self._channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
 
     def _connect(self, server: m.Member) -> int:
         address = address_for(server, self._me.host_id, False)
@@ -54,4 +51,5 @@ class OwnerClient:
 
     def poll(self) -> None:
         """Use the answers that have arrived, without waiting."""
-        self._client.poll()
+        if self._channels:
+            self._client.poll()

@@ -21,7 +21,7 @@ from paceline.net import Hub, Listener, Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.hosts import server_addresses
+from paceline.net.hosts import server_addresses, usable_cores
 from paceline.net.lifeline import Lifeline, StepPace
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter
@@ -81,8 +81,7 @@ class Server:
             for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
-            if self._owners.channels:
-                self._owners.poll()
+            self._owners.poll()
             meter.end_turn()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)
@@ -205,7 +204,7 @@ def main(settings: Settings) -> int:
         loading.join()
         _load_extensions(settings)
         neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
-        torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
+        torch.set_num_threads(settings.server_threads or share_of(usable_cores(), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
         hub = SocketHub(security)
         meter.start(account)

@@ -29,6 +29,7 @@ from paceline.ranges import is_all
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
 from paceline.updaters import UpdaterSpec
+from paceline.updaters.runs import completed
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -124,9 +125,8 @@ class ApplySink(Sink):
                 self._count_step(slot, accumulator, action.weight)
 
     def _count_step(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
-        groups, usual = accumulator.options.groups if accumulator.options else (), self.spec.groups
-        first = {**(usual[0] if usual else {}), **(groups[0] if groups else {})}
-        rate = first.get("lr", 1.0)
+        groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
+        rate = groups[0].get("lr", 1.0) if groups else 1.0
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
@@ -165,9 +165,9 @@ class ApplySink(Sink):
 
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Answer workers whose update is made."""
-        pending = slot.pending
+        pending, released = slot.pending, set(action.workers)
         # The worker whose push came last has the least time left: the others would wait for it again.
-        requests = [pending.pop(worker) for worker in [*reversed(pending)] if worker in action.workers]
+        requests = [pending.pop(worker) for worker in [*reversed(pending)] if worker in released]
         # Without known values of their own, workers see the stored values.
         payload = self._advance(bucket, slot, slot.rule.unit[action.workers[0]], requests) if bucket.snapshots else None
         for request in requests:

@@ -18,9 +18,6 @@ from paceline.updaters.classes import check_name, find_class, name_of_class
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
 
-#: Types of options that are plain data as they are.
-PLAIN = (float, bool, int, str, type(None))
-
 #: Options that are never infinite. Others may be: the first step of ASGD's average, the largest step of Rprop, limits
 #: of a user's own class.
 _FINITE = frozenset(
@@ -94,10 +91,10 @@ def plain(name: str, value: Any) -> Option:
     Raises:
         TypeError: the option cannot be sent by value.
     """
+    if value is None or isinstance(value, float | bool | int | str):
+        return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value.item())
-    if isinstance(value, PLAIN):
-        return value
     if isinstance(value, tuple | list):
         return [None if part is None else float(part) for part in value]  # Adafactor has a None in its eps
     raise TypeError(
@@ -107,14 +104,11 @@ def plain(name: str, value: Any) -> Option:
 
 def option_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
     """Return the options of every param group of an optimizer, as plain data."""
-    found = []
-    for group in optimizer.param_groups:
-        options: Options = {}
-        for name, value in group.items():
-            if name not in _IMPLEMENTATION and name != "param_names":
-                options[name] = value if isinstance(value, PLAIN) else plain(name, value)
-        found.append(options)
-    return found
+    left_out = _IMPLEMENTATION | {"param_names"}
+    return [
+        {name: plain(name, value) for name, value in group.items() if name not in left_out}
+        for group in optimizer.param_groups
+    ]
 
 
 def make_spec(

@@ -14,7 +14,7 @@ from paceline.net.base import Frames
 from paceline.ranges import Ranges, joined, within
 from paceline.tensors import from_frame
 from paceline.wire import messages as m
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.worker.block import WorkerBlock
 
 Blocks: TypeAlias = Mapping[int, WorkerBlock]
 
@@ -27,7 +27,7 @@ def store_values(blocks: Blocks, entries: Sequence[m.Entry], frames: Frames) -> 
     """
     for entry, frame in zip(entries, frames, strict=True):
         block = blocks[entry.block]
-        part = block.arena_slice(entry.bucket, entry.start, entry.length)
+        part = block.arena_slice(entry)
         block.values[part].copy_(from_frame(frame, block.dtype, entry.length))
 
 
@@ -93,7 +93,7 @@ def _is_new(one: m.KnownRange, held: set[int]) -> bool:
 
 
 def _store(block: WorkerBlock, one: m.KnownRange, codec: Codec | None, frame: Any) -> None:
-    values = block.values[block.arena_slice(one.bucket, one.start, one.length)]
+    values = block.values[block.arena_slice(one)]
     if not one.coded:
         values.copy_(from_frame(frame, block.dtype, one.length))
     elif codec is None:
@@ -107,31 +107,20 @@ def _store(block: WorkerBlock, one: m.KnownRange, codec: Codec | None, frame: An
 
 # ---- ranges without a gradient ---------------------------------------------------------------------------------------
 
-Absent: TypeAlias = Sequence[tuple[WorkerBlock, BucketRange]]
 
-
-def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.Span]:
+def cut(entries: Sequence[m.Entry], absent: Sequence[m.Span]) -> list[m.Span]:
     """Return the absent ranges of the entries of a push, entry by entry."""
-    ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for block, one in absent:
-        ranges.setdefault((block.spec.block, one.bucket), []).append((one.start, one.start + one.length))
-    whole = {place: joined(found) for place, found in ranges.items()}
     return [
-        m.Span(entry.block, entry.bucket, entry.start + start, stop - start)
+        m.Span(*entry.place, entry.start + start, stop - start)
         for entry in entries
-        for start, stop in within(whole.get((entry.block, entry.bucket), ()), entry.start, entry.start + entry.length)
+        for start, stop in gaps(absent, entry)
     ]
 
 
 def gaps(absent: Sequence[m.Span], entry: m.Entry) -> Ranges:
     """Return the absent ranges of an entry, as positions in the entry."""
-    stop = entry.start + entry.length
-    found = [one for one in absent if (one.block, one.bucket) == (entry.block, entry.bucket)]
-    return joined(
-        (one.start - entry.start, one.start + one.length - entry.start)
-        for one in found
-        if entry.start <= one.start and one.start + one.length <= stop
-    )
+    ranges = joined((one.start, one.stop) for one in absent if one.place == entry.place)
+    return within(ranges, entry.start, entry.stop)
 
 
 @contextlib.contextmanager

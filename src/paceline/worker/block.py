@@ -20,15 +20,6 @@ from paceline.tensors import dtype_of
 from paceline.wire import messages as m
 
 
-@dataclass(frozen=True)
-class BucketRange:
-    """A range of one bucket: a part of a key, or of several adjacent keys."""
-
-    bucket: int
-    start: int
-    length: int
-
-
 class Rounds:
     """Counts the rounds of each range of a bucket. Pure."""
 
@@ -78,8 +69,7 @@ _MIN_CODEC_STATES = 64
 
 @dataclass
 class _Sending:
-    start: int
-    stop: int
+    span: m.Span
     call: Call
 
 
@@ -152,10 +142,10 @@ class WorkerBlock:
         """Keys whose ``values`` are up to date: a pull would bring the same."""
         self.missing: dict[int, Ranges] = {}
         """By bucket, ranges (start, stop) for which no worker had a gradient in the last answered push."""
-        self._ranges: list[list[BucketRange]] = [[] for _ in spec.keys]
+        self._ranges: list[list[m.Span]] = [[] for _ in spec.keys]
         for index, bucket in enumerate(self.layout.buckets):
             for part in bucket.parts:
-                self._ranges[part.key].append(BucketRange(index, part.start, part.length))
+                self._ranges[part.key].append(m.Span(spec.block, index, part.start, part.length))
 
     def numel(self, key: int) -> int:
         """Return the number of stored elements of a key."""
@@ -174,26 +164,28 @@ class WorkerBlock:
         """Return the arena's view of a key's gradient, in its shape."""
         return self._view(self.grads, key)
 
-    def ranges(self, keys: Sequence[int]) -> list[BucketRange]:
+    def ranges(self, keys: Sequence[int]) -> list[m.Span]:
         """Return the ranges of keys; adjacent ranges in one bucket are joined."""
-        joined: list[BucketRange] = []
-        for one in sorted((s for key in keys for s in self._ranges[key]), key=lambda s: (s.bucket, s.start)):
-            last = joined[-1] if joined else None
-            if last is not None and last.bucket == one.bucket and last.start + last.length == one.start:
-                joined[-1] = BucketRange(last.bucket, last.start, last.length + one.length)
+        found: list[m.Span] = []
+        for one in sorted(one for key in keys for one in self._ranges[key]):
+            last = found[-1] if found else None
+            if last is not None and last.bucket == one.bucket and last.stop == one.start:
+                found[-1] = m.Span(*last.place, last.start, last.length + one.length)
             else:
-                joined.append(one)
-        return joined
+                found.append(one)
+        return found
 
     def is_missing(self, key: int) -> bool:
         """Return whether no worker had a gradient of a key in its last answered push."""
         return bool(self.missing) and all(
-            is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
+            is_all(within(self.missing.get(one.bucket, ()), one.start, one.stop), one.length)
             for one in self._ranges[key]
         )
 
     def note_absent(self, entry: m.Entry, absent: Sequence[m.Span]) -> None:
         """Record for which ranges of a push no worker had a gradient, in place of the record of the last push."""
+        if not absent and not self.missing:
+            return
         mine = [
             one for one in absent if one.place == entry.place and entry.start <= one.start <= one.stop <= entry.stop
         ]
@@ -206,25 +198,25 @@ class WorkerBlock:
         """Return the buckets that hold elements of a key."""
         return {one.bucket for one in self._ranges[key]}
 
-    def arena_slice(self, bucket: int, start: int, length: int) -> slice:
+    def arena_slice(self, span: m.Span) -> slice:
         """Return the slice of the arena that is a range of a bucket."""
-        first = self.layout.buckets[bucket].start + start
-        return slice(first, first + length)
+        first = self.layout.buckets[span.bucket].start
+        return slice(first + span.start, first + span.stop)
 
-    def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> CodecState:
+    def codec_state(self, codec: Codec, span: m.Span) -> CodecState:
         """Return the codec's state of a range.
 
         Residuals lie in one arena, so that they stay with their elements however pushes are cut. The rest of a codec's
         state (a start vector, a count of dropped elements) is forgotten for ranges that were not pushed for long.
         """
-        side = self.buckets[bucket]
+        side = self.buckets[span.bucket]
         states = side.codec_states
-        state = states.pop((start, length), None)
+        state = states.pop((span.start, span.length), None)
         if state is None:
-            state = codec.new_state(length)
+            state = codec.new_state(span.length)
             if state.residual is not None:
-                state.residual = self.residual_arena()[self.arena_slice(bucket, start, length)]
-        states[start, length] = state
+                state.residual = self.residual_arena()[self.arena_slice(span)]
+        states[span.start, span.length] = state
         if len(states) > side.most_codec_states:
             del states[next(iter(states))]
         return state
@@ -246,21 +238,20 @@ class WorkerBlock:
         """Return the arena's view of a key's residual, in its shape."""
         return self._view(self.residual_arena(), key)
 
-    def outstanding(self, part: BucketRange) -> list[Call]:
+    def outstanding(self, span: m.Span) -> list[Call]:
         """Return the requests on a range that are not answered yet."""
-        side = self.buckets[part.bucket]
+        side = self.buckets[span.bucket]
         if not side.sending:
             return []
         side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
-        stop = part.start + part.length
-        return [sent.call for sent in side.sending if sent.start < stop and part.start < sent.stop]
+        return [sent.call for sent in side.sending if sent.span.overlaps(span)]
 
-    def note_sent(self, part: BucketRange, call: Call) -> None:
+    def note_sent(self, span: m.Span, call: Call) -> None:
         """Record a request on a range."""
-        side = self.buckets[part.bucket]
+        side = self.buckets[span.bucket]
         if len(side.sending) >= _MOST_SENDING:
             side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
-        side.sending.append(_Sending(part.start, part.start + part.length, call))
+        side.sending.append(_Sending(span, call))
 
     def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
         """Map a server's values of some buckets, in place of this worker's copy.

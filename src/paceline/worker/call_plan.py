@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.local_merge import Route
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
 
 #: Size at which a step ends, in bytes. It is large enough to hide the cost of a message (about 0.3 ms on both sides),
 #: and small enough to send the first step while the others are still copied.
@@ -31,7 +32,7 @@ class CallStep:
     places: list[Place]
     values: list[torch.Tensor]
     grads: list[torch.Tensor]
-    sends: dict[Route, list[tuple[WorkerBlock, BucketRange]]]
+    sends: dict[Route, list[tuple[WorkerBlock, m.Span]]]
 
     def set_fresh(self, fresh: bool) -> None:
         """Note whether the arenas' values are up to date: a pull would bring the same."""
@@ -75,7 +76,7 @@ def _step(positions: range, places: Sequence[Place]) -> CallStep:
     blocks: dict[WorkerBlock, list[int]] = {}
     for block, index in places:
         blocks.setdefault(block, []).append(index)
-    sends: dict[Route, list[tuple[WorkerBlock, BucketRange]]] = {}
+    sends: dict[Route, list[tuple[WorkerBlock, m.Span]]] = {}
     for block, indices in blocks.items():
         for part in block.ranges(indices):
             sends.setdefault(block.routes[part.bucket], []).append((block, part))

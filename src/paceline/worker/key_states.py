@@ -15,7 +15,7 @@ from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.wire import messages as m
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
@@ -67,14 +67,14 @@ def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Ke
 
 
 def _items(
-    block: WorkerBlock, index: int, one: BucketRange, key_start: int, state: Mapping[str, torch.Tensor]
+    block: WorkerBlock, index: int, one: m.Span, key_start: int, state: Mapping[str, torch.Tensor]
 ) -> tuple[list[m.StateItem], list[Any]]:
     items, frames = [], []
     for name, tensor in state.items():
         whole = tensor.dim() == 0 or tensor.numel() != block.numel(index) or block.spec.whole
         part = (tensor if whole else tensor.reshape(-1)[key_start : key_start + one.length]).cpu().contiguous()
         dtype, shape = state_dtype_name(part.dtype), list(part.shape)
-        items.append(m.StateItem(block.spec.block, one.bucket, one.start, one.length, name, dtype, shape))
+        items.append(m.StateItem(*one.place, one.start, one.length, name, dtype, shape))
         frames.append(to_frame(part))
     return items, frames
 

@@ -214,7 +214,8 @@ class KeyTable:
         for block in blocks:
             for server in range(self._num_servers):
                 buckets = bucket_specs(block.spec, block.layout, server)
-                frames = [to_frame(block.values[block.arena_slice(one.index, 0, one.length)]) for one in buckets]
+                spans = [m.Span(block.spec.block, one.index, 0, one.length) for one in buckets]
+                frames = [to_frame(block.values[block.arena_slice(one)]) for one in spans]
                 body = m.Init(self._store, block.spec.block, block.spec.dtype, buckets, block.spec.answers)
                 calls.append(self._session.ask_server(server, body, "initialising keys", frames))
         self._session.wait(calls)

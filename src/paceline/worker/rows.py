@@ -13,13 +13,13 @@ from paceline.net.call import Call, OnAnswer
 from paceline.tensors import from_frame, to_frame
 from paceline.updaters.rows import sum_rows
 from paceline.wire import messages as m
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
 
 
-def own_bucket(place: Place) -> BucketRange | None:
+def own_bucket(place: Place) -> m.Span | None:
     """Return the bucket of a row-sparse key, which holds no other key; None for any other key."""
     block, index = place
     ranges = block.ranges([index])
@@ -111,7 +111,7 @@ class RowTraffic:
         """Request the rows of a key that changed since this worker's last answer, without a push. Does not wait."""
         done = RowExchange(place)
         one = self._free(place)
-        body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
+        body = m.PullRows(self._store, m.Entry(*one.place, 0, one.length, 0))
         server = self._server(place[0], one)
         done.call = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
         place[0].note_sent(one, done.call)
@@ -122,9 +122,9 @@ class RowTraffic:
         block, _ = place
         one = self._free(place)
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
-        entry = m.Entry(block.spec.block, one.bucket, start, length, round)
+        entry = m.Entry(*one.place, start, length, round)
         want, skip = keep is not None, carried.skip
-        absent = [m.Span(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
+        absent = [m.Span(*one.place, start, length)] if total is None and not skip else []
         body = m.Push(
             self._store, [entry], carried.samples, carried.options, False, want, False, rows=True, absent=absent,
             skip=skip, inputs=carried.inputs,
@@ -149,17 +149,17 @@ class RowTraffic:
         def keep(body: m.Body, frames: Frames) -> None:
             found.view(-1).copy_(from_frame(frames[0], block.dtype, found.numel()))
 
-        body = m.PullRows(self._store, m.Entry(block.spec.block, one.bucket, 0, one.length, 0))
+        body = m.PullRows(self._store, m.Entry(*one.place, 0, one.length, 0))
         ids = [to_frame(rows.cpu().contiguous())]
         self._session.wait([self._session.ask_server(self._server(block, one), body, "pull of rows", ids, keep)])
         return found
 
-    def _free(self, place: Place) -> BucketRange:
+    def _free(self, place: Place) -> m.Span:
         """Return the bucket of a key, after waiting for all requests on it."""
         one = own_bucket(place)
         assert one is not None, "checked before"
         self._session.wait(place[0].outstanding(one))
         return one
 
-    def _server(self, block: WorkerBlock, one: BucketRange) -> int:
+    def _server(self, block: WorkerBlock, one: m.Span) -> int:
         return block.layout.buckets[one.bucket].server

@@ -233,8 +233,7 @@ class Session:
         self.check_process()
         if self._closed:
             raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests")
-        if self._lifeline.failure is not None:
-            self._lifeline.check()
+        self._lifeline.check()
         if store in self.stores.closed:
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 

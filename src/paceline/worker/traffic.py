@@ -21,11 +21,11 @@ from paceline.ranges import is_all
 from paceline.tensors import sum_into, to_frame
 from paceline.wire import messages as m
 from paceline.worker import answers
-from paceline.worker.block import BucketRange, WorkerBlock
+from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
-Located = tuple[WorkerBlock, BucketRange]
+Located = tuple[WorkerBlock, m.Span]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Traffic:
         located: Sequence[Located],
         carried: Carried,
         want: bool = True,
-        absent: Sequence[Located] = (),
+        absent: Sequence[m.Span] = (),
     ) -> Call:
         """Push ranges of the arenas' gradients.
 
@@ -152,7 +152,7 @@ class Traffic:
             blocks[block.spec.block] = block
             shared = shared and server in block.mapped
             for piece in block.buckets[one.bucket].rounds.next(one.start, one.length):
-                entries.append(m.Entry(block.spec.block, one.bucket, *piece))
+                entries.append(m.Entry(*one.place, *piece))
                 round = max(round, piece[2])
         gone = answers.cut(entries, absent) if absent and not carried.skip else []
         coded = "push" in self.codecs
@@ -237,19 +237,19 @@ class Traffic:
             if ranges and is_all(ranges, entry.length):
                 frames.append(b"")
                 continue
-            grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
+            grads = block.grads[block.arena_slice(entry)]
             for start, stop in ranges:
                 grads[start:stop] = 0
             if codec is None:
                 frames.append(to_frame(grads))
             else:
-                state = block.codec_state(codec, entry.bucket, entry.start, entry.length)
+                state = block.codec_state(codec, entry)
                 with answers.held_back(state.residual, ranges) if ranges else nullcontext():
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
     def _pull_ranges(self, route: Route, located: Sequence[Located]) -> Call:
-        entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
+        entries = [m.Entry(*one.place, one.start, one.length, 0) for _, one in located]
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(route.owner in block.mapped for block in blocks.values())
         body = m.Pull(self._store, entries, shared)
@@ -271,9 +271,7 @@ class Traffic:
         """Use the answer to a push."""
         assert isinstance(body, m.Values)
         for entry in entries:
-            block = blocks[entry.block]
-            if body.absent or block.missing:
-                block.note_absent(entry, body.absent)
+            blocks[entry.block].note_absent(entry, body.absent)
         self._heard = body.notes or self._heard
         if want and (body.known or not shared):
             self._store_values(blocks, entries, shared, body, frames)

@@ -64,6 +64,18 @@ def test_a_rate_that_is_changed_in_the_given_list_is_pushed() -> None:
     assert seen == [-1.0, -2.0, -2.5]
 
 
+def test_the_same_optimizer_set_again_has_its_own_rate_again() -> None:
+    [store] = OneProcess("a").stores()
+    store.init("w", torch.zeros(1))
+    out = torch.empty(1)
+    for rate in (4.0, None):
+        store.set_optimizer("sgd", lr=1.0)
+        if rate is not None:
+            store.set_options([{"lr": rate}])
+        store.pushpull("w", torch.ones(1), out)
+    assert out.item() == -5.0
+
+
 def test_numbers_that_are_changed_inside_an_option_are_pushed() -> None:
     [store] = OneProcess("a").stores()
     store.set_optimizer("adam", lr=1.0)

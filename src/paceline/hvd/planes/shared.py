@@ -54,7 +54,9 @@ class Offer:
         self.readers: dict[int, int] = {}
         self.writers: dict[int, int] = {}
         for rank in others:
-            self.readers[rank], self.writers[rank] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self.readers[rank], self.writers[rank] = ends = os.pipe()
+            for one in ends:
+                os.set_blocking(one, False)
 
     def describe(self) -> list[object]:
         """Return the ids of its process, segment and pipes, with which the others open it."""
@@ -130,10 +132,7 @@ class Neighbours:
             except BlockingIOError:
                 left_s = self.timeout_s - silence.counted_s
                 if left_s <= 0:
-                    missing = [
-                        rank,
-                        *(one for one in later if not select.select([self._offer.readers[one]], [], [], 0)[0]),
-                    ]
+                    missing = [rank, *(one for one in later if not self._has_come(one))]
                     raise HorovodInternalError(
                         f"{' and '.join(f'rank {one}' for one in missing)} did not go on with an operation within "
                         f"{self.timeout_s:g} s"

@@ -117,7 +117,7 @@ def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> 
         with path.open("rb") as file:
             digest = _check_header(path, file)
             # Read the open file, even if another file replaces it meanwhile.
-            with safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened:
+            with safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as opened:
                 manifest = json.loads(opened.metadata()["paceline"])
                 _check_kind(path, manifest, kind)
                 digests = manifest["digests"] if with_tensors else {}

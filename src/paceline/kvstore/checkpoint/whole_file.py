@@ -89,7 +89,10 @@ def _why(error: OSError, folder: Path) -> str:
 
 def _kernel() -> str:
     """Return the identifier of this boot of the kernel. Locks work between the processes of one kernel."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:  # not Linux
+        return f"{uuid.getnode():012x}"[-8:]
 
 
 def _locked(target: Path) -> tuple[Path, BinaryIO]:

@@ -39,14 +39,13 @@ class ServerOptimizer:
     Attributes:
         spec: the updater that a push runs.
         encoded: the options that every push carries; empty: those of the spec.
-        groups: the options of param groups in them.
     """
 
     def __init__(self, session: Session, name: str, lifecycle: StoreLifecycle, table: KeyTable) -> None:
         self._session, self._name = session, name
         self._lifecycle, self._table = lifecycle, table
         self.spec, self.encoded = UpdaterSpec(), b""
-        self.groups: Sequence[Options] = ()
+        self._groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
         self._schedule: Schedule | None = None
 
@@ -57,11 +56,9 @@ class ServerOptimizer:
 
     def set(self, optimizer: OptimizerLike, options: dict[str, Any]) -> None:
         """Set an optimizer with its options; collective. An ``lr_scheduler`` stays in the worker."""
-        schedule, before = schedule_of(options), self._schedule
+        schedule = schedule_of(options)
         self.set_spec(make_spec(optimizer, **plain_keys(options)))
         self._schedule = schedule
-        if before is not None:
-            self.set_options()  # resets the rate of the previous schedule
 
     def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
         """Set the updater; collective. Rank 0's updater is used.
@@ -89,28 +86,32 @@ class ServerOptimizer:
         reason = next(filter(None, self._session.gather(f"{self._name}/updater", refused)), b"")
         if reason:
             raise ValueError(reason.decode())
-        self.spec, self.groups, self._keys = spec, (), None
-        self.encoded = b""
+        self.spec, self._groups, self._keys = spec, (), None
+        if self.encoded:  # servers keep the updater of an equal spec, with the options that it got last
+            self._encode()
         self._lifecycle.barrier()
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Set options of param groups and keys; they are sent with every push from now on."""
+        if groups and keys is None and groups == self._groups:
+            return  # as in most steps
         check_numbers(groups, keys)
-        self.groups = copy.deepcopy(list(groups)) or self.groups  # a caller may change its lists in place
+        self._groups = copy.deepcopy(list(groups)) or self._groups  # a caller may change its lists in place
         self._keys = self._keys if keys is None else checked_table(keys)
+        self._encode()
+
+    def _encode(self) -> None:
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
-        self.encoded = msgspec.msgpack.encode(StepOptions(list(self.groups), table))
+        self.encoded = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
 
     def options(self) -> list[Options]:
         """Return the current options, per param group."""
-        return in_force(self.groups or self.spec.groups, class_of(self.spec))
+        return in_force(self._groups or self.spec.groups, class_of(self.spec))
 
     def before_push(self, key: Keys) -> None:
         """Set the learning rate of a push of keys, if a schedule is set."""
         if self._schedule is not None:
-            groups = self._schedule.groups(key, self.groups or self.spec.groups)
-            if groups != self.groups:
-                self.set_options(groups)
+            self.set_options(self._schedule.groups(key, self._groups or self.spec.groups))
 
 
 def _is_split(block: WorkerBlock) -> bool:

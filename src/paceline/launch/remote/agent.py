@@ -25,6 +25,7 @@ from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
+from paceline.net.hosts import usable_cores
 from paceline.own_time import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.
@@ -71,7 +72,7 @@ class Agent:
         for fd in (in_fd, out_fd):
             os.set_blocking(fd, False)
         self._end_of_input = select.poll()
-        self._end_of_input.register(in_fd, select.POLLRDHUP | select.POLLHUP)
+        self._end_of_input.register(in_fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
         self._may_write = select.poll()
         self._may_write.register(out_fd, select.POLLOUT)
 
@@ -206,7 +207,7 @@ def _about() -> dict[str, Any]:
     return {
         "python": sys.executable,
         "version": ".".join(map(str, sys.version_info[:3])),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "host": socket.gethostname(),
         "addresses": [one.address for one in interfaces() if not ip_address(one.address).is_loopback],
         "reached_at": os.environ.get(ADDRESS_VARIABLE) or (connection[2] if len(connection) == 4 else ""),

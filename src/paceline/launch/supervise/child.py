@@ -78,9 +78,7 @@ class Child:
     def ended(self) -> bool:
         """Tell whether the process has ended, and note its exit code."""
         if self.code is None:
-            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if status is not None:
-                self.code = status.si_status if status.si_code == os.CLD_EXITED else 128 + status.si_status
+            self.code = _code_of(self._process)
         return self.code is not None
 
     def release(self) -> None:
@@ -89,6 +87,17 @@ class Child:
             if stream is not None:
                 stream.close()
         self._process.poll()
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a process; None: it runs. Where the system can tell without, its id stays in use."""
+    if hasattr(os, "waitid"):
+        status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
+            return None
+        return int(status.si_status) + (0 if status.si_code == os.CLD_EXITED else 128)
+    code = process.poll()
+    return code if code is None or code >= 0 else 128 - code
 
 
 def _popen(
@@ -113,7 +122,8 @@ def _popen(
 
 def die_with_parent() -> None:
     """Have the kernel kill this process with its parent. Called between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if hasattr(_LIBC, "prctl"):  # of Linux
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _die_with(launcher: int) -> None:

@@ -116,7 +116,7 @@ def detach(read_fd: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/dev/fd"):
         if int(name) not in (0, 1, 2, read_fd):
             with contextlib.suppress(OSError):  # the descriptor that listed them is gone already
                 os.close(int(name))

@@ -49,8 +49,9 @@ _INSTEAD = {
 }
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
+    _absent = absent(__name__, __all__, _INSTEAD)
 
     def __getattr__(name: str) -> Any:
         if name in ("autograd", "metric"):
             return importlib.import_module(f"paceline.mx.{name}")
-        raise absent("paceline.mx.gluon", name, __all__, _INSTEAD)
+        return _absent(name)

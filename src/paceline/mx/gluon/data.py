@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler, sampler
 
+from paceline.data.dataset import ArrayDataset
 from paceline.naming import absent
 
 __all__ = ["ArrayDataset", "DataLoader", "Dataset", "Sampler", "sampler"]
-
-
-class ArrayDataset(torch.utils.data.TensorDataset):
-    """Samples from arrays of one length."""
-
-    def __init__(self, *arrays: Any) -> None:
-        super().__init__(*(torch.as_tensor(one) for one in arrays))
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -63,6 +56,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
         "SimpleDataset": "a list",
         "vision": "torchvision.datasets and its transforms, or paceline.data.digits",
     }
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.gluon.data", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

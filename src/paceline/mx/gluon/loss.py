@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -109,6 +109,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
         "CosineEmbeddingLoss": "torch.nn.CosineEmbeddingLoss(reduction='none')",
         "Loss": "torch.nn.Module",
     }
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.gluon.loss", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

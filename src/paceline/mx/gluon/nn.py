@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 from torch.nn import Flatten
@@ -169,6 +169,4 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
             "MaxPool1D": "MaxPool1d", "AvgPool1D": "AvgPool1d", "ELU": "ELU", "SELU": "SELU", "GELU": "GELU",
         }.items()
     }  # fmt: skip
-
-    def __getattr__(name: str) -> Any:
-        raise absent("paceline.mx.gluon.nn", name, __all__, _INSTEAD)
+    __getattr__ = absent(__name__, __all__, _INSTEAD)

@@ -16,7 +16,7 @@ _LARGEST = 1 << 20
 _WAY = Way(is_unix=False, listener="hub")
 _HANDSHAKE_S = 10.0
 #: An idle connection to a machine that is gone ends after 10 + 4 * 5 s.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+_KEEPALIVE = ((getattr(socket, "TCP_KEEPIDLE", 0x10), 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 
 
 class AgentChannel:
