@@ -63,6 +63,8 @@ class Stops:
     def close(self) -> None:
         """End the thread. Idempotent."""
         self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         before, asleep = self._held_up(), self._clock()
