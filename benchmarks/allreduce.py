@@ -1,4 +1,4 @@
-"""The Horovod interface beside Gloo, and beside DDP over Gloo: processes of one host, in one run.
+"""The Horovod interface and the backend of torch.distributed beside Gloo: processes of one host, in one run.
 
 python -m benchmarks.allreduce --repeats 3
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 from dataclasses import dataclass
 
-from benchmarks.contenders import together
+from benchmarks.contenders import launched, together
 
 #: Title, shapes (see `benchmarks.shapes`), steps.
 REDUCED = [("102 MB in one tensor", "split-1", 20), ("161 tensors of one element", "tiny-161", 300)]
@@ -20,7 +21,7 @@ TRAINED = [("lenet", 64, 60), ("resnet18", 4, 15)]
 
 @dataclass(frozen=True)
 class Row:
-    """One work: milliseconds of the Horovod interface, and of its peer."""
+    """One work: milliseconds of ours, and of its peer."""
 
     title: str
     ours: float
@@ -49,6 +50,13 @@ def _turns(script: str, contenders: tuple[str, str], arguments: list[str], proce
     return [statistics.median(found[name]) for name in contenders]
 
 
+def measure_groups(processes: int) -> list[Row]:
+    """Measure the backend of torch.distributed; it and Gloo take turns in the same processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = launched("groups_worker.py", [f"{folder}/gloo"], processes, 1, {})
+    return [Row(title, one["paceline"], "gloo", one["gloo"]) for title, one in found.items()]
+
+
 def lines(rows: list[Row], processes: int) -> list[str]:
     """Return the figures as Markdown."""
     text = (
@@ -67,6 +75,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
+    for row in measure_groups(args.processes):
+        print(f"{row.title}: paceline {row.ours:.3f} ms, gloo {row.theirs:.3f} ms: {row.theirs / row.ours:.2f} x")
     rows = measure(args.processes, args.repeats)
     print("\n".join(lines(rows, args.processes)))
     print(json.dumps({row.title: {"hvd": row.ours, row.peer: row.theirs} for row in rows}))

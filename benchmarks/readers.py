@@ -3,9 +3,11 @@
     python -m benchmarks.readers --images 1000 --size 256 --processes 2
 
 The images are made up: smooth noise, as JPEG. Folders and records are read in a random order, archives in theirs. All
-lie in the page cache, so the time is that of opening, reading and decoding. The rounds of the three alternate and the
-best of each counts, as other programs may use the machine. *Reading* is the processor time of one process, without
-decoding. The last line of the output is the table as JSON.
+lie in the page cache, so the time is that of opening, reading and decoding. The rounds of the three alternate, as other
+programs may use the machine; figures are medians, and *x folders* is a ratio of medians. *Reading* and *decoding* are
+processor times: of reading alone in one process, and of the whole loader with all its processes. The *speed* is by the
+clock, so it counts on a quiet machine only. *Memory* is the most that Python's objects take at once in an epoch of
+reading. The last line of the output is the table as JSON.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import argparse
 import io
 import json
 import platform
+import resource
+import statistics
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +48,13 @@ class Result:
     reader: str
     reading_us: float
     """Processor time per sample, without decoding."""
+    decoding_us: float
+    """Processor time per sample of a loader, read, decoded and stacked to batches."""
     decoded_per_s: float
-    """Samples per second of a loader, decoded and stacked to batches."""
-    against_folders: float
+    """Samples per second of that loader."""
+    cpu_against_folders: float
+    speed_against_folders: float
+    memory_kib: float
 
 
 def decode(image: bytes, label: int) -> tuple[torch.Tensor, int]:
@@ -135,39 +144,79 @@ def reading_s(data: Any, epoch: int) -> float:
     return time.process_time() - begun
 
 
-def decoding_s(data: Any, epoch: int, processes: int) -> float:
-    """Return the time from the first batch to the last: processes take a while to start."""
-    loader = DataLoader(data, BATCH, sampler=order(data, epoch), num_workers=processes)  # type: ignore[arg-type]
-    batches = iter(loader)
+def memory_kib(data: Any) -> float:
+    """Return the most memory that reading all images has taken at once, beyond what was there before."""
+    indices = order(data, 0)
+    tracemalloc.start()
+    try:
+        for _ in data if indices is None else map(data.__getitem__, indices):
+            pass
+        return tracemalloc.get_traced_memory()[1] / 1024
+    finally:
+        tracemalloc.stop()
+
+
+def decoding_s(data: Any, epoch: int, processes: int) -> tuple[float, float]:
+    """Return the processor time of a loader, and the time from the first batch to the last: processes start slowly."""
+    loader = DataLoader(data, BATCH, sampler=order(data, epoch), num_workers=processes)
+    before_s, batches = processor_s(), iter(loader)
     next(batches)
     begun = time.perf_counter()
     for _ in batches:
         pass
-    return time.perf_counter() - begun
+    elapsed_s = time.perf_counter() - begun
+    del batches  # its processes end, and count as children
+    return processor_s() - before_s, elapsed_s
+
+
+def processor_s() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def measure(folder: Path, images: int, processes: int, rounds: int) -> list[Result]:
     """Measure all readers, round after round."""
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in READERS}
+    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in READERS}
     for epoch in range(rounds + 1):
         for name, reader in READERS.items():
-            times = reading_s(reader(folder, keep), epoch), decoding_s(reader(folder, decode), epoch, processes)
+            times = reading_s(reader(folder, keep), epoch), *decoding_s(reader(folder, decode), epoch, processes)
             if epoch:  # the first round fills the page cache
                 seconds[name].append(times)
-    best = {name: [min(column) for column in zip(*one, strict=True)] for name, one in seconds.items()}
-    base = best["folders"][1]
+    usual = {name: [statistics.median(column) for column in zip(*one, strict=True)] for name, one in seconds.items()}
+    _, base_cpu_s, base_s = usual["folders"]
     return [
-        Result(name, read_s / images * 1e6, (images - BATCH) / decode_s, base / decode_s)
-        for name, (read_s, decode_s) in best.items()
+        Result(
+            name,
+            read_s / images * 1e6,
+            cpu_s / images * 1e6,
+            (images - BATCH) / elapsed_s,
+            base_cpu_s / cpu_s,
+            base_s / elapsed_s,
+            memory_kib(READERS[name](folder, keep)),
+        )
+        for name, (read_s, cpu_s, elapsed_s) in usual.items()
     ]
+
+
+#: Headings of the table, and how the fields of a result are written.
+COLUMNS = {
+    "reader": "",
+    "reading, us": ".1f",
+    "decoding, us": ".0f",
+    "images/s": ",.0f",
+    "x folders (processor)": ".3f",
+    "x folders (speed)": ".2f",
+    "memory, KiB": ".0f",
+}
 
 
 def table_of(results: Sequence[Result], title: str) -> Table:
     table = Table(title=title)
-    for heading in ("reader", "reading, us per image", "decoded, images/s", "x folders"):
+    for heading in COLUMNS:
         table.add_column(heading, justify="left" if heading == "reader" else "right")
     for one in results:
-        table.add_row(one.reader, f"{one.reading_us:.1f}", f"{one.decoded_per_s:,.0f}", f"{one.against_folders:.2f}")
+        table.add_row(*map(format, astuple(one), COLUMNS.values()))
     return table
 
 
@@ -176,7 +225,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="number of images (1000)")
     parser.add_argument("--size", type=int, default=256, help="height and width of an image in pixels (256)")
     parser.add_argument("--processes", type=int, default=2, help="of the loader (2)")
-    parser.add_argument("--rounds", type=int, default=5, help="of which the best counts (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="whose medians count (5)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

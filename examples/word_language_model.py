@@ -129,7 +129,7 @@ def main(words: Sequence[str] | None = None) -> tuple[WordModel, dict[str, Any]]
             seen += args.bptt * args.batch_size
             if args.log_interval and number % args.log_interval == 0:
                 speed = seen / (time.perf_counter() - begun)
-                console.print(f"epoch {epoch} step {number}: {speed:.0f} words/s per worker, loss {float(loss):.3f}")
+                console.print(f"epoch {epoch} step {number}: {speed:.0f} words/s per worker, loss {loss.item():.3f}")
         found = perplexity(net, valid, args.bptt)
         console.print(f"epoch {epoch}: validation perplexity {found:.2f}")
         epochs.append({"epoch": epoch, "valid_perplexity": found, "words_per_s": seen / (time.perf_counter() - begun)})

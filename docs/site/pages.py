@@ -26,7 +26,7 @@ CONTENTS: dict[str, list[str]] = {
     "Guides": ["launching", "launching/*", "observing", "unequal", "planning", "failures", "security"],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
     "Reference": ["reference/*", "settings", "changes"],
-    "Measured": ["benchmarks", "unequal-measured"],
+    "Measured": ["benchmarks", "unequal-measured", "examples"],
     "Architecture": ["architecture", "architecture/*", "contributing"],
 }
 

@@ -75,8 +75,9 @@ class Settings:
     staleness: int | None = None
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
-    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
-    with ``;`` after each group (``0 1; 2;``). Or ``auto`` (``paceline launch --groups auto``)."""
+    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``, and
+    hosts by address or as ``-H`` of ``paceline launch`` names them. Or its text with ``;`` after each group (``0 1;
+    2;``). Or ``auto`` (``paceline launch --groups auto``)."""
     regroup_rounds: int = 0
     """Rounds between two checks whether the ``groups``, given by rank, still fit the workers' speeds; if not, they
     change (``dist_gsync`` without a bound). So does the choice of ``dist_auto``. 0: they stay. It turns their
@@ -134,7 +135,8 @@ class Settings:
     """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
     job is ``dist_sync``, else ``continue``."""
     profile: str = ""
-    """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
+    """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). ``-``: it prints them
+    with all steps instead (``paceline up``). Empty: no such end."""
     profile_rounds: int = 20
     """Rounds that ``paceline profile`` measures."""
     profile_steps: str = ""

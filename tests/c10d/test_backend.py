@@ -17,6 +17,7 @@ from torch import distributed as dist
 from paceline.c10d import backend
 from paceline.errors import PacelineError
 from paceline.testing import LocalJob
+from paceline.worker.current import current_session
 
 
 def open_group(name: str | None = None, **options: Any) -> int:
@@ -104,6 +105,7 @@ def test_ranks_that_stay_away_are_named(hosts: str) -> None:
 
 def one_dies() -> str:
     rank = open_group()
+    assert current_session().await_failure(0.0) is None
     dist.barrier()
     if rank == 1:
         os._exit(3)

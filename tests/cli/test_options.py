@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.options import Option, Parser, UsageError, split_command
+from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
 
 OPTIONS = (
     Option(("-n", "--number"), "a number", "N", int),
@@ -86,3 +86,13 @@ def test_unknown_option_gets_the_advice_for_it_or_for_any() -> None:
     for word, text in (("--node_rank=3", "leave it out"), ("--lr", "it belongs to the script"), ("--numbr", "did you")):
         with pytest.raises(UsageError, match=text):
             parser.parse([word])
+
+
+def test_words_of_some_options_are_picked_with_their_values() -> None:
+    options = (
+        Option(("-n", "--num"), "", "N", int), Option(("-e", "--env"), "", "NAME", repeat=True), Option(("--yes",), ""),
+    )  # fmt: skip
+    given = ["-n", "2", "--env", "A=1", "--yes", "--env=B=--yes", "-n3", "-e", "--num"]
+    kept = words_of(given, options, lambda option: option.flags[0] == "-e")
+    assert kept == ["--env", "A=1", "--env=B=--yes", "-e", "--num"]
+    assert words_of(given, options, lambda option: option.flags[0] != "-e") == ["-n", "2", "--yes", "-n3"]

@@ -85,8 +85,22 @@ def test_short_wait_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_wait_that_is_too_long_ends_with_who_holds_the_samples() -> None:
+@pytest.mark.parametrize(("limit_s", "lines"), [(60, 1), (10, 0), (4, 0)])
+def test_wait_that_is_too_long_ends_with_all_of_its_time_and_who_holds_the_samples(
+    caplog: pytest.LogCaptureFixture, limit_s: float, lines: int
+) -> None:
     walker, session = waiting_worker(is_pool_of_shards=False)
-    with pytest.raises(DeadlineError, match="worker 0 has held 3 samples for 90 s"):
+    session.settings = SimpleNamespace(timeout_s=float(limit_s))
+    with caplog.at_level(logging.WARNING), pytest.raises(DeadlineError) as error:
         walker.take(walker.begin(), 1)
-    assert session.calls, "it asked"
+    assert str(error.value) == (
+        f"worker 1 has waited {limit_s} s for samples of pool 'p': worker 0 has held 3 samples for {30 + limit_s} s; "
+        "if a batch takes as long here, raise PACELINE_TIMEOUT_S"
+    )
+    assert len(caplog.records) == lines, "a line and an error at once would say the same twice"
+
+
+def test_wait_for_shards_ends_after_a_day() -> None:
+    walker, _ = waiting_worker(is_pool_of_shards=True)
+    with pytest.raises(DeadlineError, match=r"has waited 86400 s for .*: worker 0 has held a.tar, b.tar, c.tar for 8"):
+        walker.take(walker.begin(), 1, SHARDS.__getitem__)

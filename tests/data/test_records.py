@@ -3,6 +3,7 @@
 import os
 import pickle
 import struct
+import tracemalloc
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from paceline.data import ShardedSampler
 from paceline.data.records import ImageHeader, Records, RecordWriter, pack, unpack
 from paceline.errors import PacelineError
 
@@ -106,3 +108,31 @@ def test_damage_is_named(tmp_path: Path) -> None:
 def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "a.rec") as file, pytest.raises(ValueError, match="at most 536870911 bytes"):
         file.write(bytes(1 << 29))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_every_record_is_read_once_with_unequal_shares(tmp_path: Path, processes: int) -> None:
+    numbers = [str(number).encode() for number in range(33)]
+    data = Records(write(tmp_path / "a.rec", numbers))
+    for epoch in range(2):
+        seen = []
+        for span in ((0.0, 0.2), (0.2, 1.0)):
+            sampler = ShardedSampler(data, span=span, even=False, seed=1)
+            sampler.set_epoch(epoch)
+            seen.append(list(DataLoader(data, batch_size=None, sampler=sampler, num_workers=processes)))
+        assert len(seen[0]) < len(seen[1]) / 3
+        assert sorted(seen[0] + seen[1]) == sorted(numbers)
+
+
+def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
+    data = Records(write(tmp_path / "a.rec", [bytes(20_000)] * 400))
+    data[0]
+    tracemalloc.start()
+    try:
+        for position in range(len(data)):
+            data[position]
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after < 5_000
+    assert peak < 100_000, "a few records of 20,000 bytes, of 8 MB"

@@ -24,15 +24,18 @@ class Quota:
 
     Args:
         folder: of the cgroup.
+
+    Attributes:
+        folder: of the cgroup.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     @property
     def throttled(self) -> int:
         """How often the processes had to wait."""
-        words = (self._folder / "cpu.stat").read_text().split()
+        words = (self.folder / "cpu.stat").read_text().split()
         return int(words[words.index("nr_throttled") + 1])
 
 

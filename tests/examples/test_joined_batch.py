@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import paceline
 from paceline.testing import LocalJob
 from tests.examples import scripts
 
@@ -18,7 +20,8 @@ DIGITS = "--num-examples 128 --num-epochs 2 --network lenet --lr 0.05 --mom 0.5 
 
 
 def digest(net: torch.nn.Module) -> str:
-    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in scripts.weights(net))).hexdigest()
+    """Return a digest of the weights; running means of BatchNorm are none."""
+    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in net.parameters())).hexdigest()
 
 
 def of_words(line: str) -> tuple[str, float]:
@@ -77,15 +80,14 @@ def test_word_model_has_the_bits_of_one_process_that_adds_the_gradients_of_both_
     assert digest(net) == found != before
 
 
-def test_lenet_has_the_bits_of_one_process_that_adds_the_gradients_of_both_halves() -> None:
-    torch.set_num_threads(1)
-    found, _ = with_workers(of_images, "train_mnist", f"{DIGITS} --batch-size 8 --kv-store dist_sync")
-    fit, flags, memory = (scripts.module(f"common.{name}") for name in ("fit", "flags", "memory"))
-    mnist = scripts.module("train_mnist")
-    args = flags.parse(flags.parser("", flags.GREY, **mnist.DEFAULTS), [*DIGITS.split(), "--batch-size", "16"])
+def trained_in_halves(args: Any, data: Any) -> tuple[str, str]:
+    """Train a network in one process that adds the gradients of both halves of each batch; return digests of its
+    weights before and after.
+
+    BatchNorm sees a half at a time, as on two workers.
+    """
     torch.manual_seed(args.seed)
-    data = memory.InMemory(args, fit.open_store(args), mnist.paceline.data.digits)
-    net = flags.network(args, 28)
+    net = scripts.module("common.flags").network(args, 28 if args.network == "lenet" else 32)
     before = digest(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=args.mom, weight_decay=args.wd)
     for epoch in range(args.num_epochs):
@@ -94,13 +96,37 @@ def test_lenet_has_the_bits_of_one_process_that_adds_the_gradients_of_both_halve
             for inputs, wanted in zip(images.chunk(WORKERS), labels.chunk(WORKERS), strict=True):
                 (F.cross_entropy(net(inputs), wanted) / WORKERS).backward()
             optimizer.step()
-    assert digest(net) == found != before
+    return before, digest(net)
+
+
+def of_one_process(line: str, read: Any, networks: Any, is_cifar: bool) -> tuple[str, str]:
+    torch.set_num_threads(1)
+    fit, flags, memory = (scripts.module(f"common.{name}") for name in ("fit", "flags", "memory"))
+    args = flags.parse(flags.parser("", networks, num_classes=10), line.split())
+    return trained_in_halves(args, memory.InMemory(args, fit.open_store(args), read, is_cifar))
+
+
+def test_lenet_has_the_bits_of_one_process_that_adds_the_gradients_of_both_halves() -> None:
+    found, _ = with_workers(of_images, "train_mnist", f"{DIGITS} --batch-size 8 --kv-store dist_sync")
+    grey = scripts.module("common.flags").GREY
+    before, after = of_one_process(f"{DIGITS} --batch-size 16", paceline.data.digits, grey, is_cifar=False)
+    assert after == found != before
+
+
+def test_resnet_20_has_the_bits_of_one_process_whose_batch_norm_sees_a_half_at_a_time(tmp_path: Path) -> None:
+    data = scripts.write_data(tmp_path, seed=0) / "cifar10"
+    line = "--network resnet --num-layers 20 --num-epochs 2 --lr 0.05 --lr-step-epochs="
+    words = f"{line} --batch-size 4 --kv-store dist_sync --data-dir {data}"
+    found, _ = with_workers(of_images, "train_cifar10", words)
+    read = partial(scripts.module("readers").CIFAR10, data)
+    before, after = of_one_process(f"{line} --batch-size 8", read, scripts.module("common.flags").COLOURED, True)
+    assert after == found != before
 
 
 # ---- the whole form: make test-examples ------------------------------------------------------------------------------
 
 whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="minutes: make test-examples")
-RESNET = "--network resnet --num-layers 20 --num-epochs 6 --lr 0.05 --lr-step-epochs 3,5 --num-examples 1280"
+RESNET = "--network resnet --num-layers 20 --num-epochs 16 --lr 0.05 --lr-step-epochs 10,14 --num-examples 1280"
 
 
 @whole

@@ -40,7 +40,7 @@ FACTORS = {
 def start(name: str, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
     env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     command = ["sh", str(SCRIPTS / f"{name}.sh"), *flags]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=570, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def run(*words: str, workers: int = 0, check: bool = True) -> "subprocess.Comple
     launch = ["-m", "paceline", "launch", "-n", str(workers), "-s", "1", "--", sys.executable] if workers else []
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *launch, *words], check=check, capture_output=True, text=True, timeout=170, env=env
+        [sys.executable, *launch, *words], check=check, capture_output=True, text=True, timeout=570, env=env
     )
 
 

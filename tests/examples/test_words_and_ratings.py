@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(script: str, *words: str, workers: int = 0) -> None:
     launch = ["-m", "paceline", "launch", "-n", str(workers), "-s", "1", "--", sys.executable] if workers else []
     command, env = [sys.executable, *launch, str(EXAMPLES / script), *words], os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, capture_output=True, timeout=170, env=env)
+    subprocess.run(command, check=True, capture_output=True, timeout=570, env=env)
 
 
 def test_the_language_model_learns_pythons_documentation(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from paceline.hetero.files import (
     measured_text,
     parse_choice,
     parse_measured,
+    parse_report,
     parse_speeds,
     parse_steps,
+    report_text,
     sharding_text,
     steps_line,
     steps_text,
@@ -113,3 +115,15 @@ def test_what_was_measured_of_another_job_is_refused(old: str, new: str, why: st
     assert old in text
     with pytest.raises(ValueError, match=why):
         parse_measured(text.replace(old, new, 1), 2)
+
+
+def test_report_is_read_from_the_output_of_a_job() -> None:
+    workers = [f"h{rank}:0 0.1\n{steps_line([WorkerRound(8, 0.1 + rank, 0.2)] * (4 - rank))}" for rank in range(2)]
+    text = report_text(workers, 0.125, 5000, "dist_sync")
+    lines = [f"[worker 0] 12 %{line}" for line in text.splitlines()]
+    found = parse_report("\n".join(["[worker 1] hello", *lines, "[worker 1] bye"]))
+    assert found is not None
+    assert found.names == ("h0:0", "h1:0")
+    assert found.steps == ((WorkerRound(8, 0.1, 0.2),) * 3, (WorkerRound(8, 1.1, 0.2),) * 3), "rounds that all made"
+    assert (found.update_s, found.elements, found.store_type) == (0.125, 5000, "dist_sync")
+    assert parse_report("[worker 0] trained") is None

@@ -38,11 +38,21 @@ def optimizer_for(kind, rank, params):
     return torch.optim.SGD(params, lr=0.2 if kind == "rate" and rank == 1 else 0.1)
 
 
+def resumed(kind, rank, optimizer):
+    """Load the state of an earlier run, where this kind says so."""
+    if kind != "state" or rank != 0:
+        return
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param]["momentum_buffer"] = torch.ones_like(param)
+
+
 def set_up(kind, front_door):
     """Set up what differs on one of the workers; return (error, text, seconds) of what came of it."""
     store = kvstore.create("dist_sync")
     net = network(kind, store.rank)
     optimizer = optimizer_for(kind, store.rank, net.parameters())
+    resumed(kind, store.rank, optimizer)
     store.barrier()
     started = time.monotonic()
     try:
@@ -85,6 +95,11 @@ SAYS = {
     "dtype": ("KeyMismatchError", "parameter 'first.weight' is (3, 4) float32", "(3, 4) float64"),
     "order": ("KeyMismatchError", "the order differs from position 0 on", "parameter 'second.weight' on worker 1"),
     "rate": ("ConfigError", "lr of param group 0 is 0.1 on workers 0, 2 and 0.2 on worker 1"),
+    "state": (
+        "ConfigError",
+        "worker 0 has the optimizer's state of 'first.weight' = {momentum_buffer: (3, 4) float32}",
+        "which workers 1, 2 do not have",
+    ),
     "optimizer": (
         "ConfigError",
         "the optimizer is ",
@@ -94,8 +109,15 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("front_door", ["optimizer", "trainer"])
-@pytest.mark.parametrize("kind", list(SAYS))
+@pytest.mark.parametrize(
+    ("kind", "front_door"),
+    [
+        (kind, front_door)
+        for kind in SAYS
+        for front_door in ("optimizer", "trainer")
+        if (kind, front_door) != ("state", "trainer")
+    ],
+)
 def test_all_workers_say_at_once_what_differs_between_whom(kind, front_door):
     with LocalJob(num_workers=3, num_servers=1) as job:
         found = job.run(set_up, kind, front_door)

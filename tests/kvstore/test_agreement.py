@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline import kvstore
-from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
+from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 
 
 def facts_of(net, optimizer):
@@ -21,6 +21,30 @@ def test_optimizer_is_described_by_class_parameters_and_options_per_group():
     assert facts["lr of param group 0"] == "0.1"
     assert facts["momentum of param group 0"] == "0.9"
     assert facts["nesterov of param group 0"] == "False"
+
+
+def test_state_of_an_optimizer_is_described_by_its_kinds_and_small_values():
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(net.parameters())
+    named = [(name, param, 0) for name, param in net.named_parameters()]
+    assert state_facts(optimizer, named) == []
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    said = "{exp_avg: (3, 4) float32, exp_avg_sq: (3, 4) float32, step: 1}"
+    assert state_facts(optimizer, named)[0] == ("the optimizer's state of 'weight'", said, False)
+
+
+def test_numbers_of_a_state_that_machines_round_differently_do_not_count():
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.NAdam(net.parameters())
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    named = [("weight", net.weight, 0)]
+    before = state_facts(optimizer, named)
+    optimizer.state[net.weight]["mu_product"] *= 1.0 + 1e-6
+    assert state_facts(optimizer, named) == before
+    optimizer.state[net.weight]["step"] += 1
+    assert state_facts(optimizer, named) != before
 
 
 def test_how_torch_computes_does_not_count():

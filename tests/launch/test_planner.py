@@ -41,6 +41,12 @@ def test_every_process_can_resolve_its_settings() -> None:
         assert settings.job_key
 
 
+def test_groups_name_hosts_as_the_list_of_hosts_does() -> None:
+    hosts = tuple(map(Host, ("node1", "me@node2", "10.0.0.3")))
+    made = plan(num_workers=4, hosts=hosts, settings={"groups": "node1;node2 10.0.0.3;"})
+    assert {process.env["PACELINE_GROUPS"] for process in made} == {"0 3; 1 2;"}
+
+
 def test_insecure_job_has_no_key() -> None:
     made = plan(settings={"insecure": "1"})
     assert not made.needs(Late.JOB_KEY)

@@ -56,6 +56,21 @@ def test_worker_at_a_barrier_is_named_when_others_train_on() -> None:
     assert "worker 1 on h (pid 9) waits at a barrier after round 7; the others train on without it" in line
 
 
+def test_worker_at_a_barrier_is_named_when_others_have_trained_on_and_come_at_once() -> None:
+    """With steps of milliseconds they come before their next heartbeat, and so before the next tick."""
+    members = trained([7, 7, 7])
+    assert lines(members.handle(b"worker-1", 99, m.Enter("end", "s", 7), 1.0)) == []
+    (line,) = lines(members.handle(b"worker-0", 99, m.Enter("end", "s", 9), 1.1))
+    assert line.startswith("worker 1 on h (pid 9) waits at a barrier after round 7; the others train on without it")
+    assert lines(members.handle(b"worker-2", 99, m.Enter("end", "s", 9), 1.1)) == []
+
+
+def test_workers_that_come_to_a_barrier_after_the_same_round_are_not_named() -> None:
+    members = trained([7, 5, 6])
+    for worker in range(3):
+        assert lines(members.handle(b"worker-%d" % worker, 99, m.Enter("end", "s", 9), 1.0)) == []
+
+
 def test_worker_in_a_gather_is_not_taken_for_one_that_stopped() -> None:
     members = trained([7, 6, 7])  # its heartbeat is older than its request
     members.handle(b"worker-1", 99, m.Gather("g", b""), 1.0)

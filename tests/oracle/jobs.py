@@ -82,6 +82,8 @@ class Outcome:
     errors: list[str]
     steps: list[int | None]
     traces: list[str]
+    lines: list[str] = field(default_factory=list)
+    """What the scheduler has said of weights that differ."""
 
     def problems(self, reference: Values) -> list[str]:
         """Return what is not as in the joined run, or not the same on all workers."""
@@ -91,7 +93,7 @@ class Outcome:
         first = self.values[0]
         assert first is not None
         found = [f"worker {rank} differs from worker 0" for rank, one in enumerate(self.values) if one != first]
-        return found + _differences(first, reference)
+        return self.lines + found + _differences(first, reference)
 
     def worst(self, reference: Values) -> float:
         """Return the largest difference, as a part of the tolerance; infinite where it failed."""
@@ -138,6 +140,7 @@ def outcomes(names: Sequence[str], way: Way) -> Iterator[tuple[str, Outcome]]:
             workers = job.start_all(run_scripts, left, way.workers, way.kvstore, dict(way.options))
             while left:
                 outcome = _heard(workers)
+                outcome.lines += [one for one in job.scheduler.output.splitlines() if "other weights" in one]
                 yield left.pop(0), outcome
                 if any(outcome.errors):
                     break

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import PacelineError, PeerDiedError, ProtocolError
 from paceline.net.call import Call
+from paceline.server.meetings import Meetings
 from paceline.testing.one_process import OneProcess
 from paceline.wire import messages as m
 
@@ -83,10 +84,10 @@ def test_taker_gets_what_any_other_worker_sends(taker_is_first: bool) -> None:
 
 def test_board_answers_who_waits_for_a_name() -> None:
     job = OneProcess("aa")
-    waiting, got = ask(job, 0, m.Board("get", ["a", "b"], []))
-    ask(job, 1, m.Board("set", ["a"], [b"x"]))
+    waiting, got = ask(job, 0, m.UseBoard("get", ["a", "b"], []))
+    ask(job, 1, m.UseBoard("set", ["a"], [b"x"]))
     assert not waiting.done
-    _, after = ask(job, 1, m.Board("swap", ["b"], [b"", b"y"]))
+    _, after = ask(job, 1, m.UseBoard("swap", ["b"], [b"", b"y"]))
     assert [one.values for one in (*got, *after)] == [[b"x", b"y"], [b"y"]]
 
 
@@ -94,7 +95,7 @@ def test_board_counts_swaps_and_deletes() -> None:
     board = OneProcess("a").session(0)
 
     def use(verb: str, *values: bytes) -> tuple[list[bytes], int]:
-        found = board.call_server(0, m.Board(verb, [] if verb == "count" else ["n"], list(values)), verb)
+        found = board.call_server(0, m.UseBoard(verb, [] if verb == "count" else ["n"], list(values)), verb)
         assert isinstance(found, m.BoardIs)
         return found.values, found.number
 
@@ -108,3 +109,43 @@ def test_board_counts_swaps_and_deletes() -> None:
     assert use("swap", b"7", b"8") == ([b"7"], 0)
     with pytest.raises(ProtocolError, match="no 'sing' with 0 values"):
         use("sing")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (m.UseBoard("add", [], [b"1"]), "no 'add' with 1 values for 0 names"),
+        (m.UseBoard("add", ["a", "b"], [b"1"]), "no 'add' with 1 values for 2 names"),
+        (m.UseBoard("swap", [], [b"", b"x"]), "no 'swap' with 2 values for 0 names"),
+        (m.UseBoard("add", ["a"], [b"many"]), "b'many' is none"),
+        (m.UseBoard("add", ["text"], [b"1"]), "b'hello' is none"),
+    ],
+)
+def test_board_refuses_requests_without_their_names_and_numbers(body: m.UseBoard, reason: str) -> None:
+    job = OneProcess("a")
+    ask(job, 0, m.UseBoard("set", ["text"], [b"hello"]))
+    call, _ = ask(job, 0, body)
+    assert reason in text(call, ProtocolError)
+    count = job.session(0).call_server(0, m.UseBoard("count", [], []), "count")
+    assert count == m.BoardIs([], 1)
+
+
+def test_groups_leave_nothing_behind() -> None:
+    job = OneProcess("aa")
+    meetings = job.services[0]._host.meetings
+    for group in ("one", "other"):
+        ask(job, 0, m.TakeAny(group))
+        ask(job, 1, m.Meet(group, 1, [1, 0], "send and recv", [0]), (b"x",))
+        for rank in range(2):
+            ask(job, rank, m.Meet(group, 2, [0, 1], "barrier", []))
+        assert job.session(0).call_server(0, m.AskNotMet(group, 3, [0, 1]), "asking") == m.Missing([])
+    assert vars(meetings) == vars(Meetings())
+
+
+def test_takers_of_a_group_are_served_in_their_order() -> None:
+    job = OneProcess("aaa")
+    first, second = ask(job, 0, m.TakeAny("g"))[1], ask(job, 0, m.TakeAny("g"))[1]
+    for rank, frame in ((1, b"one"), (2, b"two")):
+        ask(job, rank, m.Meet("g", 1, [rank, 0], "send and recv", [0]), (frame,))
+    assert first == [m.Met([1]), b"one"]
+    assert second == [m.Met([2]), b"two"]

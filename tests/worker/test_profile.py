@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.hetero.files import parse_report
 from paceline.observe.account import COMPUTE, WAIT, WORKER_PARTS, Steps
-from paceline.worker.profile import WARM_UP, RoundTimes
+from paceline.worker.profile import WARM_UP, Profile, RoundTimes
 
 
 def steps(round: int, computed: float, waited: float = 0.0, samples: float = 1.0) -> Steps:
@@ -62,3 +67,23 @@ def test_spikes_are_counted_over_more_rounds_than_the_speed_is_measured_in() -> 
     assert pace.counted.steps == 150
     assert pace.counted.spikes in (7, 8)
     assert pace.counted.spike_factor == 5.0
+
+
+def test_profile_without_a_file_prints_all_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    pace = RoundTimes(keep=True)
+    for round in range(2, WARM_UP + 4):
+        pace.add(steps(round, 1.0, 0.5, 32.0))
+    me = SimpleNamespace(host="10.0.0.1", local_rank=0)
+    session = SimpleNamespace(
+        pace=pace, rank=0, workers=[me], servers=[], store_type="dist_async", hands_out=False,
+        stores=SimpleNamespace(pause=lambda: None, elements=77), gather=lambda name, payload: [payload],
+    )  # fmt: skip
+    Profile("-", 4).check(session)  # one round is missing
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit) as end:
+        Profile("-", 3).check(session)
+    assert end.value.code == 0
+    found = parse_report(capsys.readouterr().out)
+    assert found is not None
+    assert (found.names, found.elements, found.store_type) == (("10.0.0.1:0",), 77, "dist_async")
+    assert found.steps == (((32.0, 1.0, 0.5),) * 3,)

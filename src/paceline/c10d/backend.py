@@ -83,7 +83,7 @@ def _init(
     given = dict(zip(("timeout", "world_size", "rank", "store", "group_name"), args, strict=False)) | kwargs
     if not is_ours(backend):
         return original(backend, init_method, **given)
-    from paceline.c10d.store import BoardStore
+    from paceline.c10d.board_store import BoardStore
     from paceline.worker.current import current_session
 
     for name in _FOREIGN:

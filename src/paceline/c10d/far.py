@@ -1,10 +1,10 @@
 """Collective operations of ranks on several hosts, by meetings at the job's servers.
 
-Nobody connects to a worker: what one rank has for another one goes through a server, over the connections that both
-have opened (see :mod:`paceline.server.meetings`). Servers compute nothing. An allreduce of N bytes is cut into chunks.
-Of each chunk every rank gets the part that it reduces, in the order of the ranks, and gives the result to all. So a
-rank sends N bytes, and receives N of two ranks, 2 N of many. Chunks take turns with the servers, and some are under way
-at a time, so both directions of a link are in use.
+Workers only open connections: the data of one rank for another one goes through a server, over the connections that
+both have opened (see :mod:`paceline.server.meetings`). Servers compute nothing. An allreduce of N bytes is cut into
+chunks. Of each chunk every rank gets the part that it reduces, in the order of the ranks, and gives the result to all.
+So a rank sends N bytes, and receives N of two ranks, 2 N of many. Chunks take turns with the servers, and some are
+under way at a time, so both directions of a link are in use.
 
 Small tensors go to all ranks at once, and each reduces all of them: one meeting instead of two.
 """
@@ -33,6 +33,11 @@ SMALL_BYTES = 32 * 1024
 Parts: TypeAlias = Sequence[tuple[int, torch.Tensor]]
 Got: TypeAlias = dict[int, list[memoryview]]
 _Chunk: TypeAlias = Generator["Swap", Got, None]
+
+
+def server_of(session: Session, group: str, number: int = 0) -> int:
+    """Return the server of a group's meeting: meetings take turns, and groups begin with unlike servers."""
+    return (sum(group.encode()) + number) % len(session.servers)
 
 
 class Swap:
@@ -84,16 +89,13 @@ class FarPlane:
         self._session, self.group, self.members, self.timeout_s = session, group, list(members), timeout_s
         self.index, self.size = self.members.index(session.rank), len(members)
         self._number, self.what = 0, "the start"
-        self._servers = len(session.servers)
-        # Groups of one member each would all use the first server.
-        self._first = sum(group.encode()) % self._servers
 
     def begin(self, parts: Parts) -> Swap:
         """Give frames to other members, and do not wait."""
         number = self._number = self._number + 1
         body = m.Meet(self.group, number, self.members, self.what, [to for to, _ in parts])
         frames = [to_frame(part) for _, part in parts]
-        server = (self._first + number) % self._servers
+        server = server_of(self._session, self.group, number)
         return Swap(self._session, server, body, frames, f"{self.what} of group {self.group!r}")
 
     def swap(self, parts: Parts) -> Got:

@@ -8,7 +8,6 @@ PyTorch 2.13 renamed some methods; both names are here.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,11 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import distributed as dist
 
-from paceline.c10d.hosts import HostsPlane
-from paceline.c10d.pairs import Pairs
-from paceline.c10d.tensors import (
+from paceline.c10d.host_copy import (
     RED_OPS,
-    Host,
+    HostCopy,
     Tensors,
     check_size,
     deadline,
@@ -34,7 +31,9 @@ from paceline.c10d.tensors import (
     sizes,
     spread,
 )
-from paceline.c10d.work import Runner, Work
+from paceline.c10d.hosts_plane import HostsPlane
+from paceline.c10d.pairs import Pairs
+from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Alone, Reduction
@@ -57,6 +56,7 @@ _WHY_S = 3.0
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@untraced
 class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group whose data moves through shared memory and the job's servers.
 
@@ -82,6 +82,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         self._named, self._described = name, ""
         self._pairs = Pairs(session, self._key, self._members)
         self._operations = 0
+        self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         alone = len(members) == 1
         try:
             self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
@@ -140,7 +141,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for one, reduction in zip(tensors, how, strict=True):
-                host = Host(one)
+                host = HostCopy(one)
                 self._plane.allreduce(host.flat, host.flat, reduction)
                 host.put()
 
@@ -153,7 +154,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for dtype in dict.fromkeys(one.dtype for one in tensors):
-                alike = [Host(one) for one in tensors if one.dtype == dtype]
+                alike = [HostCopy(one) for one in tensors if one.dtype == dtype]
                 flat = torch.cat([one.flat for one in alike])
                 self._plane.allreduce(flat, flat, how[dtype])
                 for one, part in zip(alike, torch.split(flat, [one.flat.numel() for one in alike]), strict=True):
@@ -168,7 +169,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         how, is_root = self._reduction(tensor, operation(opts)), opts.rootRank == self.rank()
 
         def job() -> None:
-            host = Host(tensor)
+            host = HostCopy(tensor)
             target = host.flat if is_root else torch.empty_like(host.flat)
             self._plane.allreduce(host.flat, target, how)
             host.put()
@@ -180,7 +181,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for one in tensors:
-                host = Host(one, reads=opts.rootRank == self.rank())
+                host = HostCopy(one, reads=opts.rootRank == self.rank())
                 self._plane.broadcast(host.as_bytes, opts.rootRank + getattr(opts, "rootTensor", 0))
                 if opts.rootRank != self.rank():
                     host.put()
@@ -196,6 +197,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks have called this; the error names all that have not."""
         opts = dist.BarrierOptions()
+        opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
@@ -207,15 +209,15 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
-                self._gather([Host(one, reads=False) for one in outputs], Host(mine))
+                self._gather([HostCopy(one, reads=False) for one in outputs], HostCopy(mine))
 
-        return self._run("all_gather", job, [one for row in output_tensors for one in row], opts, input_tensors)
+        return self._run("all_gather", job, output_tensors, opts, input_tensors)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """Get lists of tensors of all ranks, by rank."""
         return self.allgather(list(zip(*output_lists, strict=True)), input_list, opts)
 
-    def _gather(self, outputs: Sequence[Host], mine: Host) -> None:
+    def _gather(self, outputs: Sequence[HostCopy], mine: HostCopy) -> None:
         counts = [one.as_bytes.numel() for one in outputs]
         if counts[self.rank()] != mine.as_bytes.numel():
             raise ValueError(f"rank {self.rank()} gathers {mine.as_bytes.numel()} bytes into {counts[self.rank()]}")
@@ -233,7 +235,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for output, mine in zip(outputs, inputs, strict=True):
-                target, source = Host(output, reads=False), Host(mine)
+                target, source = HostCopy(output, reads=False), HostCopy(mine)
                 self._plane.allgather(source.as_bytes, target.as_bytes, [source.as_bytes.numel()] * self.size())
                 target.put()
 
@@ -246,24 +248,24 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         root, outputs = opts.rootRank, [one for row in output_tensors for one in row]
 
         def job() -> None:
-            mine, hosts = Host(input_tensors[0]), [Host(one, reads=False) for one in outputs]
+            mine, hosts = HostCopy(input_tensors[0]), [HostCopy(one, reads=False) for one in outputs]
             size = mine.as_bytes.numel()
             counts = [[size if receiver == root else 0 for receiver in self._ranks] for _ in self._ranks]
             target = torch.empty(size * len(hosts), dtype=torch.uint8)
             self._plane.alltoall(mine.as_bytes, target, counts)
             spread(target, hosts)
 
-        return self._run("gather", job, outputs, opts, input_tensors)
+        return self._run("gather", job, output_tensors, opts, input_tensors)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work:
         """Get a tensor of the root's list."""
         root, inputs = opts.rootRank, [one for row in input_tensors for one in row]
 
         def job() -> None:
-            mine = Host(output_tensors[0], reads=False)
+            mine = HostCopy(output_tensors[0], reads=False)
             size = mine.as_bytes.numel()
             counts = [[size if sender == root else 0 for _ in self._ranks] for sender in self._ranks]
-            self._plane.alltoall(joined([Host(one) for one in inputs]), mine.as_bytes, counts)
+            self._plane.alltoall(joined([HostCopy(one) for one in inputs]), mine.as_bytes, counts)
             mine.put()
 
         return self._run("scatter", job, output_tensors, opts, inputs)
@@ -274,7 +276,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for output, inputs in zip(output_tensors, input_tensors, strict=True):
-                hosts, target = [Host(one) for one in inputs], Host(output, reads=False)
+                hosts, target = [HostCopy(one) for one in inputs], HostCopy(output, reads=False)
                 counts = [one.flat.numel() for one in hosts]
                 source = torch.cat([one.flat for one in hosts])
                 self._scatter(source, target, counts, how)
@@ -282,7 +284,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         flat = [one for row in input_tensors for one in row]
         return self._run("reduce_scatter", job, output_tensors, opts, flat)
 
-    def _scatter(self, source: torch.Tensor, target: Host, counts: Sequence[int], how: Reduction) -> None:
+    def _scatter(self, source: torch.Tensor, target: HostCopy, counts: Sequence[int], how: Reduction) -> None:
         self._plane.reducescatter(source, target.flat, counts, how)
         target.put()
 
@@ -298,8 +300,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         def job() -> None:
             for output, mine, reduction in zip(outputs, inputs, how, strict=True):
-                target = Host(output, reads=False)
-                self._scatter(Host(mine).flat, target, [target.flat.numel()] * self.size(), reduction)
+                target = HostCopy(output, reads=False)
+                self._scatter(HostCopy(mine).flat, target, [target.flat.numel()] * self.size(), reduction)
 
         for output, mine in zip(outputs, inputs, strict=True):
             check_size("reduce_scatter", mine, output, self.size())
@@ -309,7 +311,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         """Send a tensor to each rank."""
 
         def job() -> None:
-            inputs, outputs = [Host(one) for one in input_tensors], [Host(one, reads=False) for one in output_tensors]
+            inputs, outputs = (
+                [HostCopy(one) for one in input_tensors],
+                [HostCopy(one, reads=False) for one in output_tensors],
+            )
             sent, received = ([one.as_bytes.numel() for one in hosts] for hosts in (inputs, outputs))
             target = torch.empty(sum(received), dtype=torch.uint8)
             self._exchange(joined(inputs), target, sent, received)
@@ -325,7 +330,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         sent, received = rows(input, input_splits, self.size()), rows(output, output_splits, self.size())
 
         def job() -> None:
-            source, target = Host(input), Host(output, reads=False)
+            source, target = HostCopy(input), HostCopy(output, reads=False)
             self._exchange(source.as_bytes, target.as_bytes, sent, received)
             target.put()
 
@@ -370,9 +375,16 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         Raises:
             ValueError: the operation has no meaning for them.
         """
-        number, dtype = _OPS.get(op), tensor.dtype
+        dtype = tensor.dtype
         if tensor.layout != torch.strided:
             raise ValueError("the backend paceline reduces dense tensors only; use sparse=False in nn.Embedding")
+        found = self._reductions.get((op, dtype))
+        if found is None:
+            found = self._reductions[op, dtype] = self._new_reduction(dtype, op)
+        return found
+
+    def _new_reduction(self, dtype: torch.dtype, op: Any) -> Reduction:
+        number = _OPS.get(op)
         if number is None:
             raise ValueError(f"the backend paceline has no {op}; scale the tensor, and use SUM")
         if dtype == torch.bool:
@@ -380,13 +392,22 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         is_real = dtype.is_floating_point or dtype.is_complex
         if number is None or (dtype.is_complex and number not in _LINEAR) or (is_real and number in _ON_WHOLE_NUMBERS):
             raise ValueError(f"{op} has no meaning for elements of {dtype}")
-        return Reduction(number, dtype.to_real() if dtype.is_complex else dtype, self.size())
+        found = Reduction(number, dtype.to_real() if dtype.is_complex else dtype, self.size())
+        one = torch.ones(1, dtype=found.dtype)
+        try:
+            found.reduce([one, one], torch.empty_like(one))
+        except RuntimeError as error:  # in the middle of an operation it would break the group
+            raise ValueError(f"PyTorch cannot compute {op} of {dtype} on CPUs; cast the tensor first") from error
+        return found
 
-    def _run(self, what: str, job: Callable[[], None], result: Tensors, opts: Any, inputs: Tensors = ()) -> Work:
+    def _run(
+        self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = ()
+    ) -> Work:
         self._operations += 1
+        work = Work(f"{what} of group {self._named!r}", result)
         number, given = self._operations, getattr(opts, "timeout", None)
         timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s
-        is_ready = ready([*result, *inputs])
+        is_ready = ready([*work.tensors, *inputs])
 
         def run() -> None:
             is_ready()
@@ -396,9 +417,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 job()
             except PacelineError as error:
                 raise self._explained(error, f"{what} (number {number})", timeout_s) from error
-            finish(result)
+            finish(work.tensors)
 
-        return self._runner.run(Work(f"{what} of group {self._named!r}", result), run)
+        is_awaited = not getattr(opts, "asyncOp", True)
+        return self._runner.run(work, run, is_awaited=is_awaited)
 
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""
@@ -415,12 +437,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _death(self) -> PacelineError | None:
         """Return the failure of the job, for which a process that ended is the reason."""
-        ended = threading.Event()
-        for _ in range(int(_WHY_S / 0.1)):
-            if self._session.failure is not None:
-                return self._session.failure
-            ended.wait(0.1)
-        return None
+        return self._session.await_failure(_WHY_S)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

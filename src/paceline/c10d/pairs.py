@@ -1,7 +1,8 @@
 """Send and receive between two ranks of a group: meetings of two at a server.
 
 Ranks start them in any order, so each has a thread of its own. Those of one sender, receiver and tag are numbered, and
-match in their order.
+match in their order. The request of one that failed may stay at the server, and would take a later message. So later
+ones fail, too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import torch
 
-from paceline.c10d.far import Swap
-from paceline.c10d.tensors import Host, finish, ready
-from paceline.c10d.work import Work
+from paceline.c10d.far import Swap, server_of
+from paceline.c10d.host_copy import HostCopy, finish, ready
+from paceline.c10d.work import Operations, Work
 from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
 from paceline.worker.session import Session
@@ -34,6 +35,7 @@ class Pairs:
     def __init__(self, session: Session, group: str, members: Sequence[int]) -> None:
         self._session, self._group, self._members = session, group, list(members)
         self._numbers: Counter[tuple[str, int]] = Counter()
+        self._operations = Operations()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int, timeout_s: float) -> Work:
         """Send a tensor to a rank."""
@@ -42,7 +44,7 @@ class Pairs:
 
         def job() -> int:
             is_ready()
-            self._meet(meet, [to_frame(Host(tensor).flat)], timeout_s)
+            self._meet(meet, [to_frame(HostCopy(tensor).flat)], timeout_s)
             return -1
 
         return self._start(f"send to rank {dst}", job, [])
@@ -75,24 +77,18 @@ class Pairs:
     def _take(self, body: m.Meet | m.TakeAny, tensor: torch.Tensor, timeout_s: float) -> int:
         """Receive a tensor; returns the rank that has sent it."""
         ((sender, (frame,)),) = self._meet(body, (), timeout_s).items()
-        host = Host(tensor, reads=False)
+        host = HostCopy(tensor, reads=False)
         host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
         host.put()
         finish([tensor])
         return self._members.index(sender)
 
     def _meet(self, body: m.Meet | m.TakeAny, frames: Any, timeout_s: float) -> dict[int, list[memoryview]]:
-        server = sum(body.group.encode()) % len(self._session.servers)
+        server = server_of(self._session, body.group)
         return Swap(self._session, server, body, frames, f"send and recv of group {self._group!r}").wait(timeout_s)
 
     def _start(self, what: str, job: Callable[[], int], result: Sequence[torch.Tensor]) -> Work:
-        work = Work(what, result)
-
-        def run() -> None:
-            try:
-                work.end(source=job())
-            except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
-                work.end(error)
-
+        work = Work(f"{what} of group {self._group!r}", result)
+        run = partial(self._operations.carry_out, work, job)
         threading.Thread(target=run, name="paceline-pair", daemon=True).start()
         return work

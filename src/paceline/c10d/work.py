@@ -1,8 +1,8 @@
-"""The operations of a process group: a thread that runs them in order, and the handle of each.
+"""The operations of a process group: their order, and the handle of each.
 
 torch.distributed calls operations of one group in the same order on all ranks, and waits for them when it needs their
-results. So each group has a thread of its own. An operation that fails breaks its group, because ranks no longer agree
-on what comes next: later ones raise the same error.
+results. So each group has a thread for those that run beside the script. An operation that fails breaks its group,
+because ranks no longer agree on the next one: later ones fail, too, with the reason.
 """
 
 from __future__ import annotations
@@ -11,37 +11,64 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch._C import _distributed_c10d as c10d
+from torch._C._dynamo import eval_frame
 
 from paceline.errors import DeadlineError, PacelineError
 
+_Kind = TypeVar("_Kind", bound=type)
 
+
+def untraced(kind: _Kind) -> _Kind:
+    """Have ``torch.compile`` trace no method of a class: DDP calls them from C++ in the middle of compiled functions.
+
+    ``torch.compiler.disable`` does this too, and imports the compiler for it.
+    """
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for one in vars(kind).values():
+        if isinstance(one, FunctionType):
+            eval_frame.set_code_exec_strategy(one.__code__, skip)
+    return kind
+
+
+@untraced
 class Work(c10d.Work):
     """The handle of an operation.
 
     Args:
         what: the operation, for errors.
-        result: tensors that it fills, which its future holds.
-        source: place of the sender, for a receive from any rank.
+        result: tensors that it fills, or lists of them; its future holds them like that.
+
+    Attributes:
+        tensors: the tensors that it fills.
     """
 
-    def __init__(self, what: str, result: Sequence[torch.Tensor], source: int = -1) -> None:
+    def __init__(self, what: str, result: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         super().__init__()
-        self._what, self._result, self._sender = what, list(result), source
+        self.what, self._sender = what, -1
+        self._result: list[Any] = [one if isinstance(one, torch.Tensor) else list(one) for one in result]
+        self.tensors: list[torch.Tensor] = []
+        for one in self._result:
+            self.tensors += [one] if isinstance(one, torch.Tensor) else one
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._running = threading.Lock()
+        """Held until the end. An event would do, and costs five objects."""
+        self._running.acquire()
+        self._is_over = False
         self._base: torch.futures.Future[Any] | None = None
 
     def end(self, error: BaseException | None = None, source: int = -1) -> None:
         """Note that the operation is over."""
         self._error, self._sender = error, source
         with self._lock:
-            self._ended.set()
+            self._is_over = True
             base = self._base
+        self._running.release()
         if base is not None:
             base.set_result(None)
 
@@ -53,8 +80,10 @@ class Work(c10d.Work):
             DeadlineError: it has not ended within ``timeout``, and goes on.
         """
         seconds = timeout.total_seconds() if timeout else 0.0
-        if not self._ended.wait(seconds if seconds > 0 else None):
-            raise DeadlineError(f"{self._what} did not end within {seconds:g} s; it goes on, and you can wait again")
+        if not self._is_over:
+            if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+                raise DeadlineError(f"{self.what} did not end within {seconds:g} s; it goes on, and you can wait again")
+            self._running.release()
         if self._error is not None:
             raise self._error
         return True
@@ -65,11 +94,11 @@ class Work(c10d.Work):
 
     def is_completed(self) -> bool:
         """Return whether the operation is over."""
-        return self._ended.is_set()
+        return self._is_over
 
     def is_success(self) -> bool:
         """Return whether it is over without an error."""
-        return self._ended.is_set() and self._error is None
+        return self._is_over and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return its error."""
@@ -78,10 +107,10 @@ class Work(c10d.Work):
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that it fills."""
         self.wait()
-        return self._result
+        return self.tensors
 
     def source_rank(self) -> int:
-        """Return the sender of what was received."""
+        """Return the sender of a received tensor."""
         return self._sender
 
     def _source_rank(self) -> int:
@@ -89,52 +118,103 @@ class Work(c10d.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors."""
-        devices = {one.device for one in self._result if one.device.type not in ("cpu", "meta")}
+        devices = {one.device for one in self.tensors if one.device.type not in ("cpu", "meta")}
         with self._lock:
             if self._base is None:
                 self._base = torch.futures.Future(devices=sorted(devices, key=str))
-                if self._ended.is_set():
+                if self._is_over:
                     self._base.set_result(None)
             # Only an error in a callback becomes one of the future in C++, where DDP waits for it.
             return self._base.then(self._value)
 
-    def _value(self, base: object) -> list[torch.Tensor]:
+    def _value(self, base: object) -> list[Any]:
         if self._error is not None:
             raise self._error
         return self._result
 
 
+#: An operation; returns the place of the sender, if it is a receive.
+Job: TypeAlias = Callable[[], int | None]
+
+
+class Operations:
+    """Carries out operations, until one of them fails. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._failed: tuple[str, BaseException] | None = None
+
+    def carry_out(self, work: Work, job: Job) -> None:
+        """Run an operation, and end its handle; if one has failed before, end it with that error."""
+        try:
+            if self._failed is not None:
+                what, why = self._failed
+                raise PacelineError(
+                    f"{work.what} was not started, because an operation before this one has failed ({what}), and ranks "
+                    "no longer agree on their order; end the script, or open the group again on all ranks "
+                    f"(destroy_process_group, init_process_group). The failure: {why}"
+                ) from why
+            source = job()
+        except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
+            self._failed = self._failed or (work.what, error)
+            work.end(error)
+        else:
+            work.end(source=-1 if source is None else source)
+
+
 class Runner:
-    """A thread that runs operations in order.
+    """Runs operations one at a time, in the order of the calls.
+
+    | who calls | operations are left | none is left |
+    |---|---|---|
+    | a caller that waits for it | the thread runs it | the caller's thread runs it, without a hand-over |
+    | another one | the thread runs it | the thread runs it |
+    | a callback of an operation, in the thread | runs at once: it comes next, on all ranks | the same |
 
     Args:
         name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
+        self._queue: queue.SimpleQueue[tuple[Work, Job] | None] = queue.SimpleQueue()
+        self._operations = Operations()
+        self._order = threading.Lock()
+        """Guards the number of operations that are not over."""
+        self._left = 0
+        self._turn = threading.RLock()
+        """Held by the thread that runs an operation."""
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Work, job: Callable[[], None]) -> Work:
-        """Run a job after those before it."""
-        self._queue.put((work, job))
+    def run(self, work: Work, job: Job, *, is_awaited: bool = False) -> Work:
+        """Run an operation after those before it; it may be over at the return if the caller waits for it anyway."""
+        if threading.current_thread() is self._thread:
+            self._operations.carry_out(work, job)
+            return work
+        with self._order:
+            is_next = is_awaited and not self._left
+            self._left += 1
+            if is_next:
+                self._turn.acquire()  # it is free, and later operations wait for it
+            else:
+                self._queue.put((work, job))
+        if is_next:
+            try:
+                self._operations.carry_out(work, job)
+            finally:
+                self._turn.release()
+                self._note_end()
         return work
+
+    def _note_end(self) -> None:
+        with self._order:
+            self._left -= 1
 
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
-            work, job = item
-            try:
-                if self._error is not None:
-                    raise PacelineError(f"an operation before this one has failed: {self._error}") from self._error
-                job()
-            except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
-                self._error = self._error or error
-                work.end(error)
-            else:
-                work.end()
-            del work, job, item
+            with self._turn:
+                self._operations.carry_out(*item)
+            del item  # it holds tensors
+            self._note_end()
 
     def close(self, timeout_s: float) -> bool:
         """End the thread after the operations so far; returns whether it has ended in time."""

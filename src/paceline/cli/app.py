@@ -14,6 +14,7 @@ from paceline.naming import suggestion
 
 #: By subcommand: its module, which has ``run(name, words) -> int``, and a summary.
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "up": ("paceline.cli.up", "check and measure hosts, plan a job for them, and start it"),
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
     "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
     "jobs": ("paceline.cli.jobs", "list your jobs whose launcher runs on this machine"),

@@ -13,8 +13,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from paceline.consistency import groups_line
 from paceline.errors import LaunchError
-from paceline.hetero import Groups, choose, group_by_speed
+from paceline.hetero import choose, group_by_speed
 from paceline.hetero.files import choice_text, groups_text, measured_text, parse_speeds, parse_steps
 from paceline.hetero.measured import ROUNDS
 from paceline.launch import JobSpec
@@ -56,10 +57,5 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
         raise LaunchError(str(error)) from error
     regroup = {"regroup_rounds": str(REGROUP_ROUNDS)}
     print(f"groups by measured speed:\n{groups_text(groups, speeds)}dist_auto: {choice.sentence}", flush=True)
-    found = {"groups": _by_rank(groups), "choice": choice_text(choice), "measured": measured_text(measured)}
+    found = {"groups": groups_line(groups), "choice": choice_text(choice), "measured": measured_text(measured)}
     return replace(spec, settings={**regroup, **spec.settings, **found})
-
-
-def _by_rank(groups: Groups) -> str:
-    """Return groups as a setting: ``0 1; 2;``."""
-    return " ".join(f"{' '.join(map(str, ranks))};" for ranks in groups)

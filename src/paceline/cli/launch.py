@@ -17,7 +17,7 @@ from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
 from paceline.cli.table import plural
-from paceline.consistency import parse_groups, weighting_names
+from paceline.consistency import groups_line, parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
     Graces,
@@ -248,12 +248,8 @@ def _groups_file(options: argparse.Namespace) -> str | None:
         return None
     if options.groups == "auto":
         return "auto"
-    text = read_text(options.groups, "the groups file")
-    parse_groups(text)
-    if options.launcher == "local":
-        return os.path.abspath(str(options.groups))
-    lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
-    return "".join(f"{line};" for line in lines if line)
+    groups = parse_groups(read_text(options.groups, "the groups file"))
+    return os.path.abspath(str(options.groups)) if options.launcher == "local" else groups_line(groups)
 
 
 def _verbose(environ: Mapping[str, str]) -> str | None:

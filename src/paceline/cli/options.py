@@ -151,10 +151,11 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, flag: str) -> str:
         plain = flag.replace("_", "-")
+        advice = self._advice.get(plain)
         meant = self._elsewhere.get(plain) or nearest(plain, self._flags)
-        if meant:
+        if meant and not advice:
             return f"; did you mean {meant!r}?"
-        advice = self._advice.get(plain) or self._advice.get("")
+        advice = advice or self._advice.get("")
         if advice:
             return f": {advice}"
         return f"; known are {', '.join(sorted(self._flags))}" if self._flags else "; there are no options here"
@@ -201,3 +202,24 @@ def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list
             break
         index += 2 if word in takes_value else 1
     return list(words[:index]), list(words[index:])
+
+
+def words_of(words: Sequence[str], options: Sequence[Option], keep: Callable[[Option], bool]) -> list[str]:
+    """Return the words of some options, with their values.
+
+    Args:
+        words: words that are options only.
+        options: all that may occur.
+        keep: tells whether the words of an option are wanted.
+    """
+    by_flag = {flag: option for option in options for flag in option.flags}
+    kept: list[str] = []
+    index = 0
+    while index < len(words):
+        exact = by_flag.get(words[index])
+        option = exact or by_flag.get(words[index].partition("=")[0]) or by_flag.get(words[index][:2])  # -n2
+        count = 2 if exact is not None and exact.metavar is not None else 1
+        if option is None or keep(option):
+            kept += words[index : index + count]
+        index += count
+    return kept

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from paceline.cli import launch, launch_options
-from paceline.cli.options import Option, Parser, UsageError, split_command
+from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
 
 OPTIONS = (
     Option(("--speeds",), "file to write, on worker 0's machine (default: speeds)", "FILE"),
@@ -47,22 +47,11 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(f"--speeds {path} cannot be written: it names a folder, or its folder cannot be used")
     before = _written(path)
     settings = ["--env", f"PACELINE_PROFILE={path}", "--env", f"PACELINE_PROFILE_ROUNDS={rounds}"]
-    code = launch.run(name, [*settings, *_without_own(ours), "--", *command])
+    others = words_of(ours, every, lambda option: option not in OPTIONS)
+    code = launch.run(name, [*settings, *others, "--", *command])
     if code == 0 and not options.dry_run:
         print(_report(path, before))
     return code
-
-
-def _without_own(words: Sequence[str]) -> list[str]:
-    own = {flag for option in OPTIONS for flag in option.flags}
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word.partition("=")[0] in own:
-            skip = not skip and word in own
-        else:
-            kept.append(word)
-    return kept
 
 
 def _written(path: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def parse_groups(text: str) -> list[list[str]]:
@@ -18,6 +18,11 @@ def parse_groups(text: str) -> list[list[str]]:
     return groups
 
 
+def groups_line(groups: Iterable[Iterable[object]]) -> str:
+    """Return a groups file in one line: ``0 1; 2;``."""
+    return " ".join(f"{' '.join(map(str, group))};" for group in groups)
+
+
 def resolve_groups(groups: Sequence[Sequence[str]], hosts: Sequence[tuple[str, int]]) -> tuple[tuple[int, ...], ...]:
     """Turn members into ranks.
 
@@ -31,16 +36,39 @@ def resolve_groups(groups: Sequence[Sequence[str]], hosts: Sequence[tuple[str, i
     return tuple(tuple(sorted(rank for member in group for rank in _ranks(member, hosts))) for group in groups)
 
 
+def name_ranks(line: str, hosts: Sequence[tuple[str, int]]) -> str:
+    """Turn members that are hosts, or a ``host:slot``, into ranks; other members stay as they are.
+
+    Args:
+        line: a groups file in one line.
+        hosts: (name in the launcher's list of hosts, local rank) of every worker, in rank order.
+    """
+    groups = parse_groups(line.replace(";", "\n"))
+    return groups_line([_named(member, hosts) for member in group] for group in groups)
+
+
+def _named(member: str, hosts: Sequence[tuple[str, int]]) -> str:
+    return " ".join(map(str, _found(member, hosts))) or member
+
+
+def _found(member: str, hosts: Sequence[tuple[str, int]]) -> list[int]:
+    """Return the ranks of the workers of a host, or of a ``host:slot``."""
+    host, _, slot = member.rpartition(":") if _is_slot(member) else (member, "", "")
+    return [rank for rank, (name, local) in enumerate(hosts) if name == host and slot in ("", str(local))]
+
+
 def _ranks(member: str, hosts: Sequence[tuple[str, int]]) -> list[int]:
     if member.isdecimal():
         if int(member) >= len(hosts):
             raise ValueError(f"groups: rank {member} does not exist; the job has workers 0 to {len(hosts) - 1}")
         return [int(member)]
-    host, _, slot = member.rpartition(":") if _is_slot(member) else (member, "", "")
-    ranks = [rank for rank, (name, local) in enumerate(hosts) if name == host and slot in ("", str(local))]
+    ranks = _found(member, hosts)
     if not ranks:
         known = ", ".join(f"{name}:{local}" for name, local in hosts)
-        raise ValueError(f"groups: no worker runs at {member!r}; workers run at {known}")
+        raise ValueError(
+            f"groups: no worker runs at {member!r}; workers run at {known}; name them so, by rank, or as the list of "
+            "hosts (-H) does"
+        )
     return ranks
 
 

@@ -347,20 +347,20 @@ class Walker:
         """
         session = self._session
         limit_s = session.settings.timeout_s if self._by_push else _LONGEST_SHARD_S
+        advice = "; if a batch takes as long here, raise PACELINE_TIMEOUT_S" if self._by_push else ""
         call = session.ask_scheduler(m.AwaitSamples(self._name), f"samples of pool {self._name!r}")
-        with contextlib.suppress(DeadlineError):
-            session.wait([call], min(_QUIET_S, limit_s))
-        if not call.done:
-            holders = self._holders(shard_at)
-            _log.warning(
-                "worker %d has waited %g s for samples of pool %r: %s", session.rank, _QUIET_S, self._name, holders
-            )
-        try:
-            session.wait([call], max(0.0, limit_s - _QUIET_S))
-        except DeadlineError as error:
-            raise DeadlineError(f"{error}; {self._holders(shard_at)}") from error
-        assert isinstance(call.body, m.PoolSamples)
-        return call.body
+        waited_s = 0.0
+        for until_s in sorted({min(_QUIET_S, limit_s), limit_s}):
+            with contextlib.suppress(DeadlineError):
+                session.wait([call], until_s - waited_s)
+            if call.done:
+                assert isinstance(call.body, m.PoolSamples)
+                return call.body
+            waited_s = until_s
+            text = f"worker {session.rank} has waited {waited_s:g} s for {call.what}: {self._holders(shard_at)}"
+            if waited_s < limit_s:
+                _log.warning(text)
+        raise DeadlineError(f"{text}{advice}")
 
     def _holders(self, shard_at: Callable[[int], str] | None) -> str:
         """Return which workers hold samples, how many or which shards, and for how long."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from paceline.consistency import Policy
@@ -74,6 +75,54 @@ def parse_steps(text: str) -> Measured:
         return measured_of(steps, batch, float(table["update_s"]), hands_out=bool(table["hands_out"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"this is no file of measured steps: {error!r}") from error
+
+
+#: Begins each line of a report.
+REPORT_MARK = "paceline-profile "
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rounds of a job that ``paceline up`` has measured."""
+
+    names: tuple[str, ...]
+    """``host:local_rank`` of each worker, in order of rank."""
+    steps: tuple[tuple[WorkerRound, ...], ...]
+    """The same rounds of each worker."""
+    update_s: float
+    """Seconds of an update on the servers; 0: not known."""
+    elements: int
+    """Elements of the model."""
+    store_type: str
+
+
+def report_text(workers: Sequence[str], update_s: float, elements: int, store_type: str) -> str:
+    """Return what worker 0 prints about a job: a short line for each worker, and one about all.
+
+    Args:
+        workers: of each worker its line of the speeds file, and after it the result of :func:`steps_line`.
+        update_s: seconds of an update on the servers; 0: not known.
+        elements: elements of the model.
+        store_type: type of the store.
+    """
+    parts = [one.split("\n") for one in workers]
+    lines = [json.dumps([speed.split()[0], json.loads(steps)]) for speed, steps in parts]
+    job = json.dumps({"update_s": update_s, "elements": elements, "store": store_type})
+    return "\n".join(REPORT_MARK + one for one in (*lines, job))
+
+
+def parse_report(text: str) -> Report | None:
+    """Return the report in a job's output, which has other lines too; None: there is none."""
+    lines = (line.partition(REPORT_MARK)[2] for line in text.splitlines())
+    found = [json.loads(line) for line in lines if line]
+    if not found:
+        return None
+    *workers, job = found
+    steps = [tuple(WorkerRound(*map(float, one)) for one in rounds) for _, rounds in workers]
+    least = min(map(len, steps))
+    names = tuple(str(name) for name, _ in workers)
+    common = tuple(one[:least] for one in steps)
+    return Report(names, common, float(job["update_s"]), int(job["elements"]), str(job["store"]))
 
 
 def choice_text(choice: Choice) -> str:

@@ -102,6 +102,31 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
     return facts
 
 
+def state_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
+    """Describe the state with which an optimizer begins: its entries, the kind of its tensors, and how many steps.
+
+    A state that only some workers have loaded differs in this. That of a new optimizer is left out, and so are other
+    numbers, which unlike machines round differently.
+
+    Args:
+        optimizer: any optimizer.
+        named: name, parameter and index of the param group, in the order of the keys.
+    """
+    facts = []
+    for name, param, _ in named:
+        state = {entry: _brief(value) for entry, value in optimizer.state.get(param, {}).items()}
+        facts += [Fact(f"the optimizer's state of {name!r}", _text(state) or "")] if state else []
+    return facts
+
+
+def _brief(value: Any) -> str:
+    """Return a tensor's kind; of a single number its value, if that is whole; nothing for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        return _kind(value)
+    one = value.item() if isinstance(value, torch.Tensor) and value.numel() else value
+    return str(int(one)) if isinstance(one, int | float) and float(one).is_integer() else ""
+
+
 def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
     """Describe options by name. Options other than numbers, text and lists of them are left out."""
     texts = {name: _text(value) for name, value in options.items() if name not in _IMPLEMENTATION}

@@ -188,6 +188,7 @@ def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVS
     if namespace and "#" in namespace:
         raise ValueError(f"namespace {namespace!r} contains '#'; choose a name without it")
     session.lock_step |= policy.merge == "all"
+    session.store_type = store_type
     if policy.merge == "groups":
         session.group = 1 + policy.unit_of(len(session.workers))[session.rank]
     if store_type == "dist_auto" and not session.auto:

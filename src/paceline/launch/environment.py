@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from paceline import config
+from paceline.consistency import groups_line
 from paceline.launch.groups import WorkerGroup
 from paceline.launch.plan import Late, Value
 from paceline.launch.spec import JobSpec
@@ -65,12 +67,9 @@ def of_group(spec: JobSpec, group: WorkerGroup, host_weight: float) -> dict[str,
 
 
 def ranks_by_group(spec: JobSpec) -> str:
-    """Return the ranks of the worker groups in the form of a groups file in one line: ``0 1; 2;``."""
-    lines, first = [], 0
-    for group in spec.groups:
-        lines.append(" ".join(map(str, range(first, first + group.count))))
-        first += group.count
-    return "; ".join(lines) + ";"
+    """Return the ranks of the worker groups as a groups file in one line."""
+    ranks = iter(range(spec.num_workers))
+    return groups_line(itertools.islice(ranks, group.count) for group in spec.groups)
 
 
 def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict[str, Value]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from paceline.consistency import name_ranks
 from paceline.launch import environment
 from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import LOCALHOST, Host
@@ -57,13 +58,14 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
     """
     for name in sorted(environment.OWNED & _given(spec)):
         raise ValueError(f"{name} is set by the launcher, for each process; it cannot be given")
+    places = _workers_alone(spec) if alone else place_workers(spec)
+    spec = replace(spec, settings=_settings(spec, [place for _, place in places]))
     servers = [
         _role(spec, machine, "server", rank, place)
         for rank, place in enumerate(place_alone(spec, "server") if alone else place_servers(spec))
     ]
     first = Host("scheduler-0") if alone else spec.hosts[0]
     scheduler = [_role(spec, machine, "scheduler", 0, Placement(first, 0, 1))] if servers else []
-    places = _workers_alone(spec) if alone else place_workers(spec)
     workers = [_worker(spec, machine, rank, *one) for rank, one in enumerate(places)]
     hosts = {one.name: one for one in (*spec.hosts, *(place.host for _, place in places))}
     used = {process.host for process in (*scheduler, *servers, *workers)}
@@ -77,6 +79,18 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
         spec.log_dir,
         spec.max_restarts,
     )
+
+
+def _settings(spec: JobSpec, places: Sequence[Placement]) -> dict[str, str]:
+    """Return the job's settings; ``groups`` has ranks where it has names of the list of hosts.
+
+    Workers know each other's addresses, but not these names.
+    """
+    settings = dict(spec.settings)
+    if ";" in settings.get("groups", ""):
+        hosts = [(place.host.name.rpartition("@")[2], place.local_rank) for place in places]
+        settings["groups"] = name_ranks(settings["groups"], hosts)
+    return settings
 
 
 def _workers_alone(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:

@@ -83,6 +83,7 @@ from paceline.membership.losses import Losses, death_reply
 from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
+from paceline.membership.same_weights import SameWeights
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
@@ -116,7 +117,7 @@ class Membership:
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
-        self._rounds, self._verdicts = TrainedRounds(), Verdicts()
+        self._rounds, self._same_weights, self._verdicts = TrainedRounds(), SameWeights(), Verdicts()
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -153,6 +154,7 @@ class Membership:
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
                 told = self._verdicts.note(record.member, body.account, self._following.groups[1])
+                told += self._same_weights.note(key[1], body.weights, self._roster.expected)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -160,8 +162,12 @@ class Membership:
                 return [Answer(peer, seq, self.status(now))]
             case m.Publish():
                 self._following.note_keys(body)
-            case m.Enter():
+            case m.Enter() if key[0] == "worker":
                 record.round = max(record.round, body.round)
+                return [*self._uneven(), *self._wait(key, peer, seq, body, now)]
+        return self._wait(key, peer, seq, body, now)
+
+    def _wait(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body, now)
@@ -275,10 +281,13 @@ class Membership:
 
     def _warnings(self, now: float) -> list[Action]:
         """Return lines about members that are silent, and about workers without which others train on."""
-        silent = self._liveness.warnings(self._roster.values(), self.complete, now)
+        return [*self._liveness.warnings(self._roster.values(), self.complete, now), *self._uneven()]
+
+    def _uneven(self) -> list[Action]:
+        """Return lines about workers without which others train on, or have until now."""
         if self._waits.hands_out or not self.complete:
-            return silent
-        return [*silent, *self._rounds.check(self._roster.of_role("worker"), self._waits.at_barriers)]
+            return []
+        return self._rounds.check(self._roster.of_role("worker"), self._waits.at_barriers)
 
     @property
     def has_succeeded(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from paceline.membership.actions import Action, MemberKey, Warn
+from paceline.membership.actions import Action, MemberKey, Warn, describe_workers
 from paceline.membership.roster import MemberRecord
 
 
@@ -40,7 +40,7 @@ class TrainedRounds:
         ranks = defaultdict(list)
         for one in workers:
             ranks[one.round].append(one.member.rank)
-        told = [f"{round} by {_workers(sorted(found))}" for round, found in sorted(ranks.items(), reverse=True)]
+        told = [f"{round} by {describe_workers(sorted(found))}" for round, found in sorted(ranks.items(), reverse=True)]
         return [Warn(f"not all workers have trained as many rounds: {'; '.join(told)}")] if len(told) > 1 else []
 
 
@@ -54,15 +54,3 @@ def _what(one: MemberRecord) -> str:
 
 def _at(one: MemberRecord) -> str:
     return f"worker {one.member.rank} is in round {one.round}"
-
-
-def _workers(ranks: Sequence[int]) -> str:
-    """Name workers by their ranks, in ranges where they are many: ``workers 0-6, 8``."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][-1] == rank - 1:
-            ranges[-1].append(rank)
-        else:
-            ranges.append([rank])
-    names = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
-    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

@@ -85,6 +85,7 @@ class StepPace:
     usual_samples: float = 1.0
     spread: m.Spread = field(default_factory=m.Spread)
     account: m.AccountReport = field(default_factory=m.AccountReport)
+    weights: list[m.WeightSums] = field(default_factory=list)
 
 
 class Lifeline:
@@ -210,7 +211,7 @@ class Lifeline:
             pace = self._pace()
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account,
+                pace.usual_samples, pace.spread, pace.account, pace.weights,
             )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
@@ -286,6 +287,10 @@ class Lifeline:
     def note_taken_out(self, worker: int, round: int) -> None:
         """Tell the scheduler that this server waits no more for a dead worker, whose last round here this is."""
         self._taken_out = {**self._taken_out, worker: round}
+        self.beat_soon()
+
+    def beat_soon(self) -> None:
+        """Send a heartbeat now: there is news in it."""
         self._is_beat_due = True
         self._client.wake()
 

@@ -113,6 +113,11 @@ class BackwardWatch:
         self._ended()
 
 
+def is_watched(param: torch.nn.Parameter) -> bool:
+    """Return whether a DistributedOptimizer trains this parameter."""
+    return _watch_of(param) is not None
+
+
 def _watch_of(param: torch.nn.Parameter) -> BackwardWatch | None:
     found = _watches.get(param)
     return None if found is None else found()

@@ -11,7 +11,7 @@ than rank 0's, one line says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -33,9 +33,13 @@ def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def shared_of(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that all workers have from rank 0: buffers, and parameters that are not trained."""
+    return {name: real_view(one.data) for name, one in untrained_of(model, trained).items()} | buffers_of(model)
+
+
+def untrained_of(model: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of a model that an optimizer does not have, by name."""
     known = {id(param) for param in trained}
-    rest = {name: one.data for name, one in model.named_parameters() if one.numel() and id(one) not in known}
-    return {name: real_view(one) for name, one in rest.items()} | buffers_of(model)
+    return {name: one for name, one in model.named_parameters() if one.numel() and id(one) not in known}
 
 
 class Buffers:

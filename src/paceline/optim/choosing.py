@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from paceline import compression as codecs
-from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
+from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.free import able_to_regroup
@@ -128,6 +128,8 @@ def _agree(setup: StrategySetup, store: DistStore, update: Update) -> None:
         "update": update, "compression": str(legs), "batch_dim": str(setup.samples.batch_dim),
     }  # fmt: skip
     facts = [*optimizer_facts(setup.inner, setup.named), *option_facts("DistributedOptimizer", options)]
+    if update == "worker":  # the servers get worker 0's
+        facts += state_facts(setup.inner, setup.named)
     if setup.model is not None:
         facts += tensor_facts(setup.model.named_buffers(), "buffer")
     agree_on_store(store, "the optimizer", facts)

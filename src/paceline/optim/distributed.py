@@ -235,9 +235,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         set_by_scaler = vars(self)
         meter.enter(UPDATE)
         try:
-            return self._strategy.step(  # type: ignore[no-any-return]
-                closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf")
-            )
+            loss = self._strategy.step(closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf"))
+            self._strategy.ended_step()
+            return loss  # type: ignore[no-any-return]
         finally:
             meter.step_ends()
 

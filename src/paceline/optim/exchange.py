@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -52,6 +52,7 @@ from paceline.optim.binding import (
 from paceline.optim.device import Pusher
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
+from paceline.optim.weight_sums import sums_of
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.wire import messages as m
@@ -99,6 +100,9 @@ class Exchange:
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
+
+    def compare(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let somebody compare this worker's weights after a step with those of the others. Does not wait."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -357,6 +361,12 @@ class ServerExchange(Exchange):
         take_all(bound, weights=True)
         store.barrier()
         self.sparse.broadcast_weights()
+
+    def compare(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait."""
+        store = self._store
+        if store.policy.merge == "all" and store.num_workers > 1 and weights:
+            store.session.note_weights(m.WeightSums(store.name, step, sums_of(weights, step)))
 
     def refresh_weights(self) -> None:
         """Copy the values of the arena to the weights: a pull may have brought newer ones."""

@@ -129,6 +129,9 @@ class MergedUpdate(ExchangingStrategy):
 
     # ---- step ------------------------------------------------------------------------------------------------------
 
+    def _own_weights(self) -> dict[str, torch.Tensor]:
+        return {name: param.data for name, param, _ in self.named} | super()._own_weights()
+
     def _merge_loss(self, loss: Any) -> Any:
         """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
         if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):

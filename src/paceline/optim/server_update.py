@@ -193,6 +193,11 @@ class ServerUpdate(ExchangingStrategy):
                 self._exchange.take()
             self.weights.ended()
 
+    def _own_weights(self) -> dict[str, torch.Tensor]:
+        """Return those that come in rows, too: the others of this optimizer are checked bit by bit at each push."""
+        sparse = self._exchange.sparse
+        return {name: param.data for name, param, _ in self.named if param in sparse} | super()._own_weights()
+
     # ---- weights and state -----------------------------------------------------------------------------------------
 
     def refresh_weights(self) -> None:

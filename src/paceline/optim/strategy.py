@@ -21,12 +21,14 @@ from paceline.compression import Compression
 from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
+from paceline.optim.backward import is_watched
 from paceline.optim.binding import is_finite
-from paceline.optim.buffers import Buffers
+from paceline.optim.buffers import Buffers, untrained_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
+from paceline.optim.weight_sums import is_due
 from paceline.updaters import Options
 from paceline.worker.traffic import Carried
 
@@ -183,6 +185,9 @@ class Strategy:
     def refresh_weights(self) -> None:
         """Set this worker's weights to the newest of the servers that it knows."""
 
+    def ended_step(self) -> None:
+        """Note that a step has ended, as on all workers."""
+
     def check_extendable(self) -> None:
         """Raise an error where param groups cannot get or lose parameters."""
 
@@ -227,6 +232,8 @@ class ExchangingStrategy(Strategy):
         self._says_doubt = weighs and store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
+        self._steps = 0
+        self._model = setup.model
         self._options: list[Options] = []
         """Options of the last round that was opened."""
         self._open: Carried | None = None
@@ -254,6 +261,23 @@ class ExchangingStrategy(Strategy):
                 after=() if self.buffers is None else self.buffers.publish(),
             )
         return self._open
+
+    @torch.no_grad()
+    def ended_step(self) -> None:
+        """After some of the steps, let the workers' weights be compared."""
+        self._steps += 1
+        if is_due(self._steps):
+            self._exchange.compare(self._steps, self._own_weights())
+
+    def _own_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights that may become others than those of other workers: nothing brings them together.
+
+        Without the parameters of other optimizers, which may not be in lock step.
+        """
+        if self._model is None:
+            return {}
+        rest = untrained_of(self._model, (param for _, param, _ in self.named))
+        return {name: one.data for name, one in rest.items() if not is_watched(one)}
 
     def _current_options(self) -> list[Options]:
         """Return the options of all param groups that pushes carry."""

@@ -15,7 +15,6 @@ send and receive are meetings in which fewer frames are given, and a barrier is 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,8 +69,8 @@ class Meetings:
     """The open meetings of a server."""
 
     def __init__(self) -> None:
-        self._groups: defaultdict[str, dict[_Place, _Meeting]] = defaultdict(dict)
-        self._takers: defaultdict[str, list[Asker]] = defaultdict(list)
+        self._groups: dict[str, dict[_Place, _Meeting]] = {}
+        self._takers: dict[str, list[Asker]] = {}
         self._gone: set[int] = set()
 
     def meet(self, asker: Asker, body: m.Meet, frames: Frames) -> None:
@@ -83,20 +82,19 @@ class Meetings:
         if asker.rank not in body.members or len(body.to) != len(frames):
             raise ProtocolError(f"worker {asker.rank} cannot meet {body.members} with {len(frames)} frames")
         self._come(body.group, (tuple(body.members), body.number), body.what, _Came(asker, body.to, frames))
-        takers = self._takers[body.group]
-        if takers:
-            self.take_any(takers.pop(0), m.TakeAny(body.group))
+        for taker in self._takers.pop(body.group, []):
+            self.take_any(taker, m.TakeAny(body.group))
 
     def take_any(self, asker: Asker, body: m.TakeAny) -> None:
         """Let a worker join the oldest meeting to which only another one has come, or wait for one."""
-        for place, meeting in self._groups[body.group].items():
+        for place, meeting in self._groups.get(body.group, {}).items():
             if asker.rank in place[0] and asker.rank not in meeting.came and meeting.error is None:
                 self._come(body.group, place, meeting.what, _Came(asker, (), ()))
                 return
-        self._takers[body.group].append(asker)
+        self._takers.setdefault(body.group, []).append(asker)
 
     def _come(self, group: str, place: _Place, what: str, came: _Came) -> None:
-        meetings = self._groups[group]
+        meetings = self._groups.setdefault(group, {})
         meeting = meetings.setdefault(place, _Meeting(what, frozenset(place[0])))
         meeting.came[came.asker.rank] = came
         if what != meeting.what:
@@ -140,11 +138,11 @@ class Board:
         self._values: dict[str, bytes] = {}
         self._waiting: list[tuple[Asker, list[str]]] = []
 
-    def use(self, asker: Asker, body: m.Board) -> m.BoardIs | None:
+    def use(self, asker: Asker, body: m.UseBoard) -> m.BoardIs | None:
         """Carry out a request; None: it is answered when all names exist.
 
         Raises:
-            ProtocolError: there is no such verb, or it has too few values.
+            ProtocolError: there is no such verb, it has too few names or values, or a value is no number.
         """
         known, names = self._values, body.names
         match body.verb, body.values:
@@ -157,12 +155,12 @@ class Board:
                 known.update(zip(names, values, strict=True))
                 self._answer_waiting()
                 return m.BoardIs([])
-            case "add", [amount]:
-                number = int(known.get(names[0], b"0")) + int(amount)
+            case "add", [amount] if len(names) == 1:
+                number = _number(known.get(names[0], b"0")) + _number(amount)
                 known[names[0]] = str(number).encode()
                 self._answer_waiting()
                 return m.BoardIs([], number)
-            case "swap", [expected, wanted]:
+            case "swap", [expected, wanted] if len(names) == 1:
                 return m.BoardIs([self._swap(names[0], expected, wanted)])
             case "check", []:
                 return m.BoardIs([], int(all(name in known for name in names)))
@@ -170,7 +168,7 @@ class Board:
                 return m.BoardIs([], sum(known.pop(name, None) is not None for name in names))
             case "count", []:
                 return m.BoardIs([], len(known))
-        raise ProtocolError(f"a board has no {body.verb!r} with {len(body.values)} values")
+        raise ProtocolError(f"a board has no {body.verb!r} with {len(body.values)} values for {len(names)} names")
 
     def _swap(self, name: str, expected: bytes, wanted: bytes) -> bytes:
         """Set a value if it is as expected, or if there is none and none is expected; returns the value after it."""
@@ -183,6 +181,13 @@ class Board:
     def _answer_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for asker, names in waiting:
-            found = self.use(asker, m.Board("get", names, []))
+            found = self.use(asker, m.UseBoard("get", names, []))
             if found is not None:
                 asker.answer(found)
+
+
+def _number(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ProtocolError(f"a board adds whole numbers, and {value[:40]!r} is none") from None

@@ -62,7 +62,7 @@ OF_WORKERS: Handlers = {
     m.Meet: lambda host, asker, body, frames: host.meetings.meet(asker, body, frames),
     m.TakeAny: lambda host, asker, body, frames: host.meetings.take_any(asker, body),
     m.AskNotMet: lambda host, asker, body, frames: host.meetings.absent(body),
-    m.Board: lambda host, asker, body, frames: host.board.use(asker, body),
+    m.UseBoard: lambda host, asker, body, frames: host.board.use(asker, body),
 }
 OF_SERVERS: Handlers = {m.PushSum: push.push_sum, m.OnBehalf: notices.on_behalf}
 OF_STRANGERS: Handlers = {m.Claim: claim}

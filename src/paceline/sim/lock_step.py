@@ -75,7 +75,7 @@ class Servers:
     bandwidth: float
     """Bytes per second of each, each way."""
     on_hosts: bool = False
-    """Whether they run on the hosts of the workers, one on each, and share their links."""
+    """Whether they run on the hosts of the workers, one on each of the first ones, and share their links."""
     merge_s: float = 0.0
     """Time to add one push of the whole model."""
     update_s: float = 0.0
@@ -258,7 +258,7 @@ class _ThroughServers:
             slowest = min(range(len(hosts)), key=lambda kind: hosts[kind].bandwidth)
             self._servers_out, self._servers_in = self._out[slowest], self._in[slowest]
             self._away -= 1 / sum(one.count for one in hosts)
-            if len(hosts) == servers.count:
+            if len(hosts) >= servers.count:  # each is a kind of its own; servers are on the first ones
                 self._single = dict(enumerate(zip(self._in, self._out, strict=True)))
         else:
             self._servers_out, self._servers_in = (SharedLink(environment, servers.bandwidth) for _ in range(2))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.hetero import WorkerRound
-from paceline.hetero.files import steps_line, steps_text
+from paceline.hetero.files import report_text, steps_line, steps_text
 from paceline.hetero.measured import speed_of
 from paceline.hetero.step_noise import WINDOW, Counted, count
 from paceline.observe.account import WAIT, Steps
@@ -91,6 +91,7 @@ class Team(Protocol):
     pace: RoundTimes
     stores: WorkerStores
     hands_out: bool
+    store_type: str
 
     @property
     def servers(self) -> list[m.Member]:
@@ -116,13 +117,13 @@ class Profile:
     """Ends a worker when enough rounds are measured; worker 0 writes the speeds of all (``paceline profile``).
 
     Args:
-        path: path of the speeds file, on worker 0's machine.
+        path: path of the speeds file, on worker 0's machine; ``-``: it prints all that is known (``paceline up``).
         rounds: number of rounds to measure.
         steps: path of a file of all steps there; empty: none.
     """
 
     def __init__(self, path: str, rounds: int, steps: str = "") -> None:
-        self._path, self._rounds, self._steps = Path(path), rounds, steps
+        self._path, self._rounds, self._steps, self._prints = Path(path), rounds, steps, path == "-"
         self._is_over = False
 
     def check(self, session: Team) -> None:
@@ -137,9 +138,11 @@ class Profile:
         session.stores.pause()
         me = session.workers[session.rank]
         line = f"{me.host}:{me.local_rank} {session.pace.seconds:.6g}\n"
-        steps = steps_line(session.pace.steps) if self._steps else ""
+        steps = steps_line(session.pace.steps) if self._steps or self._prints else ""
         said = [one.decode() for one in session.gather("paceline/profile", (line + steps).encode())]
-        if session.rank == 0 and all(said):  # not if the script has ended on a worker before
+        if session.rank == 0 and all(said) and self._prints:
+            print(report_text(said, _update_s(session), session.stores.elements, session.store_type), flush=True)
+        elif session.rank == 0 and all(said):  # not if the script has ended on a worker before
             self._path.write_text("".join(one.partition("\n")[0] + "\n" for one in said))
             if self._steps:
                 lines = [one.partition("\n")[2] for one in said]

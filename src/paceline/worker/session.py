@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
+
+#: Sums of weights that wait for a heartbeat; older ones are forgotten.
+_MAX_SUMS = 8
 
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
@@ -70,6 +74,8 @@ class Session:
         """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
+        self.store_type = ""
+        """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
@@ -78,7 +84,9 @@ class Session:
         """This worker's sides of pools of samples, by name."""
         self.hands_out = False
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
-        self.pace = RoundTimes(keep=bool(settings.profile_steps))
+        self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
+        """Sums of weights for the next heartbeat."""
+        self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self.meter.on_round = self.pace.add
         meter.start(self.meter)
@@ -86,7 +94,8 @@ class Session:
             Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
         )
         self._client = Client(make_hub(), check=self._check_open)
-        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, pace=self._how_fast)
+        self._failed = threading.Event()
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, pace=self._how_fast)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -173,6 +182,11 @@ class Session:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
 
+    def note_weights(self, sums: m.WeightSums) -> None:
+        """Let the scheduler compare this worker's weights with those of the others."""
+        self._weights.append(sums)
+        self._lifeline.beat_soon()
+
     def _how_fast(self) -> ReportedPace:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
@@ -180,7 +194,8 @@ class Session:
         now = pace.step_seconds(self.meter.open_own_s)
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
-        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group))
+        weights = [self._weights.popleft() for _ in range(len(self._weights))]
+        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group), weights)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -373,6 +388,16 @@ class Session:
     def failure(self) -> PacelineError | None:
         """The error with which the job has failed; None while it has not failed."""
         return self._lifeline.failure
+
+    def await_failure(self, timeout_s: float) -> PacelineError | None:
+        """Wait for the news that the job has failed; returns its error, or None if it has not failed in time."""
+        self._failed.wait(timeout_s)
+        return self.failure
+
+    def _on_change(self) -> None:
+        if self.failure is not None:
+            self._failed.set()
+        self._client.wake()
 
     def close(self, reason: str = "") -> None:
         """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent.

@@ -87,7 +87,8 @@ def revises(settings: Settings) -> bool:
 
 def _warn_of_unused(store_type: str, session: Session) -> None:
     """Warn of settings of the job that this type of store does not have."""
-    for name in ("staleness", "weighting", "lr_scale", "age", "groups"):
+    measures = ("groups",) if session.settings.profile else ()  # which store this is was not known before
+    for name in {"staleness", "weighting", "lr_scale", "age", "groups"}.difference(measures):
         if getattr(session.settings, name) not in (None, "") and name not in OPTIONS[store_type]:
             flag = "" if name == "lr_scale" else f" (--{name})"
             text = (

@@ -40,6 +40,13 @@ class Finding:
     reached: dict[str, str] | None = None
     """The failure on the way to each other host."""
     problems: list[str] = field(default_factory=list)
+    harmless: list[str] = field(default_factory=list)
+    """Those of them with which a job runs."""
+
+    @property
+    def obstacles(self) -> list[str]:
+        """Those of them with which no job runs on this host."""
+        return [problem for problem in self.problems if problem not in self.harmless]
 
 
 class Doctor:
@@ -51,12 +58,14 @@ class Doctor:
         explain: explanation of a remote shell's end.
         environ: variables of the remote shells.
         timeout_s: limit for each step.
+        shares: the hosts need this directory.
     """
 
     def __init__(
         self, hosts: tuple[Host, ...], command: HostCommand, explain: Explain, environ: Mapping[str, str],
-        timeout_s: float,
+        timeout_s: float, *, shares: bool = True,
     ) -> None:  # fmt: skip
+        self._shares = shares
         self._findings = {host.name: Finding(host) for host in hosts}
         self._command, self._explain, self._environ, self._timeout_s = command, explain, environ, timeout_s
         self._ports: dict[str, int] = {}
@@ -149,10 +158,11 @@ class Doctor:
                 problems.append(f"{name} is {version or 'missing'}, elsewhere {here[name]}: install one version")
         if facts["problem"]:
             problems.append(facts["problem"])
-        if not facts["shared"]:
+        if self._shares and not facts["shared"]:
             problems.append(f"this directory ({os.getcwd()}) is not shared: use --sync-dst-dir DIR")
         if abs(finding.skew_s) > SKEW_S:
             problems.append(f"its clock differs by {finding.skew_s:+.1f} s: run ntpd or chronyd")
+            finding.harmless.append(problems[-1])
         for other, why in (finding.reached or {}).items():
             if why:
                 problems.append(f"cannot reach {other}: {why}; open the ports between the hosts, or choose -i")

@@ -56,7 +56,7 @@ from paceline.wire.messages.forwarding import (
     PushSum,
     Share,
 )
-from paceline.wire.messages.meeting import AskNotMet, Board, BoardIs, Meet, Met, TakeAny
+from paceline.wire.messages.meeting import AskNotMet, BoardIs, Meet, Met, TakeAny, UseBoard
 from paceline.wire.messages.membership import (
     AccountReport,
     AskAbsent,
@@ -87,6 +87,7 @@ from paceline.wire.messages.membership import (
     Spread,
     Status,
     TakeSamples,
+    WeightSums,
     Welcome,
     Window,
 )
@@ -99,7 +100,7 @@ Request: TypeAlias = (
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | Away | Back | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | Regroup | SetValues | AskNorm | Commit | Probe
-    | Meet | TakeAny | AskNotMet | Board
+    | Meet | TakeAny | AskNotMet | UseBoard
 )  # fmt: skip
 
 Reply: TypeAlias = (
@@ -155,7 +156,6 @@ __all__ = [
     "Away",
     "Back",
     "BlockSpec",
-    "Board",
     "BoardIs",
     "Body",
     "BucketSpec",
@@ -223,8 +223,10 @@ __all__ = [
     "TakeAny",
     "TakeSamples",
     "Unknown",
+    "UseBoard",
     "Values",
     "ValuesAt",
+    "WeightSums",
     "Welcome",
     "Window",
 ]

@@ -39,7 +39,7 @@ class AskNotMet(Message, tag=93):
     members: list[Rank]
 
 
-class Board(Message, tag=94):
+class UseBoard(Message, tag=94):
     """Use a board: texts by name, with which the processes of torch.distributed find each other."""
 
     verb: Name
@@ -49,7 +49,7 @@ class Board(Message, tag=94):
 
 
 class BoardIs(Message, tag=95):
-    """Answer to :class:`Board`."""
+    """Answer to :class:`UseBoard`."""
 
     values: list[Blob]
     number: int = 0

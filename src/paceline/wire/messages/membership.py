@@ -121,6 +121,15 @@ class AccountReport(Message):
     """Number of a worker's group, from 1; 0: all workers step alike."""
 
 
+class WeightSums(Message):
+    """Sums of a worker's weights after a step, for the comparison with other workers."""
+
+    store: Name
+    step: Number
+    sums: list[tuple[Name, float, float]]
+    """Of each parameter its name, the sum, and by how much rounding may have changed that."""
+
+
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
@@ -142,6 +151,8 @@ class Heartbeat(Message, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
+    weights: list[WeightSums] = msgspec.field(default_factory=list)
+    """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
 
 
 class Death(Message):

@@ -12,10 +12,12 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from paceline.c10d.work import untraced
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 
 
+@untraced
 class BoardStore(Store):
     """A store at server 0.
 
@@ -33,7 +35,7 @@ class BoardStore(Store):
     ) -> m.BoardIs:
         found: list[m.Body] = []
         what = f"{verb} {', '.join(names)} in the store of torch.distributed"
-        body = m.Board(verb, list(names), list(values))
+        body = m.UseBoard(verb, list(names), list(values))
         call = self._session.ask_server(0, body, what, (), lambda answer, frames: found.append(answer))
         self._session.wait([call], (timeout or self._timeout).total_seconds())
         (answer,) = found
@@ -52,7 +54,7 @@ class BoardStore(Store):
         """Wait for a value, and return it.
 
         Raises:
-            DeadlineError: nobody has set it in time.
+            DeadlineError: it was not set in time.
         """
         return self._ask("get", [key]).values[0]
 

@@ -27,7 +27,7 @@ _SHARDS = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distribu
 _FRAMES = 12
 
 
-class Host:
+class HostCopy:
     """A tensor as flat host memory, which is its own where that is possible.
 
     Args:
@@ -42,7 +42,8 @@ class Host:
         self._tensor = real_view(tensor.detach())
         is_own = self._tensor.device.type == "cpu" and self._tensor.is_contiguous()
         if is_own:
-            self.flat = self._tensor.view(-1)
+            # A dimension of one element may have any stride, and bytes are viewed with stride 1 only.
+            self.flat = self._tensor.as_strided((self._tensor.numel(),), (1,))
         elif reads:
             self.flat = self._tensor.to("cpu").contiguous().view(-1)
         else:
@@ -60,12 +61,12 @@ class Host:
             self._tensor.copy_(self.flat.view(self._tensor.shape))
 
 
-def joined(hosts: Sequence[Host]) -> torch.Tensor:
+def joined(hosts: Sequence[HostCopy]) -> torch.Tensor:
     """Return the bytes of tensors, one after the other."""
     return torch.cat([one.as_bytes for one in hosts]) if hosts else torch.empty(0, dtype=torch.uint8)
 
 
-def spread(source: torch.Tensor, hosts: Sequence[Host]) -> None:
+def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
     """Copy bytes that lie one after the other to tensors."""
     for one, part in zip(hosts, torch.split(source, [one.as_bytes.numel() for one in hosts]), strict=True):
         one.as_bytes.copy_(part)
@@ -74,6 +75,8 @@ def spread(source: torch.Tensor, hosts: Sequence[Host]) -> None:
 
 def _devices(tensors: Tensors) -> list[torch.device]:
     """Return the devices of tensors that have streams of their own."""
+    if all(one.is_cpu for one in tensors):
+        return []
     accelerator = torch.accelerator.current_accelerator()
     kind = "" if accelerator is None else accelerator.type
     return sorted({one.device for one in tensors if one.device.type == kind}, key=str)

@@ -1,0 +1,318 @@
+"""``paceline up``: from a list of hosts to a running job, in one dialogue.
+
+| stage | runs |
+|---|---|
+| hosts | the checks of ``paceline doctor``, on all hosts |
+| links | :mod:`paceline.launch.link_rates`, a worker on each host, no servers |
+| rounds | the user's script as ``paceline profile`` runs it, all workers, a server on each host |
+| plan | nothing: :mod:`paceline.sim.hosts_plan` |
+| run | the printed command line |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TextIO
+
+from paceline.cli import launch, launch_options, up_text
+from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
+from paceline.cli.status import ask
+from paceline.cli.table import duration, plural
+from paceline.cli.up_jobs import TerminatedError, output_of
+from paceline.errors import LaunchError, PacelineError
+from paceline.hetero.files import parse_report
+from paceline.launch import Host, JobSpec, Machine, backend, runtime
+from paceline.launch.link_rates import KEY_VARIABLE, parse_links
+from paceline.launch.remote import RemoteRequest, agent_script, explain
+from paceline.launch.remote.doctor import Doctor, Finding
+from paceline.launch.ssh import run_all
+from paceline.net.security import new_job_key
+from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
+
+ROUNDS = 20
+
+#: Rounds before them that are not measured.
+_WARM_UP = 3
+
+#: For each step of the checks of hosts, and for the measure of all links.
+_CHECK_S, _LINKS_S = 20.0, 300.0
+
+_OWN = (
+    Option(("-y", "--yes"), "run the planned job without a question", section="up"),
+    Option(("--rounds",), f"rounds to measure (default: {ROUNDS})", "ROUNDS", int, least=2, section="up"),
+    Option(("--all-hosts",), "leave out no host that can be used, however little it adds", section="up"),
+    Option(("--leave-out",), "leave out hosts that cannot be used, without a question", section="up"),
+    Option(
+        ("--measure-timeout",), "how long the script may take for its rounds (default: 600)", "SECONDS", float,
+        positive=True, section="up",
+    ),
+    Option(("--json",), "print the plan as one JSON object; everything else goes to stderr", section="up"),
+)  # fmt: skip
+
+#: Options of ``paceline launch`` that this command finds by itself, or that have no use here.
+_FOUND = {
+    "--num-workers": "the hosts' slots=, or --nproc-per-node, say how many workers each host has; the rest is planned",
+    "--num-servers": "paceline up finds how many servers are best",
+    "--group": "paceline up measures each host; for worker groups use paceline launch",
+    "--groups": "paceline up measures by itself, and writes --groups auto where the script needs it",
+    "--config": "paceline up takes its options on the command line",
+    "--dry-run": "nothing runs without a yes: without a terminal, or with the answer no, it only prints the plan",
+    "--ddp": "a DDP script makes no pushes that could be timed; use: paceline launch --ddp",
+    "--no-torchrun-env": "it is for scripts without a store; paceline up needs one",
+}
+_TAKEN = tuple(option for option in launch_options.OPTIONS if option.flags[-1] not in _FOUND)
+OPTIONS = (*_OWN, *_TAKEN)
+
+#: Options that the measuring jobs do without.
+_ONLY_IN_THE_JOB = ("--log-dir", "--max-restarts")
+_OF_HOSTS = ("-H", "--nproc_per_node")
+_LAUNCHERS = ("local", "ssh", "mpi")
+
+USAGE = "paceline up [-H HOSTS] [options] [--] command ..."
+
+DESCRIPTION = """\
+From hosts to a running job: check the hosts, measure 20 rounds of the script on all of them and the links between them,
+and plan hosts, servers and what to expect. Prints the command line, asks, and runs it. Without -H it is this machine.
+Other options are those of paceline launch."""
+
+EPILOG = """\
+Hosts that would make the job slower, or no faster, are left out and named. A host that cannot be used is left out only
+if you agree. Where there is no terminal nothing is asked: it prints plan and command line, and runs it with --yes only.
+
+examples:
+  paceline up -- python train.py
+  paceline up -H h1,h2,h3 -- python train.py --kv-store dist_sync
+  paceline up -H hosts --sync-dst-dir /tmp/train --yes -- python train.py
+
+exit code:
+  that of the job; 0 if you do not want it; 2 for a wrong command line, and for hosts that cannot be used and that you
+  do not want to leave out; 1 if the measurement failed; 130 after Ctrl-C."""
+
+_ADVICE = launch_options.ADVICE | {
+    flag: f"leave it out: {why}"
+    for option in launch_options.OPTIONS
+    if (why := _FOUND.get(option.flags[-1]))
+    for flag in {flag.replace("_", "-") for flag in option.flags}
+}
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run ``paceline up`` and return the exit code.
+
+    Raises:
+        UsageError: the command line is wrong.
+        paceline.errors.PacelineError: a measurement failed.
+    """
+    ours, command = split_command(words, OPTIONS)
+    options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, _ADVICE).parse(ours)
+    dialogue = Dialogue(options, ours, command)
+    try:
+        return dialogue.run()
+    except (KeyboardInterrupt, TerminatedError) as error:
+        dialogue.say("\npaceline up was interrupted; nothing of it is left running")
+        return 143 if isinstance(error, TerminatedError) else 130
+
+
+class Dialogue:
+    """One use of ``paceline up``.
+
+    Args:
+        options: the parsed options.
+        words: the options as they were given.
+        command: the script and its arguments.
+    """
+
+    def __init__(self, options: argparse.Namespace, words: Sequence[str], command: Sequence[str]) -> None:
+        self._options, self._command = options, list(command)
+        self._out: TextIO = sys.stderr if options.json else sys.stdout
+        self._rounds = options.rounds or ROUNDS
+        self._words = words_of(words, OPTIONS, lambda one: one in _TAKEN and one.flags[0] not in _OF_HOSTS)
+        self._spec = self._first_spec()
+        self._planned: list[str] = []
+
+    def _first_spec(self) -> JobSpec:
+        """Return the job of all hosts."""
+        given = self._options
+        slots = ["--nproc-per-node", str(given.nproc_per_node or 1)]
+        hosts = ["-H", given.hosts] if given.hosts is not None else []
+        parser = Parser("up", launch_options.OPTIONS, USAGE, DESCRIPTION, EPILOG, launch_options.ADVICE)
+        parsed = parser.parse([*self._words, *hosts, *slots])
+        parsed.launcher = parsed.launcher or ("ssh" if hosts else "local")
+        if parsed.launcher not in _LAUNCHERS:
+            raise UsageError(f"--launcher {parsed.launcher}: paceline up runs jobs with {', '.join(_LAUNCHERS)}")
+        self._launcher = parsed.launcher
+        try:
+            return launch.job_spec(parsed, self._command)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def run(self) -> int:
+        """Ask and answer until the job has run, or is not wanted."""
+        findings = self._check()
+        self.say(up_text.shown_findings(findings))
+        hosts = [one.host for one in findings if not one.obstacles]
+        if len(hosts) < len(findings) and not self._goes_on_without(findings, hosts):
+            return 2
+        if len(hosts) > 1 and find_spec("simpy") is None:  # said now, not after minutes of measuring
+            raise LaunchError("plans of several hosts need simpy: pip install 'paceline[sim]'")
+        links = self._measure_links(hosts)
+        planner = self._measure_rounds(hosts, links)
+        plan = planner.plan(keep_all=self._options.all_hosts)
+        self._planned = self.command_of(plan, planner)
+        for text in (up_text.shown_measures(planner, self._rounds), up_text.shown_plan(plan, planner)):
+            self.say(f"\n{text}")
+        self.say(f"\n{up_text.shown_command(self._planned)}")
+        if self._options.json:
+            print(json.dumps(up_text.as_json(findings, planner, plan, self._planned)), flush=True)
+        if not self._options.yes and not self._agrees("run it?"):
+            return 0
+        return launch.run("launch", self._planned)
+
+    def say(self, text: str) -> None:
+        """Print."""
+        print(text, file=self._out, flush=True)
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    def _agrees(self, question: str) -> bool:
+        """Ask; where there is no terminal the answer is no."""
+        if not (sys.stdin.isatty() and self._out.isatty()):
+            return False
+        print(f"\n{question} [y/N] ", end="", file=self._out, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def _goes_on_without(self, findings: Sequence[Finding], hosts: Sequence[Host]) -> bool:
+        absent = ", ".join(one.host.name for one in findings if one.obstacles)
+        if not hosts:
+            self.say("no host can be used")
+            return False
+        if self._options.leave_out or self._agrees(f"go on without {absent}?"):
+            return True
+        self.say(f"not without {absent}: repair it, take it out of -H, or give --leave-out")
+        return False
+
+    # ---- hosts, links, rounds --------------------------------------------------------------------------------------
+
+    def _check(self) -> list[Finding]:
+        """Return what is known of each host."""
+        chosen = backend(self._launcher)
+        try:
+            request = chosen.plan(self._spec, Machine.here())
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        chosen.check(request)
+        command: Callable[[Host], Sequence[str]] = _agent_here
+        uncopied: dict[str, str] = {}
+        if isinstance(request, RemoteRequest):
+            command, uncopied = request.command, _copy(request)
+        doctor = Doctor(self._spec.hosts, command, explain, os.environ, _CHECK_S, shares=not self._spec.sync)
+        findings = doctor.run()
+        for finding in findings:
+            if finding.host.name in uncopied and not finding.facts:
+                finding.problems[:] = [uncopied[finding.host.name]]
+        return findings
+
+    def _measure_links(self, hosts: Sequence[Host]) -> Links:
+        """Return the rate of each pair of hosts."""
+        if len(hosts) == 1:
+            return {}
+        self.say(f"\nmeasuring the links of {len(hosts)} hosts")
+        where = words_of(self._words, _TAKEN, lambda one: one.section == "hosts")
+        size = ["-n", str(len(hosts)), "-s", "0", "-H", self._host_list(hosts, [1] * len(hosts))]
+        words = [*size, *where, "--env", KEY_VARIABLE, "--", sys.executable, "-m", "paceline.launch.link_rates"]
+        environ = os.environ | {KEY_VARIABLE: new_job_key()}
+        text = output_of(words, "the measure of links", environ, _LINKS_S, lambda pid: None)
+        names = [host.name for host in hosts]
+        return {(names[one], names[other]): rate for (one, other), rate in parse_links(text).items()}
+
+    def _measure_rounds(self, hosts: Sequence[Host], links: Links) -> HostPlanner:
+        """Run the script for some rounds on all hosts."""
+        slots = [_slots(host) for host in hosts]
+        self.say(f"\nmeasuring {plural(self._rounds, 'round', 'rounds')} of the script, "
+                 f"{plural(sum(slots), 'worker', 'workers')}")  # fmt: skip
+        kept = words_of(self._words, _TAKEN, lambda one: one.flags[-1] not in _ONLY_IN_THE_JOB)
+        settings = {"PROFILE": "-", "PROFILE_ROUNDS": str(self._rounds), "GROUPS": "auto"}
+        given = [word for name, text in settings.items() for word in ("--env", f"PACELINE_{name}={text}")]
+        words = [*self._size(hosts, len(hosts)), *kept, *given, "--", *self._spec.command]
+        deadline_s, began = self._options.measure_timeout or 600.0, time.monotonic()
+        text = output_of(words, "the measuring job", os.environ, deadline_s, self._progress())
+        self._clear()
+        self.say(f"measured in {duration(time.monotonic() - began)}")
+        report = parse_report(text)
+        if report is None:
+            raise LaunchError(
+                f"nothing was measured: the script ended before {self._rounds} rounds, or pushes nothing to a store; "
+                "--rounds N measures fewer"
+            )
+        # Workers are dealt in turn, as long as a host has slots.
+        turns = range(max(slots))
+        dealt = [host.name for turn in turns for host, count in zip(hosts, slots, strict=True) if turn < count]
+        return HostPlanner(report, dealt, links)
+
+    def _size(self, hosts: Sequence[Host], servers: int) -> list[str]:
+        slots = [_slots(host) for host in hosts]
+        size = ["-n", str(sum(slots)), "-s", str(servers)]
+        return [*size, *(["-H", self._host_list(hosts, slots)] if self._launcher != "local" else [])]
+
+    def _host_list(self, hosts: Sequence[Host], slots: Sequence[int]) -> str:
+        given = self._options.interface  # stays an option
+        named = [replace(host, interface="") if host.interface == given else host for host in hosts]
+        return up_text.host_list(named, slots)
+
+    def command_of(self, plan: HostsPlan, planner: HostPlanner) -> list[str]:
+        """Return the words of the planned job, after ``paceline launch``."""
+        by_name = {host.name: host for host in self._spec.hosts}
+        hosts = [by_name[name] for name in plan.job.hosts]
+        groups = ["--groups", "auto"] if planner.report.store_type in MEASURES_FIRST else []
+        return [*self._size(hosts, plan.job.servers), *groups, *self._words, "--", *self._spec.command]
+
+    # ---- progress --------------------------------------------------------------------------------------------------
+
+    def _progress(self) -> Callable[[int], None]:
+        """Return a function that shows the round of the slowest worker, on a terminal."""
+        whole = self._rounds + _WARM_UP
+
+        def show(pid: int) -> None:
+            if not sys.stderr.isatty():
+                return
+            try:
+                record = next((one for one in runtime.jobs() if one.pid == pid and one.scheduler), None)
+                states = ask(record).states if record is not None else []
+            except PacelineError:
+                return  # it starts, or has ended
+            least = min((one.round for one in states if one.round), default=0)
+            text = f"round {min(least, whole)} of {whole}" if least else "starting"
+            print(f"\r\x1b[K  {text}", end="", file=sys.stderr, flush=True)
+
+        return show
+
+    def _clear(self) -> None:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _slots(host: Host) -> int:
+    return 1 if host.slots is None else host.slots
+
+
+def _agent_here(host: Host) -> Sequence[str]:
+    """Return the command that runs an agent on this machine."""
+    return agent_script("", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+
+
+def _copy(request: RemoteRequest) -> dict[str, str]:
+    """Copy the directory to each host that a job would copy it to; return what went wrong, by host."""
+    failed = {}
+    for host, command in zip(request.plan.hosts, request.sync, strict=False):
+        try:
+            run_all({host.name: command})
+        except LaunchError as error:
+            failed[host.name] = str(error)
+    return failed

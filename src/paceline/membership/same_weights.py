@@ -1,0 +1,100 @@
+"""Compares the weights of workers that step alike. Pure.
+
+Each worker sums its weights after the same steps: per parameter, with the same random signs
+(:mod:`paceline.optim.weight_sums`). Sums of equal weights are equal, and those of others are almost never. Unlike
+machines round differently, so a worker says by how much each sum may differ. Heartbeats carry the sums.
+
+| sums of a step                                      | action                                                      |
+|-----------------------------------------------------|-------------------------------------------------------------|
+| come from all live workers                          | compare them                                                |
+| do not, and those of :data:`_KEPT` later steps came | compare those that came                                     |
+| differ                                              | a line that names the workers, a parameter, and the way out |
+| differ between the same workers again               | none                                                        |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+
+from paceline.membership.actions import Action, MemberKey, Warn, describe_workers
+from paceline.wire import messages as m
+
+#: Steps whose sums are kept until all workers have sent theirs.
+_KEPT = 8
+
+
+class SameWeights:
+    """The sums of one job's workers."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], dict[int, m.WeightSums]] = {}
+        self._said: list[tuple[str, list[list[int]]]] = []
+        """Stores, and which of their workers had the same weights when that was said."""
+
+    def note(
+        self, worker: int, sums: Collection[m.WeightSums], expected: Callable[[], Collection[MemberKey]]
+    ) -> list[Action]:
+        """Take in a worker's sums; returns a line if weights differ.
+
+        Args:
+            worker: its rank.
+            sums: those since its last heartbeat.
+            expected: returns the workers whose sums are waited for.
+        """
+        if not sums:
+            return []
+        actions: list[Action] = []
+        for one in sums:
+            self._found.setdefault((one.store, one.step), {})[worker] = one
+        ranks = {rank for _, rank in expected()}
+        whole = [key for key, found in self._found.items() if found.keys() >= ranks]
+        late = list(self._found)[:-_KEPT]
+        for key in [key for key in self._found if key in whole or key in late]:
+            actions += self._compare(key, self._found.pop(key))
+        return actions
+
+    def _compare(self, key: tuple[str, int], found: Mapping[int, m.WeightSums]) -> list[Action]:
+        store, step = key
+        alike = _alike(found)
+        if len(alike) == 1 or (store, alike) in self._said:
+            return []
+        self._said.append((store, alike))
+        return [Warn(_line(step, alike, found))]
+
+
+def _alike(found: Mapping[int, m.WeightSums]) -> list[list[int]]:
+    """Return the ranks with the same weights, the most of them first; of as many, those with the lowest rank."""
+    groups: list[list[int]] = []
+    for rank in sorted(found):
+        home = next((one for one in groups if not _differing(found[one[0]], found[rank])), None)
+        if home is None:
+            groups.append([rank])
+        else:
+            home.append(rank)
+    return sorted(groups, key=lambda one: (-len(one), one[0]))
+
+
+def _differing(one: m.WeightSums, other: m.WeightSums) -> list[str]:
+    """Return the names of the parameters whose sums differ by more than rounding explains."""
+    theirs = {name: found for name, *found in other.sums}
+    return [name for name, *found in one.sums if name in theirs and _differ(*found, *theirs[name])]
+
+
+def _differ(total: float, slack: float, other: float, other_slack: float) -> bool:
+    if math.isfinite(total) and math.isfinite(other):
+        return abs(total - other) > max(slack, other_slack)
+    return math.isfinite(total) != math.isfinite(other)
+
+
+def _line(step: int, alike: list[list[int]], found: Mapping[int, m.WeightSums]) -> str:
+    most, *others = alike
+    apart = sorted(rank for group in others for rank in group)
+    names = _differing(found[most[0]], found[others[0][0]])
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{describe_workers(apart)} {'has' if len(apart) == 1 else 'have'} other weights than {describe_workers(most)} "
+        f"after step {step}: parameter {names[0]!r}{more}. Nothing brings them together: weights that one worker alone "
+        "loads or changes after DistributedOptimizer was made stay its own. Load them before that (all workers then "
+        "get worker 0's), or on every worker, or call optimizer.broadcast_weights() on every worker after it"
+    )

@@ -1,0 +1,245 @@
+"""PyTorch's own tools around process groups, in a script of ``paceline launch --ddp``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed import nn as dnn
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
+from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from paceline.testing import LocalJob
+from tests.c10d.test_backend import open_group
+
+
+def wrapped(**options: Any) -> DistributedDataParallel:
+    torch.manual_seed(dist.get_rank())
+    net = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
+    return DistributedDataParallel(net, **options)
+
+
+def trained(model: Any, optimizer: Any, steps: int = 5) -> bool:
+    """Train; returns whether all ranks have the same weights, which are no others than before."""
+    before = [one.detach().clone() for one in model.parameters()]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 6, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return not torch.equal(before[0], next(model.parameters())) and are_same(model)
+
+
+def are_same(model: Any) -> bool:
+    mine = torch.cat([one.detach().flatten() for one in model.parameters()])
+    found = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(found, mine)
+    return torch.equal(*found)
+
+
+def sgd(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def with_hook(hook: Any, state: Any = None) -> bool:
+    model = wrapped(bucket_cap_mb=0.0005)
+    model.register_comm_hook(state, hook)
+    return trained(model, sgd(model))
+
+
+def power(is_batched: bool) -> bool:
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
+    return with_hook(powerSGD_hook.batched_powerSGD_hook if is_batched else powerSGD_hook.powerSGD_hook, state)
+
+
+def zero(**options: Any) -> bool:
+    model = wrapped()
+    return trained(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, **options))
+
+
+def joined() -> bool:
+    model = wrapped()
+    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    with Join([model, optimizer]):
+        for _ in range(2 + dist.get_rank()):
+            model(torch.ones(2, 6)).square().mean().backward()
+            optimizer.step()
+    return are_same(model)
+
+
+def local_sgd() -> bool:
+    model = wrapped()
+    group, _ = dist.new_subgroups(1)
+    state = post_localSGD_hook.PostLocalSGDState(None, group, start_localSGD_iter=2)
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=2)
+    return trained(model, PostLocalSGDOptimizer(sgd(model), averager), 5)
+
+
+def compiled() -> bool:
+    model = torch.compile(wrapped(), backend="eager")
+    return trained(model, sgd(model))
+
+
+def mesh() -> bool:
+    made = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    model = wrapped(device_mesh=made)
+    return trained(model, sgd(model))
+
+
+def differentiable() -> list[float]:
+    one = torch.ones(1, requires_grad=True)
+    total = dnn.all_reduce(one * (dist.get_rank() + 1))  # type: ignore[no-untyped-call]
+    parts = dnn.all_to_all([torch.zeros(1), torch.zeros(1)], [one, one])  # type: ignore[no-untyped-call]
+    (total + parts[0].sum() + parts[1].sum()).sum().backward()
+    assert one.grad is not None
+    return [total.item(), one.grad.item() - 2 * dist.get_rank()]
+
+
+def objects() -> list[Any]:
+    rank = dist.get_rank()
+    gathered: list[Any] = [None, None]
+    dist.gather_object({"rank": rank}, gathered if rank == 0 else None)
+    dist.broadcast_object_list(gathered)
+    scattered: list[Any] = [None]
+    dist.scatter_object_list(scattered, ["a", "b"] if rank == 0 else None)
+    if rank == 0:
+        dist.send_object_list(["c"], 1)
+        sent = ["c"]
+    else:
+        sent = [None]  # type: ignore[list-item]
+        dist.recv_object_list(sent, 0)
+    return [*gathered, scattered[0] == "ab"[rank], *sent]
+
+
+def batched_pairs() -> float:
+    other, got = 1 - dist.get_rank(), torch.zeros(3)
+    operations = [dist.P2POp(dist.isend, torch.ones(3) * other, other), dist.P2POp(dist.irecv, got, other)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return got.sum().item() - 3 * dist.get_rank()
+
+
+def coalesced() -> list[float]:
+    one, other = torch.ones(1), torch.ones(2)
+    with c10d._coalescing_manager():
+        dist.all_reduce(one)
+        dist.all_reduce(other)
+    return [*one.tolist(), *other.tolist()]
+
+
+def nested_future() -> list[list[float]]:
+    outputs = [torch.zeros(1), torch.zeros(1)]
+    work = dist.all_gather(outputs, torch.ones(1) * dist.get_rank(), async_op=True)
+    (found,) = work.get_future().wait()
+    return [one.tolist() for one in found]
+
+
+def dealt() -> int:
+    sampler: DistributedSampler[int] = DistributedSampler(range(11))  # type: ignore[arg-type]
+    parts: list[Any] = [None, None]
+    dist.all_gather_object(parts, list(sampler))
+    return len({*parts[0], *parts[1]})
+
+
+def barriers() -> bool:
+    dist.barrier(device_ids=[0])
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier(timeout=timedelta(seconds=30), wait_all_ranks=True)
+    return True
+
+
+def refused() -> list[str]:
+    found = []
+    for tensor, op in (
+        (torch.ones(2).to(torch.uint16), dist.ReduceOp.SUM),
+        (torch.ones(2).to(torch.float8_e4m3fn), dist.ReduceOp.MAX),
+        (torch.ones(2), dist._make_nccl_premul_sum(2.0)),
+    ):
+        with pytest.raises(ValueError, match=r"cast|scale") as caught:
+            dist.all_reduce(tensor, op)
+        found.append(str(caught.value))
+    return found
+
+
+def summed() -> dict[str, list[Any]]:
+    ones = {one: torch.ones(2).to(one) for one in (torch.bool, torch.int16, torch.complex64, torch.bfloat16)}
+    for one in ones.values():
+        dist.all_reduce(one)
+    return {str(name): [str(element) for element in one.tolist()] for name, one in ones.items()}
+
+
+SAME: dict[str, Callable[[], bool]] = {
+    "ZeRO": zero,
+    "ZeRO with views": lambda: zero(parameters_as_bucket_view=True),
+    "joined": joined,
+    "local SGD": local_sgd,
+    "half floats": lambda: with_hook(default_hooks.fp16_compress_hook),
+    "PowerSGD": lambda: power(False),
+    "quantized": lambda: with_hook(quantization_hooks.quantization_pertensor_hook, dist.group.WORLD),
+    "mesh": mesh,
+    "compiled": compiled,
+    "barriers": barriers,
+}
+FOUND: dict[str, Callable[[], Any]] = {
+    "differentiable": differentiable,
+    "objects": objects,
+    "pairs": batched_pairs,
+    "coalesced": coalesced,
+    "nested future": nested_future,
+    "sampler": dealt,
+    "sums": summed,
+    "refused": refused,
+}
+
+
+def use_tools() -> dict[str, Any]:
+    open_group()
+    found: dict[str, Any] = {name: case() for name, case in (SAME | FOUND).items()}
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    dist.destroy_process_group()
+    open_group()
+    model = wrapped()
+    return found | {"again, with PyTorch's checks": trained(model, sgd(model))}
+
+
+def test_tools_of_torch_work_as_they_do_over_its_own_backends() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for found in job.run(use_tools):
+            texts = found.pop("refused")
+            assert found == {
+                **dict.fromkeys(SAME, True),
+                "differentiable": [3.0, 4.0],
+                "objects": [{"rank": 0}, {"rank": 1}, True, "c"],
+                "pairs": 0.0,
+                "coalesced": [2.0, 2.0, 2.0],
+                "nested future": [[0.0], [1.0]],
+                "sampler": 11,
+                "sums": {
+                    "torch.bool": ["True", "True"],
+                    "torch.int16": ["2", "2"],
+                    "torch.complex64": ["(2+0j)", "(2+0j)"],
+                    "torch.bfloat16": ["2.0", "2.0"],
+                },
+                "again, with PyTorch's checks": True,
+            }
+            assert "PyTorch cannot compute RedOpType.SUM of torch.uint16 on CPUs" in texts[0]
+            assert "torch.float8_e4m3fn" in texts[1]
+            assert "scale the tensor, and use SUM" in texts[2]

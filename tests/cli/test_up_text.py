@@ -1,0 +1,53 @@
+"""The text of ``paceline up``."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from paceline.cli.hosts import read_hosts
+from paceline.cli.up_text import WIDTH, host_list, shown_command, shown_findings
+from paceline.launch import Host
+from paceline.launch.remote.doctor import Finding
+
+HOSTS = (
+    Host("h1", port=2222, weight=3, interface="eth1"),
+    Host("me@h2"),
+    Host("fe80::1", port=22),
+    Host("me@10.0.0.1", interface="10.1.0.0/16"),
+)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_list_of_hosts_is_read_as_it_was_meant(count: int) -> None:
+    hosts = HOSTS[:count]
+    assert read_hosts(host_list(hosts, [1] * count)) == hosts, "slots are left out where they are alike"
+    slots = list(range(1, count + 1))
+    found = read_hosts(host_list(hosts, slots))
+    assert [host.slots for host in found] == ([None] if count == 1 else slots)
+    assert [host.name for host in found] == [host.name for host in hosts]
+
+
+def test_command_is_one_line_for_a_shell_and_narrow() -> None:
+    words = ["-n", "12", "-H", "h1 slots=2,h2", *["--env", "NAME=a 'b'"] * 6, "--", "python", "train.py", "--lr", "0.1"]
+    shown = shown_command(words)
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    assert shlex.split(shown.partition("command:\n")[2].replace("\\\n", "")) == ["paceline", "launch", *words]
+
+
+def test_hosts_that_cannot_be_used_have_their_reason_below_the_table() -> None:
+    about = {"version": "3.11.7", "cores": 4}
+    facts = {"versions": {"paceline": "1.0", "torch": ""}, "address": "10.0.0.1, fe80::2", "shared": True}
+    torch = "torch is missing for /usr/bin/python3: pip install torch"
+    findings = [
+        Finding(Host("h1"), about, facts, reached={"h2": "", "h3": "Connection refused"}, problems=[torch]),
+        Finding(Host("h2"), about, facts, reached={"h1": ""}),
+        Finding(Host("h3"), problems=["host h3 is unknown: " + "check its name in the hosts file or in ssh's " * 2]),
+    ]
+    shown = shown_findings(findings)
+    assert shown.startswith("hosts: 1 of 3 can be used\n")
+    assert "h1    3.11.7  missing" in shown
+    assert "1 of 2" in shown
+    assert f"  h1: {torch}" in shown
+    assert max(map(len, shown.splitlines())) <= WIDTH
