@@ -57,8 +57,9 @@ class Stops:
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
+        """Begin to watch. Idempotent, and nothing after :meth:`close`."""
+        if self._thread.ident is None and not self._done.is_set():
+            self._thread.start()
 
     def close(self) -> None:
         """End the thread. Idempotent."""

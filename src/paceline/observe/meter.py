@@ -167,6 +167,7 @@ class Meter:
         Args:
             group: number of the worker's group.
         """
+        self.host.stops.start()
         late, self._late = self._late, {}
         return m.AccountReport(
             [
@@ -201,7 +202,6 @@ def start(meter: Meter) -> None:
     stop(_active)
     _active = meter
     gc.callbacks.append(meter.collects)
-    meter.host.stops.start()
     watch_loaders()
 
 
