@@ -17,7 +17,7 @@ FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage ddp_ho
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers check format docs fuzz mutations oracle \
-  blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
+  blame slow busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -42,6 +42,7 @@ help:
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
 	@echo "make blame  200 jobs with a random fault each: is the right process named? (about an hour) BLAME='--jobs 20' for less"
+	@echo "make slow   real jobs with one slow process each: is it named, with the right reason? (10 minutes, root)"
 	@echo "make busy   100 good jobs and 50 failures with 20 threads a core that run (2 hours) BUSY='--jobs 8 --faults 4' for less"
 	@echo "make soak   10 minutes of training in every mode: does memory grow? SOAK='--seconds 120' for less"
 	@echo "make clean  remove what the targets above have made"
@@ -140,6 +141,9 @@ oracle: $(READY)
 
 blame: $(READY)
 	$(BIN)/python -m tests.blame --load 10 $(BLAME)
+
+slow: $(READY)
+	folder=$$(mktemp -d) && $(BIN)/python -m tests.observe.matrix --folder $$folder $(SLOW)
 
 busy: $(READY)
 	$(BIN)/python -m tests.busy $(BUSY)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from paceline.membership.accounts import Verdicts, why_damaged
@@ -97,3 +101,34 @@ def test_account_with_other_parts_is_damaged(role: str, right: int) -> None:
 def test_account_with_other_figures_of_the_host_is_damaged(figures: int) -> None:
     damage = why_damaged("worker", m.AccountReport(host=[1] * figures))
     assert bool(damage) == (figures not in (0, len(FIGURES)))
+
+
+#: By recording: the reason that the first line names, and the process. All have four workers on a machine of two
+#: processors, and the fault from round 30 on (``tests/observe/matrix.py --record``).
+RECORDED = {
+    "none": ("", ""),
+    "starved": ("", ""),
+    "memory": ("worker 1", "reclaiming memory"),
+    "link": ("worker 1", "its network"),
+    "neighbour": ("worker 1", "other processes on its processors"),
+    "quota": ("worker 1", "the CPU quota of its cgroup"),
+    "stops": ("worker 1", "stops of the whole process"),
+    "gc": ("worker 1", "Python's garbage collection"),
+    "server": ("server 0", "the CPU quota of its cgroup is used up"),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_accounts_of_real_jobs_name_the_right_one_or_nobody(name: str) -> None:
+    recorded = json.loads(gzip.decompress(Path(__file__).with_name("recorded.json.gz").read_bytes()))[name]
+    verdicts, said = Verdicts(), []
+    for role, rank, host, windows, figures, late in recorded:
+        account = m.AccountReport([m.Window(*one) for one in windows], figures, [tuple(one) for one in late], 0)
+        member = m.Member(role, rank, 0, host, host, 1, "", b"")
+        said += [one.text for one in verdicts.note(member, account, ()) if isinstance(one, Warn)]
+    who, reason = RECORDED[name]
+    if not who:
+        assert said == []
+        return
+    assert said[0].startswith(who)
+    assert reason in said[0]

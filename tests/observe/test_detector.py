@@ -14,6 +14,7 @@ from paceline.observe.account import (
     COMPUTE,
     COPY,
     DATA,
+    FAULTS,
     FIGURES,
     GC,
     INTERVAL,
@@ -49,11 +50,16 @@ class Job:
         self.chance, self.jitter, self.workers, self.lock_step = random.Random(seed), jitter, workers, lock_step
         self.detector, self.round = Detector(), 0
         self.said: list[Verdict] = []
+        self.hosts = [f"node{worker}" for worker in range(workers)]
         self.send_s = [0.0] * workers
         self.exchange_s = 0.005
         """Time that the servers need for a round."""
         self.late_s = 0.0
         """Time that the pushes of the slow worker need longer than the others'."""
+        self.queued_s: Callable[[int], float] = lambda worker: 0.0
+        """Time for which a worker waits for a processor in each round."""
+        self.stalled = 0.0
+        """Part of the time for which the host of all workers is short of memory."""
 
     def noise(self) -> float:
         return self.chance.lognormvariate(0, self.jitter) if self.jitter else 1.0
@@ -66,6 +72,9 @@ class Job:
             for part, usual in ((DATA, 0.002), (COMPUTE, 0.1), (SEND, 0.001), (COPY, 0.0005), (UPDATE, 0.003)):
                 parts[part] = usual * self.noise()
             parts[SEND] += self.send_s[worker]
+            queued_s = self.queued_s(worker)
+            parts[COMPUTE] += queued_s
+            host[QUEUED], host[STALLED] = round_us(queued_s), round_us(0.2 * self.stalled)
             is_faulty = fault is not None and worker == min(SLOW, self.workers - 1)
             samples.append(fault(parts, host, self.round) if fault is not None and is_faulty else BATCH)
             times.append(parts)
@@ -79,7 +88,7 @@ class Job:
             parts[WAIT] = whole - sum(parts) + self.exchange_s
             figures[worker][INTERVAL] = round(1e6 * sum(parts))
             windows = [(self.round, 1, samples[worker], parts)]
-            self.said += self.detector.note_worker(worker, f"node{worker}", windows, figures[worker])
+            self.said += self.detector.note_worker(worker, self.hosts[worker], windows, figures[worker])
 
     def run(self, rounds: int, fault: Fault | None = None) -> list[Verdict]:
         before = len(self.said)
@@ -279,6 +288,70 @@ def test_short_hiccup_is_not_named() -> None:
     assert job.run(20) == []
 
 
+def starved(mean_s: float, slow: float = 1.0, spread: float = 1.0, seed: int = 3) -> Job:
+    """Return a job on one host that has too much to do; the slow worker waits so many times as long as the others.
+
+    Args:
+        mean_s: of each worker's waits in a round.
+        slow: multiple for the slow worker.
+        spread: how unlike the rounds are; 1: exponential.
+        seed: of the random numbers.
+    """
+    job = Job(seed, 0.1)
+    job.hosts = ["node"] * WORKERS
+    job.run(ONSET)
+    job.queued_s = lambda worker: (
+        mean_s * (1 - spread + spread * job.chance.expovariate(1)) * (slow if worker == SLOW else 1)
+    )
+    return job
+
+
+@pytest.mark.parametrize(("mean_s", "slow"), [(0.1, 1.0), (0.3, 1.0), (0.3, 2.0), (1.0, 1.5)])
+def test_nobody_is_named_where_all_wait_for_processors(mean_s: float, slow: float) -> None:
+    assert starved(mean_s, slow).run(400) == []
+
+
+def test_worker_that_waits_for_processors_far_longer_than_the_others_is_named() -> None:
+    assert [(one.rank, one.cause) for one in starved(0.03, 8.0, spread=0.2).run(30)] == [(SLOW, "busy")]
+
+
+def test_fault_that_is_larger_than_all_waits_for_processors_is_named() -> None:
+    assert [(one.rank, one.cause) for one in starved(0.1, spread=0.2).run(60, longer(COMPUTE, 0.4))] == [
+        (SLOW, "compute")
+    ]
+
+
+def test_page_faults_tell_which_worker_of_a_host_is_short_of_memory() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.stalled = 0.1
+
+    def reads_again(parts: list[float], figures: list[int], round: int) -> float:
+        parts[COMPUTE] += 0.1
+        figures[FAULTS] = 4
+        return BATCH
+
+    assert [(one.rank, one.cause) for one in job.run(8, reads_again)] == [(SLOW, "memory")]
+
+
+def test_shortage_of_memory_on_all_hosts_is_no_fault_of_a_worker() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.stalled = 0.6
+    assert job.run(20, longer(COMPUTE, 0.1)) == []
+
+
+def test_stops_in_time_that_a_worker_has_to_spare_are_not_told() -> None:
+    job = Job(1, 0.1)
+    job.send_s = [0.5, 0.5, 0.0, 0.5]
+
+    def short_stops(parts: list[float], figures: list[int], round: int) -> float:
+        figures[STOPPED] = 300_000 if round % 3 == 0 else 0
+        return BATCH
+
+    assert job.run(100, short_stops) == []
+
+
 def test_cost_is_the_rate_without_the_excess() -> None:
     job = Job(0, 0.0)
     job.run(ONSET)
@@ -319,6 +392,16 @@ def test_busy_server_is_named_if_workers_wait_for_it_and_again_when_they_do_no_m
     (end,) = serve(job, 40, 0.1)
     assert (end.role, end.cause) == ("server", "")
     assert job.detector.verdicts == []
+
+
+def test_server_that_only_waits_for_a_processor_is_not_busy() -> None:
+    job, figures = Job(0, 0.1), [0] * len(FIGURES)
+    job.exchange_s = 0.1
+    figures[INTERVAL], figures[QUEUED] = 500_000, 400_000
+    for _ in range(60):
+        job.step()
+        assert job.detector.note_server(0, "node0", server_times(0.1), [0] * len(FIGURES)) == []
+        assert job.detector.note_server(1, "node1", server_times(0.9), figures) == []
 
 
 def test_server_out_of_its_quota_is_named_even_if_it_is_not_busier_than_others() -> None:

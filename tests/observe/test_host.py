@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from paceline.observe.account import BUSY, FIGURES, INTERVAL, STOPPED, THROTTLED
-from paceline.observe.host import HostFigures
+from paceline.observe.account import BUSY, FIGURES, INTERVAL, THROTTLED
+from paceline.observe.host import HeldUp, HostFigures, stop_of
 
 
 class Clock:
@@ -44,14 +47,53 @@ def test_quota_is_read_from_both_versions_of_cgroups(tmp_path: Path, file: str, 
     assert host.read()[THROTTLED] == 0
 
 
-def test_process_that_did_not_run_for_a_while_was_stopped(tmp_path: Path) -> None:
-    clock = Clock()
-    host = figures(tmp_path, clock)
-    stopped = []
-    for interval in (0.5, 0.5, 1.6, 0.7):
-        clock.now += interval
-        stopped.append(host.read()[STOPPED])
-    assert stopped == [0, 0, pytest.approx(1_100_000, rel=0.2), 0]
+def held_up(ran: float = 0.0, queued: float = 0.0, others: float = 0.0) -> HeldUp:
+    """Return what has held up two threads of a process, the second one nothing."""
+    return {"1": (round(1e9 * ran), round(1e9 * queued)), "2": (0, 0)}, others
+
+
+def test_late_wake_up_that_nothing_explains_is_a_stop() -> None:
+    assert stop_of(1.0, held_up(7.0, 7.0, 7.0), held_up(7.2, 7.0, 7.0)) == 1.0
+    assert stop_of(1.0, held_up(), held_up(queued=0.4)) == pytest.approx(0.6)
+    assert stop_of(0.1, held_up(), held_up()) == 0.0
+
+
+@pytest.mark.parametrize("reason", [{"ran": 1.2}, {"queued": 0.9}, {"others": 0.9}, {"queued": 0.4, "others": 0.4}])
+def test_process_that_is_short_of_something_is_not_stopped(reason: dict[str, float]) -> None:
+    assert stop_of(1.0, held_up(), held_up(**reason)) == 0.0
+
+
+def test_no_stop_is_told_where_the_kernel_has_no_figures_of_threads() -> None:
+    assert stop_of(1.0, ({"1": ()}, 0.0), ({"1": ()}, 0.0)) == 0.0
+
+
+STOPPED_PROCESS = """
+import sys
+from paceline.observe.host import Stops
+stops = Stops([])
+stops.start()
+for line in sys.stdin:
+    print(stops.seconds, flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel has no schedstat")
+def test_stop_of_a_real_process_is_seen() -> None:
+    """A machine that is busy hides a stop now and then: it comes again."""
+    argv = [sys.executable, "-c", STOPPED_PROCESS]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(60):
+            process.stdin.write("?\n")
+            seconds = float(process.stdout.readline())
+            if seconds:
+                break
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.7)
+            process.send_signal(signal.SIGCONT)
+        process.stdin.close()
+    assert 0.3 <= seconds < 60
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel has no schedstat")

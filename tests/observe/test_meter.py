@@ -12,7 +12,21 @@ import pytest
 import torch
 
 from paceline.observe import meter
-from paceline.observe.account import COMPUTE, DATA, GC, OTHER, SEND, UPDATE, WAIT, Steps
+from paceline.observe.account import (
+    APPLY,
+    COMPUTE,
+    DATA,
+    GC,
+    OTHER,
+    RECEIVE,
+    REST,
+    SEND,
+    SERVER_GC,
+    SERVER_PARTS,
+    UPDATE,
+    WAIT,
+    Steps,
+)
 from paceline.observe.meter import Meter
 
 
@@ -89,6 +103,23 @@ def test_step_without_a_known_forward_pass_is_followed_by_computation(one: Meter
     one.end_round(2, 1.0)
     (steps,) = one.take()
     assert (steps.seconds[UPDATE], steps.seconds[COMPUTE], steps.seconds[OTHER]) == (1.0, 2.0, 0.0)
+
+
+def test_error_in_a_part_of_a_server_ends_with_its_turn() -> None:
+    clock = Clock()
+    server = Meter(SERVER_PARTS, REST, SERVER_GC, clock)
+    server.end_turn()
+    clock.now += 1.0
+    server.end_turn()  # the first window is the start
+    server.enter(APPLY)  # it raises, and nobody leaves the part
+    server.end_turn()
+    before = server.enter(RECEIVE)
+    clock.now += 0.1
+    server.leave(before)
+    clock.now += 1.0
+    server.end_turn()
+    (steps,) = server.take()
+    assert (steps.seconds[APPLY], steps.seconds[REST]) == (0.0, 1.0)
 
 
 def in_thread(call: object, *arguments: object) -> None:

@@ -28,17 +28,18 @@ from paceline.observe.account import (
     FIGURES,
     GC,
     INTERVAL,
-    QUEUED,
     STALLED,
     STOLEN,
     STOPPED,
-    THROTTLED,
     WAIT,
     WORKER_PARTS,
 )  # fmt: skip
 from paceline.observe.history import (
+    KEPT_WAITING,
     LEAST_S,
     LONG,
+    OUT_OF_QUOTA,
+    PARTS,
     USUAL,
     History,
     Reference,
@@ -63,6 +64,14 @@ WORTH, WORTH_S, SHORTEST_S = 0.1, LEAST_S, 0.5
 #: Part of a worker's time that rare pauses take, and windows in which they occur, before they are worth a word.
 RARE, RARE_WINDOWS = 0.05, 2
 
+#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own; the first
+#: one in :data:`GOOD` windows, and in fewer if it is the second multiple.
+ALONE, ALONE_EARLY = 3.0, 10.0
+
+
+#: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
+FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
+
 #: Windows after which a worker counts as quick again, or as slow for another reason.
 GOOD = 8
 
@@ -72,20 +81,23 @@ FIRST = 4
 #: Rounds at the start that load libraries and make memory.
 WARM_UP = 3
 
-#: Reports of servers about late workers that are counted at least.
-_REPORTS = 4
+#: Reports of servers about late workers that are counted at least; a worker with a slow link comes last in this part of
+#: the cohorts; and the logarithm of the rounds in which chance alone gives that once (1e9; 1e5 if it is very late).
+_REPORTS, MOSTLY_LAST, UNLIKELY = 4, 0.7, 22.0
 
-_OWN = tuple(part for part in range(len(WORKER_PARTS)) if part not in (WAIT, GC))
+_OWN = tuple(part for part in range(len(PARTS)) if part not in (WAIT, GC))
 
 
 @dataclass
 class _Worker(History):
     """A worker's history, and the present state of its verdict."""
 
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(WORKER_PARTS))
-    onsets: list[int] = field(default_factory=lambda: [0] * len(WORKER_PARTS))
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
+    onsets: list[int] = field(default_factory=lambda: [0] * len(PARTS))
     past: Reference | None = None
     """Its own usual times, of a worker that has no others to be compared with."""
+    open: list[Sequence[int]] = field(default_factory=list)
+    """Figures of its host since the last rounds."""
     verdict: Verdict | None = None
     good: int = 0
     """Windows in a row in which nothing was wrong."""
@@ -130,16 +142,19 @@ class Detector:
         """
         worker = self._workers.setdefault(rank, _Worker(rank, host))
         worker.group = group
-        if len(figures) == len(FIGURES) and worker.rounds:  # at the start a process reads libraries
-            worker.hosts.append(tuple(figures))
+        if len(figures) == len(FIGURES):
+            worker.open.append(tuple(figures))
+            if worker.rounds:  # at the start a process reads libraries
+                worker.hosts.append(tuple(figures))
         reference = self._reference(worker)
-        rounds = [mean_round(*one) for one in windows if one[0] > WARM_UP and one[1] > 0]
+        rounds = [mean_round(*one, worker.open) for one in windows if one[0] > WARM_UP and one[1] > 0]
         for one in rounds:
             worker.rounds.append(one)
             if reference is not None:
                 self._count(worker, one, reference)
         if not rounds:
             return []
+        worker.open.clear()
         worker.settle()
         return [] if reference is None else self._judge(worker, reference)
 
@@ -179,7 +194,7 @@ class Detector:
         last = [] if worker is None else list(worker.rounds)[-USUAL:]
         if not last:
             return None
-        seconds = [sum(one.parts[part] * one.weight for one in last) for part in range(len(WORKER_PARTS))]
+        seconds = [sum(one.seconds[part] * one.weight for one in last) for part in range(len(WORKER_PARTS))]
         return sum(one.weight for one in last), sum(one.samples * one.weight for one in last), seconds
 
     @property
@@ -276,15 +291,21 @@ class Detector:
             return None
         half = reference.usual[part] + excess[part] / 2
         since = next((one.round for one in worker.rounds if one.round >= since and one.parts[part] > half), since)
-        return self._cause(worker, part, excess[part], last, reference), part, since, excess[part]
+        cause = self._cause(worker, part, excess[part], last, reference)
+        return (cause, part, since, excess[part]) if cause else None
 
     def _cause(self, worker: _Worker, part: int, excess_s: float, last: Sequence[Round], reference: Reference) -> str:
-        """Return why a part takes so long: by the figures of the host, the batch, or the part itself."""
+        """Return why a part takes so long; empty: its excess says nothing about this worker."""
         if part == WAIT:
             return "link"
-        share = excess_s / (middle([one.wall_s for one in last]) or 1.0)
-        host = self._host_cause(worker, share)
-        if host:
+        if part == KEPT_WAITING:
+            return "busy" if self._is_alone_in_queues(worker, last) else ""
+        if part == OUT_OF_QUOTA:
+            return "throttled"
+        if excess_s < max(middle([one.parts[KEPT_WAITING] for one in last]), reference.usual[KEPT_WAITING]):
+            return ""  # the others' threads and locks of this process wait for processors, too
+        host = self._host_cause(worker, excess_s / (middle([one.wall_s for one in last]) or 1.0))
+        if host is not None:
             return host
         samples = middle([one.samples for one in last])
         expected = reference.usual[part] * samples / reference.samples if reference.samples else 0.0
@@ -292,41 +313,61 @@ class Detector:
             return "batch"
         return WORKER_PARTS[part]
 
-    def _host_cause(self, worker: _Worker, share: float) -> str:
-        """Return the figure of the host that explains most of an excess, which is this share of the time."""
-        last = list(worker.hosts)[-4:]
-        interval = sum(one[INTERVAL] for one in last)
-        if not interval:
-            return ""
+    def _is_alone_in_queues(self, worker: _Worker, last: Sequence[Round]) -> bool:
+        """Tell whether a worker waits for processors far longer than every other one on its host, and most elsewhere.
 
-        def of(figure: int) -> float:
-            others = [share_of(list(one.hosts)[-4:], figure) for one in self._workers.values() if one is not worker]
-            return share_of(last, figure) - (middle(others) if others else 0.0)
+        A host that has too much to do for all of its workers makes now this one, now that one wait longest.
+        """
 
-        if of(THROTTLED) > 0.4 * share:
-            return "throttled"
-        if of(STALLED) > 0.4 * share or sum(one[FAULTS] for one in last) * 1e6 / interval > 200:
+        def recent(one: _Worker) -> float:
+            return middle([round.parts[KEPT_WAITING] for round in one.rounds][-len(last) :])
+
+        others = [one for one in self._workers.values() if one is not worker and one.usual]
+        waits = [(one.host, max(one.usual[KEPT_WAITING], recent(one))) for one in others]
+        beside = [wait_s for host, wait_s in waits if host == worker.host]
+        least = ALONE if len(last) >= GOOD else ALONE_EARLY
+        return recent(worker) > least * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
+
+    def _host_cause(self, worker: _Worker, share: float) -> str | None:
+        """Return the figure of the host that explains most of an excess, which is this share of the time.
+
+        Empty: it does, but as much for the other workers. None: no figure does.
+        """
+        others = [one for one in self._workers.values() if one is not worker]
+
+        def of(one: _Worker, figure: int) -> float:
+            return share_of(list(one.hosts)[-2:], figure)
+
+        def explains(figure: int) -> bool | None:
+            """Tell whether a figure of this worker only explains the excess; None: one of all workers."""
+            own, usual = of(worker, figure), middle([of(one, figure) for one in others] or [0.0])
+            return own - usual > 0.4 * share or (None if own > 0.4 * share else False)
+
+        faults, usual = 1e6 * of(worker, FAULTS), 1e6 * middle([of(one, FAULTS) for one in others] or [0.0])
+        is_short = of(worker, STALLED) > STALLING  # of memory, or others of its host are: its page faults tell
+        if faults > ALONE * usual + (FAULTY_IF_SHORT if is_short else FAULTY):
             return "memory"
-        if of(QUEUED) > 0.4 * share:
-            return "busy"
-        return "stolen" if of(STOLEN) > 0.4 * share else ""
+        found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
+        if True in found.values():
+            return next(cause for cause, is_own in found.items() if is_own)
+        return "" if None in found.values() else None
 
     def _rare_part(self, worker: _Worker, reference: Reference) -> tuple[str, int, int, float] | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
         last = list(worker.rounds)[-LONG // 2 :]
+        rounds = sum(one.weight for one in last)
         wall_s = sum(one.wall_s * one.weight for one in last)
         held_s = sum(one.weight * max(0.0, self._excess_of_all(one, reference)) for one in last)
         pauses = [one for one in last if one.parts[GC] > max(WORTH_S, RARE * one.wall_s)]
         lost_s = sum(one.parts[GC] * one.weight for one in pauses)
         least = RARE if worker.verdict is None else RARE / 2
-        if held_s < least * wall_s:
-            return None
-        if len(pauses) >= RARE_WINDOWS and lost_s > least * wall_s:
-            return "gc", GC, pauses[0].round, lost_s / sum(one.weight for one in last)
-        stops = [one for one in worker.hosts if one[STOPPED]]
-        if len(stops) >= RARE_WINDOWS and share_of(worker.hosts, STOPPED) > least:
-            rounds = sum(one.weight for one in last)
-            return "stopped", -1, last[0].round, sum(one[STOPPED] for one in stops) * 1e-6 / rounds
+        if len(pauses) >= RARE_WINDOWS and min(held_s, lost_s) > least * wall_s:
+            return "gc", GC, pauses[0].round, lost_s / rounds
+        spare_s = max(0.0, reference.slowest_s - worker.typical_s)  # whatever the worker does then, nobody waits for it
+        stops = [held for one in worker.hosts if (held := 1e-6 * one[STOPPED] - spare_s) > 0]
+        share = sum(stops) / (1e-6 * sum(one[INTERVAL] for one in worker.hosts) or 1.0)
+        if len(stops) >= RARE_WINDOWS and share > least:
+            return "stopped", -1, last[0].round, share * wall_s / rounds
         return None
 
     def _late(self, worker: _Worker, reference: Reference) -> tuple[str, int, int, float] | None:
@@ -334,21 +375,21 @@ class Detector:
         if not self._merges_rounds or reference.alone or len(self._workers) < 2:
             return None
         cohorts = times = reports = 0
-        late_s = 0.0
-        needed = 22 / math.log(min(8, len(self._workers)))  # by chance alone it takes 1e9 rounds
+        late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])
+        queued_s = max(worker.usual[KEPT_WAITING], reference.usual[KEPT_WAITING])
         for one in reversed(worker.late):
             cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
-            if cohorts >= needed and reports >= _REPORTS:
-                break
-        else:
-            return None
-        if times < 0.97 * cohorts:
-            return None
-        late_s = late_s / cohorts - max(0.0, worker.typical_s - reference.slowest_s)
-        wall_s = middle([one.wall_s for one in worker.rounds])
-        if late_s < max(WORTH * wall_s, WORTH_S):
-            return None
-        return "link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, late_s
+            if reports < _REPORTS or times < MOSTLY_LAST * cohorts:
+                continue
+            own_s = [one.own_s for one in worker.rounds][-cohorts:]
+            by_itself_s = max(worker.typical_s, sum(own_s) / len(own_s)) - reference.slowest_s
+            excess_s = late_s / cohorts - max(0.0, by_itself_s)
+            if excess_s < max(WORTH * wall_s, WORTH_S, queued_s):
+                continue
+            least = UNLIKELY / 2 if excess_s > worker.typical_s / 2 else UNLIKELY
+            if cohorts * _surprise(times / cohorts, 1 / min(8, len(self._workers))) >= least:
+                return "link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, excess_s
+        return None
 
     # ---- verdicts --------------------------------------------------------------------------------------------------
 
@@ -358,13 +399,22 @@ class Detector:
         last = [one for one in worker.rounds if one.round >= since][-GOOD:] or list(worker.rounds)[-1:]
         own_s = sum(one.own_s for one in last) / len(last)
         wall_s = sum(one.wall_s for one in last) / len(last)
-        if cause == "link":  # the others' time and its own are alike: it is the exchange that takes longer
+        if cause in ("link", "stopped"):  # no part of its step takes longer, or another one each time
             ratio, share = (own_s + excess_s) / own_s if own_s else 1.0, excess_s / wall_s if wall_s else 0.0
         else:
             ratio = own_s / reference.own_s if reference.own_s else 1.0
+            part = part if cause == PARTS[part] else -1
             share = sum(one.parts[part] for one in last) / len(last) / own_s if part >= 0 and own_s else 0.0
-        held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s) if self._merges_rounds else excess_s
+        held_s = excess_s
+        if self._merges_rounds and cause not in ("link", "stopped"):
+            held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s)
         together = [one for one in self._workers.values() if one.rounds] if self._merges_rounds else [worker]
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         return Verdict(worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone)
+
+
+def _surprise(share: float, usual: float) -> float:
+    """Return by how much each trial makes it unlikelier that chance alone gives this share, in nats (Chernoff)."""
+    rest = (1 - share) * math.log((1 - share) / (1 - usual)) if share < 1 else 0.0
+    return share * math.log(share / usual) + rest

@@ -7,7 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.observe.account import INTERVAL, WAIT, WORKER_PARTS
+from paceline.observe.account import BUSY, INTERVAL, QUEUED, THROTTLED, WAIT, WORKER_PARTS
+
+#: Parts that are compared: those of a step, each less the time for which the thread was kept from running in it, and
+#: that time: it was ready to run and other threads ran, or the CPU quota was used up.
+PARTS = (*WORKER_PARTS, "busy", "throttled")
+KEPT_WAITING, OUT_OF_QUOTA = len(WORKER_PARTS), len(WORKER_PARTS) + 1
 
 #: Windows whose median is the usual time, windows over which rare pauses are counted, and windows of figures of hosts.
 USUAL, LONG, FIGURES_KEPT = 15, 40, 16
@@ -23,10 +28,11 @@ _MAD = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A mean round of a window."""
+    """A mean round of a window. ``seconds`` are those of :data:`WORKER_PARTS`, ``parts`` those of :data:`PARTS`."""
 
     round: int
     samples: float
+    seconds: Sequence[float]
     parts: Sequence[float]
     own_s: float
     wall_s: float
@@ -78,11 +84,30 @@ class Reference:
     alone: bool
 
 
-def mean_round(round: int, rounds: int, samples: float, seconds: Sequence[float]) -> Round:
-    """Return the mean round of a window."""
-    parts = tuple(one / rounds for one in seconds)
-    wall_s = sum(parts)
-    return Round(round, samples / rounds, parts, wall_s - parts[WAIT], wall_s, rounds)
+def mean_round(
+    round: int, rounds: int, samples: float, seconds: Sequence[float], figures: Sequence[Sequence[int]] = ()
+) -> Round:
+    """Return the mean round of a window.
+
+    Args:
+        round: the first one.
+        rounds: how many.
+        samples: behind them.
+        seconds: by part, of all of them.
+        figures: of the host, from the time of the window. They are known for longer times only, and count for each part
+            as much as it lasts, but the thread has not been kept from running while it ran.
+    """
+    means = [one / rounds for one in seconds]
+    wall_s = sum(means)
+    own_s = wall_s - means[WAIT]
+    idle_s = max(0.0, own_s - share_of(figures, BUSY) * wall_s)
+    quota_s = min(idle_s, share_of(figures, THROTTLED) * wall_s)
+    queued_s = max(
+        0.0, min(idle_s, share_of(figures, QUEUED) * wall_s) - quota_s
+    )  # a thread without quota is ready, too
+    ran = 1 - (quota_s + queued_s) / own_s if own_s else 1.0
+    parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
+    return Round(round, samples / rounds, means, [*parts, queued_s, quota_s], own_s, wall_s, rounds)
 
 
 def middle(values: Sequence[float]) -> float:
@@ -110,7 +135,7 @@ def _noise(found: float, samples: int) -> float:
 
 def of_others(others: Sequence[History]) -> Reference:
     """Return the usual times of several workers."""
-    parts = range(len(WORKER_PARTS))
+    parts = range(len(PARTS))
     count = sum(min(USUAL, len(one.rounds)) for one in others)
     return Reference(
         # When all become slower at once, the last windows tell.

@@ -7,26 +7,94 @@
 | ``stolen``: other guests ran on the processors of this one | ``/proc/stat`` |
 | ``stalled``: processes of this cgroup or host waited for memory | ``memory.pressure``, ``/proc/pressure/memory`` |
 | ``faults``: pages were read from disk | ``getrusage`` |
-| ``stopped``: no thread of this process ran, and none waited for a processor | the interval of two calls |
+| ``stopped``: see :class:`Stops` | a thread that sleeps |
 
 A figure that the host does not have stays 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.observe.account import BUSY, INTERVAL, QUEUED, THROTTLED
+from paceline.observe.account import INTERVAL, THROTTLED
 
-#: An interval this much longer than the shortest one, in microseconds, is one in which the process did not run.
-_LONG_US = 400_000
+#: Seconds for which :class:`Stops` sleeps, and the shortest stop that it counts.
+_SLEEP_S, _LEAST_STOP_S = 0.25, 0.3
 
 _CGROUPS = Path("/sys/fs/cgroup")
+
+#: Nanoseconds that each thread has run and was ready to run; and seconds for which this process waited otherwise.
+HeldUp = tuple[dict[str, tuple[int, ...]], float]
+
+
+class Stops:
+    """Counts the time in which the kernel let no thread of this process run: SIGSTOP, a debugger, a frozen cgroup.
+
+    A thread sleeps again and again. Where it wakes late, it takes off everything else that may have held it up: a
+    thread that ran and kept Python's lock, waits of all threads for a processor, an exhausted CPU quota, and waits of
+    the host for a disk or for memory. The rest is a stop. So a process that is short of anything is not stopped, and
+    one that is short of much may be stopped and not be called so.
+
+    Args:
+        quotas: files that tell of the quota of this process.
+        clock: seconds.
+
+    Attributes:
+        seconds: of all stops so far.
+    """
+
+    def __init__(self, quotas: list[Path], clock: Callable[[], float] = time.monotonic) -> None:
+        self._quotas, self._clock = quotas, clock
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-stops", daemon=True)
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        """Begin to watch. Idempotent, and nothing after :meth:`close`."""
+        if self._thread.ident is None and not self._done.is_set():
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        before, asleep = self._held_up(), self._clock()
+        while not self._done.wait(_SLEEP_S):
+            late_s, now = self._clock() - asleep - _SLEEP_S, self._held_up()
+            self.seconds += stop_of(late_s, before, now)
+            before, asleep = now, self._clock()
+
+    def _held_up(self) -> HeldUp:
+        threads = {}
+        with contextlib.suppress(OSError):
+            for thread in os.listdir("/proc/self/task"):
+                threads[thread] = _numbers(f"/proc/self/task/{thread}/schedstat", r"(\d+) (\d+)")
+        others = throttled_us(self._quotas)
+        for file in ("/proc/pressure/io", "/proc/pressure/memory"):
+            others += sum(_numbers(file, r"some .*total=(\d+)"))
+        return threads, 1e-6 * others
+
+
+def stop_of(late_s: float, before: HeldUp, now: HeldUp) -> float:
+    """Return how much of a late wake-up nothing else explains, by the figures before and after the sleep."""
+    zero = (0, 0)
+    spent = [(new, before[0].get(thread) or zero) for thread, new in now[0].items() if new]
+    if late_s < _LEAST_STOP_S or not spent:  # without figures of its threads it may have been short of anything
+        return 0.0
+    ran_s = max(1e-9 * (new[0] - old[0]) for new, old in spent)
+    queued_s = sum(1e-9 * (new[1] - old[1]) for new, old in spent)
+    rest = late_s - max(0.0, ran_s - _SLEEP_S) - queued_s - (now[1] - before[1])
+    return rest if rest >= _LEAST_STOP_S else 0.0
 
 
 class HostFigures:
@@ -36,14 +104,16 @@ class HostFigures:
         thread: native id of the thread that trains.
         cgroups: where cgroups are mounted.
         clock: seconds.
+
+    Attributes:
+        stops: the stops of this process.
     """
 
     def __init__(self, thread: int, cgroups: Path = _CGROUPS, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedstat = f"/proc/self/task/{thread}/schedstat"
         self._quotas, self._pressure = _cpu_stats(cgroups), _memory_pressure(cgroups)
+        self.stops = Stops(self._quotas)
         self._clock = clock
-        self._shortest = 2**62
-        self._queued_here = 0
         self._last = self._totals()
 
     def read(self) -> list[int]:
@@ -51,34 +121,28 @@ class HostFigures:
         totals = self._totals()
         found = [max(0, now - before) for now, before in zip(totals, self._last, strict=True)]
         self._last = totals
-        interval = found[INTERVAL]
-        self._shortest = min(self._shortest, max(interval, 1))
-        found[THROTTLED] = min(found[THROTTLED], interval)  # it is counted for each processor
-        queued_here, before = self._queue_of_this_thread(), self._queued_here
-        self._queued_here = queued_here
-        lost = interval - self._shortest - (queued_here - before)
-        idle = interval - found[BUSY] - found[QUEUED] - found[THROTTLED]
-        return [*found, max(0, min(lost, idle)) if lost > _LONG_US else 0]
-
-    def _queue_of_this_thread(self) -> int:
-        found = _numbers("/proc/thread-self/schedstat", r"\d+ (\d+)")
-        return found[0] // 1000 if found else 0
+        found[THROTTLED] = min(found[THROTTLED], found[INTERVAL])  # it is counted for each processor
+        return found
 
     def _totals(self) -> list[int]:
         busy, queued = _numbers(self._schedstat, r"(\d+) (\d+)") or (0, 0)
-        throttled = 0
-        for path in self._quotas:
-            micro = _numbers(path, r"throttled_usec (\d+)")
-            nano = _numbers(path, r"throttled_time (\d+)")
-            throttled = max(throttled, micro[0] if micro else nano[0] // 1000 if nano else 0)
         stolen = _numbers("/proc/stat", r"cpu +(?:\d+ ){7}(\d+)")
         stalled = _numbers(self._pressure, r"some .*total=(\d+)")
         ticks = 1_000_000 // (os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1))
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         return [
-            round(1e6 * self._clock()), busy // 1000, queued // 1000, throttled, (stolen[0] if stolen else 0) * ticks,
-            stalled[0] if stalled else 0, faults,
+            round(1e6 * self._clock()), busy // 1000, queued // 1000, throttled_us(self._quotas),
+            (stolen[0] if stolen else 0) * ticks, stalled[0] if stalled else 0, faults, round(1e6 * self.stops.seconds),
         ]  # fmt: skip
+
+
+def throttled_us(quotas: list[Path]) -> int:
+    """Return the microseconds for which the most limited of some cgroups had used up its quota."""
+    found = [0]
+    for path in quotas:
+        micro, nano = _numbers(path, r"throttled_usec (\d+)"), _numbers(path, r"throttled_time (\d+)")
+        found += micro or (one // 1000 for one in nano)
+    return max(found)
 
 
 def _numbers(path: str | Path, pattern: str) -> tuple[int, ...]:

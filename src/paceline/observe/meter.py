@@ -2,12 +2,14 @@
 
 ::
 
-    before = meter.enter(WAIT)
-    try: ...
-    finally: meter.leave(before)
+    before = meter.enter(MERGE)
+    ...
+    meter.leave(before)
 
-Both cost less than a microsecond, and nothing where this process has no account. The account is that of one thread:
-the one that trains. Others change nothing. A thread whose pushes come while the account's thread does nothing for a
+Both cost less than a microsecond, and nothing where this process has no account. An error between them leaves the part
+entered until the step or the server's turn ends; so code that raises in normal use (the end of a loader, a deadline)
+leaves in ``finally``, and other code need not. The account is that of one thread: the one that trains. Others change
+nothing. A thread whose pushes come while the account's thread does nothing for a
 whole round takes it over.
 """
 
@@ -61,13 +63,12 @@ class Meter:
         self._asked: tuple[int, float] | None = None
         """Number and samples of a round that another thread has ended: this one ends it in the account."""
         self._waited_s, self._has_begun = 0.0, False
-        self._waits = slice(WAIT, WAIT + 1)
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
         self.last: tuple[int, float] = (0, 1.0)
         """Number and samples of the last round."""
-        self._host = HostFigures(threading.get_native_id())
+        self.host = HostFigures(threading.get_native_id())
         self.on_round: Callable[[Steps], None] = lambda steps: None
         """Called with the account of each round."""
 
@@ -122,7 +123,8 @@ class Meter:
     def _close(self, round: int, samples: float) -> None:
         self._asked = None
         steps = Steps(round, 1, samples, self._account.close(self._clock()))
-        self._waited_s += sum(steps.seconds[self._waits])
+        if len(steps.seconds) > WAIT:  # a server's account has no such part
+            self._waited_s += steps.seconds[WAIT]
         if self._has_begun:  # the time before the first push is the start of the script, and no round
             kept = self._steps
             kept.append(steps)
@@ -143,8 +145,9 @@ class Meter:
         return self._clock()
 
     def end_turn(self) -> None:
-        """End a window of a server's account, now and then."""
+        """End a turn of a server's loop, and now and then a window of its account."""
         now = self._clock()
+        self._account.switch(self._base, now)
         if now - self._turned > TURN_S:
             updates, self._updates, self._turned = self._updates, 0, now
             self._close(self._turns, updates)
@@ -167,13 +170,14 @@ class Meter:
         Args:
             group: number of the worker's group.
         """
+        self.host.stops.start()
         late, self._late = self._late, {}
         return m.AccountReport(
             [
                 m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
                 for one in self.take()
             ],
-            self._host.read(),
+            self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,
         )
@@ -209,6 +213,7 @@ def stop(meter: Meter | None) -> None:
     global _active
     if meter is not None and meter.collects in gc.callbacks:
         gc.callbacks.remove(meter.collects)
+        meter.host.stops.close()
     _active = None if _active is meter else _active
 
 
@@ -246,7 +251,7 @@ def now() -> float:
 
 
 def end_turn() -> None:
-    """End a window of the account of this server, now and then."""
+    """End a turn of this server's loop, and now and then a window of its account."""
     if _active is not None:
         _active.end_turn()
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.observe.account import FIGURES, RECEIVE, SERVER_PARTS, THROTTLED
+from paceline.observe.account import FIGURES, QUEUED, RECEIVE, SERVER_PARTS, THROTTLED
 from paceline.observe.history import USUAL, middle, share_of
 from paceline.observe.verdicts import Verdict
 
@@ -53,6 +53,11 @@ class _Server:
         whole = sum(sums) or 1.0
         return [one / whole for one in sums]
 
+    @property
+    def busy(self) -> float:
+        """The part of its time in which it has worked, without waits for a processor: those say nothing about it."""
+        return max(0.0, 1 - self.shares[RECEIVE] - share_of(self.hosts, QUEUED))
+
 
 class SlowServers:
     """Takes the accounts of servers, and returns changes."""
@@ -92,9 +97,8 @@ class SlowServers:
         return [found or Verdict(rank, host, "", -1, 1.0, 0.0, waits.round, 0.0, role="server")]
 
     def _verdict(self, server: _Server, waits: WaitShare) -> Verdict | None:
-        shares = server.shares
-        busy = 1 - shares[RECEIVE]
-        others = [1 - one.shares[RECEIVE] for one in self._servers.values() if one is not server and one.windows]
+        shares, busy = server.shares, server.busy
+        others = [one.busy for one in self._servers.values() if one is not server and one.windows]
         ratio = busy / max(middle(others), 0.01) if others else 1.0
         throttled = share_of(server.hosts, THROTTLED)
         if waits.share < WAITED or not (throttled > QUOTA or (ratio > BUSIER and busy > BUSY)):
