@@ -62,9 +62,7 @@ def test_job_without_slow_workers_ends_without_a_line() -> None:
 
 def test_status_keeps_the_last_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = Verdicts()
-    monkeypatch.setattr(
-        verdicts, "_changes", lambda member, account, groups: [Verdict(1, "h1", "data", DATA, 2.3, 0.8, 7, 0.0)]
-    )
+    monkeypatch.setattr(verdicts, "_changes", lambda *told: [Verdict(1, "h1", "data", DATA, 2.3, 0.8, 7, 0.0)])
     for turn in range(70):
         verdicts.note(member(1), beat(turn, 0.2), [], float(turn))
     assert [one.ago_s for one in verdicts.told(70.0)] == [float(ago) for ago in range(50, 0, -1)]
@@ -125,7 +123,7 @@ def test_recorded_accounts_of_real_jobs_name_the_right_one_or_nobody(name: str) 
     for role, rank, host, windows, figures, late in recorded:
         account = m.AccountReport([m.Window(*one) for one in windows], figures, [tuple(one) for one in late], 0)
         member = m.Member(role, rank, 0, host, host, 1, "", b"")
-        said += [one.text for one in verdicts.note(member, account, ()) if isinstance(one, Warn)]
+        said += [one.text for one in verdicts.note(member, account, (), 0.0) if isinstance(one, Warn)]
     who, reason = RECORDED[name]
     if not who:
         assert said == []

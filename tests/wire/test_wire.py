@@ -33,13 +33,15 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
         case info.FloatType():
             return st.floats(kind.ge, kind.le, allow_nan=False)
         case info.StrType(pattern=str()):
-            return st.sampled_from(["worker", "server", "scheduler"])
+            return st.from_regex(kind.pattern, fullmatch=True).filter(lambda one: len(one) <= (kind.max_length or 64))
         case info.StrType():
             return st.text(max_size=min(20, kind.max_length or 20))
         case info.BytesType():
             return st.binary(max_size=20)
         case info.ListType():
             return st.lists(values_of(kind.item_type), max_size=3)
+        case info.DictType():
+            return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=3)
         case info.TupleType():
             return st.tuples(*map(values_of, kind.item_types))
         case info.UnionType():
