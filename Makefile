@@ -13,8 +13,8 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
 
 # Processes that are killed, stopped, cut off or lied to: mostly waits.
-FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage ddp_hosts failures fork fuzz hosts noticing \
-  pool_resume saving_after_a_failure strangers tampering worker_death)
+FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
+  ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers check format docs fuzz mutations oracle \
   blame slow busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
@@ -22,7 +22,7 @@ FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage ddp_ho
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
-	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 10 minutes)"
+	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 12 minutes)"
 	@echo "make test-examples  every example with every store on small real data (about an hour)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
 	@echo "make test-wheel    build the wheel, install it in an empty venv, run README's scripts (some minutes)"

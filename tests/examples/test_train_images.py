@@ -13,6 +13,7 @@ import pytest
 
 from paceline.data import digits
 
+whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: make test-examples")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORK = ("--network", "3conv", "--batch-size", "16", "--num-examples", "640")
 SMALL = (*NETWORK, "--lr", "0.02", "--mom", "0.5", "--disp-batches", "0")
@@ -38,6 +39,7 @@ def epochs(result: Path) -> list[dict[str, float]]:
     return found
 
 
+@whole
 def test_two_workers_train_and_one_goes_on_from_their_checkpoint(cifar10: Path, tmp_path: Path) -> None:
     script, result = str(EXAMPLES / "train_cifar10.py"), tmp_path / "result.json"
     words = [
@@ -106,6 +108,7 @@ def test_rate_follows_the_flags(examples: ModuleType, flags: dict[str, object], 
     assert {step: pytest.approx(factor(step)) for step in rates} == rates
 
 
+@whole
 def test_folders_records_and_archives_train_alike(tmp_path: Path) -> None:
     script, losses = str(EXAMPLES / "train_imagenet.py"), []
     flags = ("--network", "3conv", "--image-shape", "3,32,32", "--batch-size", "16", "--num-examples", "160")

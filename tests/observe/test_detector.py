@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -435,3 +436,13 @@ def test_summary_names_the_most_expensive_worker_first() -> None:
     assert summary(job.detector.losses).startswith(
         "slow workers of this job, and the time that they cost: worker 2 on node2 (its data loader): "
     )
+
+
+def test_worker_that_does_no_rounds_for_hours_takes_no_more_memory() -> None:
+    detector, figures = Detector(), [1] * len(FIGURES)
+    for round in range(1, 12):
+        detector.note_worker(0, "h", [(round, 1, 1.0, [0.1] * len(WORKER_PARTS))], figures)
+    before = len(pickle.dumps(detector))
+    for _ in range(10_000):
+        detector.note_worker(0, "h", [], figures)
+    assert len(pickle.dumps(detector)) < before + 10_000

@@ -49,7 +49,7 @@ def test_quota_is_read_from_both_versions_of_cgroups(tmp_path: Path, file: str, 
 
 def held_up(ran: float = 0.0, queued: float = 0.0, others: float = 0.0) -> HeldUp:
     """Return what has held up two threads of a process, the second one nothing."""
-    return {"1": (round(1e9 * ran), round(1e9 * queued)), "2": (0, 0)}, others
+    return {"1": round(1e9 * ran), "2": 0}, {"1": round(1e9 * queued), "2": 0}, others
 
 
 def test_late_wake_up_that_nothing_explains_is_a_stop() -> None:
@@ -64,7 +64,7 @@ def test_process_that_is_short_of_something_is_not_stopped(reason: dict[str, flo
 
 
 def test_no_stop_is_told_where_the_kernel_has_no_figures_of_threads() -> None:
-    assert stop_of(1.0, ({"1": ()}, 0.0), ({"1": ()}, 0.0)) == 0.0
+    assert stop_of(1.0, ({}, {}, 0.0), ({}, {}, 0.0)) == 0.0
 
 
 STOPPED_PROCESS = """

@@ -18,7 +18,7 @@ Census = dict[str, int]
 #: worker that verdicts are made from. How many of them there are depends on how busy the host is.
 _BOUNDED = frozenset({
     "Stats.staleness", "RoundTimes._last", "objects paceline.hetero.measured.WorkerRound", "Round.parts",
-    "objects paceline.observe.history.Round",
+    "Round.seconds", "Reference.usual", "Reference.noise", "objects paceline.observe.history.Round",
 })  # fmt: skip
 
 #: Messages are counted as objects. The last one may be alive, and how long its lists are depends on the host.

@@ -86,7 +86,6 @@ from paceline.membership.rounds import TrainedRounds
 from paceline.membership.same_weights import SameWeights
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.observe.job_figures import JobFigures
-from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
@@ -110,6 +109,7 @@ class Membership:
         cause: the member that failed first, and how.
         losses: the workers that the job goes on without.
         figures: those that the workers' scripts report.
+        verdicts: the slow processes, and the reasons.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
@@ -123,7 +123,7 @@ class Membership:
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
-        self._rounds, self._same_weights, self._verdicts = TrainedRounds(), SameWeights(), Verdicts()
+        self._rounds, self._same_weights, self.verdicts = TrainedRounds(), SameWeights(), Verdicts()
         self.figures, self._settled = JobFigures(), now
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
@@ -160,10 +160,7 @@ class Membership:
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                told = self._verdicts.note(record.member, body.account, self._following.groups[1], now)
-                told += self._same_weights.note(key[1], body.weights, self._roster.expected)
-                left_out = self.figures.note(key[1], body.reports, now) if key[0] == "worker" else ""
-                told += [Warn(left_out)] if left_out else []
+                told = self._told(record.member, body, now)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -189,6 +186,15 @@ class Membership:
             if other is not None and other.member.host_id == record.member.host_id:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
+
+    def _told(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
+        """Return the lines that follow from a member's account, weights and figures."""
+        told = self.verdicts.note(member, beat.account, self._following.groups[1], now)
+        if member.role == "worker":
+            told += self._same_weights.note(member.rank, beat.weights, self._roster.expected)
+            left_out = self.figures.note(member.rank, beat.reports, now)
+            told += [Warn(left_out)] if left_out else []
+        return told
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
@@ -429,7 +435,7 @@ class Membership:
 
     def _left(self, record: MemberRecord, now: float) -> list[Action]:
         record.left = True
-        self._verdicts.leave(record.member)
+        self.verdicts.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
@@ -437,7 +443,7 @@ class Membership:
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
             unequal = [] if self._waits.hands_out else self._rounds.summary(workers)
-            return [*self._tell_servers(), *unequal, *self._verdicts.end()]
+            return [*self._tell_servers(), *unequal, *self.verdicts.end()]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
@@ -453,13 +459,8 @@ class Membership:
         """Return the members, their rounds, and how long each was not heard."""
         deaths = [*self.losses.deaths, *self.deaths]
         return self._roster.status(
-            self._waits.missing_for, deaths, now, self._following.sentences, self._verdicts, self.figures
+            self._waits.missing_for, deaths, now, self._following.sentences, self.verdicts, self.figures
         )
-
-    @property
-    def slow(self) -> list[Verdict]:
-        """The processes that are slow now."""
-        return self._verdicts.slow
 
     def check(self) -> None:
         """Assert the invariants."""

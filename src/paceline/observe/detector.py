@@ -20,6 +20,7 @@ workers, a worker waits for no other one, and its waits count, too.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -96,8 +97,8 @@ class _Worker(History):
     onsets: list[int] = field(default_factory=lambda: [0] * len(PARTS))
     past: Reference | None = None
     """Its own usual times, of a worker that has no others to be compared with."""
-    open: list[Sequence[int]] = field(default_factory=list)
-    """Figures of its host since the last rounds."""
+    open: deque[Sequence[int]] = field(default_factory=lambda: deque(maxlen=LONG))
+    """Figures of its host since the last rounds, the last ones."""
     verdict: Verdict | None = None
     good: int = 0
     """Windows in a row in which nothing was wrong."""

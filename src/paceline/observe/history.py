@@ -107,7 +107,7 @@ def mean_round(
     )  # a thread without quota is ready, too
     ran = 1 - (quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
-    return Round(round, samples / rounds, means, [*parts, queued_s, quota_s], own_s, wall_s, rounds)
+    return Round(round, samples / rounds, tuple(means), (*parts, queued_s, quota_s), own_s, wall_s, rounds)
 
 
 def middle(values: Sequence[float]) -> float:

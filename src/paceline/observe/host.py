@@ -30,8 +30,9 @@ _SLEEP_S, _LEAST_STOP_S = 0.25, 0.3
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
-#: Nanoseconds that each thread has run and was ready to run; and seconds for which this process waited otherwise.
-HeldUp = tuple[dict[str, tuple[int, ...]], float]
+#: Nanoseconds for which each thread has run, and for which it was ready to run; and seconds for which this process
+#: waited otherwise.
+HeldUp = tuple[dict[str, int], dict[str, int], float]
 
 
 class Stops:
@@ -75,25 +76,25 @@ class Stops:
             before, asleep = now, self._clock()
 
     def _held_up(self) -> HeldUp:
-        threads = {}
+        ran, queued = {}, {}
         with contextlib.suppress(OSError):
             for thread in os.listdir("/proc/self/task"):
-                threads[thread] = _numbers(f"/proc/self/task/{thread}/schedstat", r"(\d+) (\d+)")
+                found = _numbers(f"/proc/self/task/{thread}/schedstat", r"(\d+) (\d+)")
+                if found:
+                    ran[thread], queued[thread] = found
         others = throttled_us(self._quotas)
         for file in ("/proc/pressure/io", "/proc/pressure/memory"):
             others += sum(_numbers(file, r"some .*total=(\d+)"))
-        return threads, 1e-6 * others
+        return ran, queued, 1e-6 * others
 
 
 def stop_of(late_s: float, before: HeldUp, now: HeldUp) -> float:
     """Return how much of a late wake-up nothing else explains, by the figures before and after the sleep."""
-    zero = (0, 0)
-    spent = [(new, before[0].get(thread) or zero) for thread, new in now[0].items() if new]
-    if late_s < _LEAST_STOP_S or not spent:  # without figures of its threads it may have been short of anything
+    if late_s < _LEAST_STOP_S or not now[0]:  # without figures of its threads it may have been short of anything
         return 0.0
-    ran_s = max(1e-9 * (new[0] - old[0]) for new, old in spent)
-    queued_s = sum(1e-9 * (new[1] - old[1]) for new, old in spent)
-    rest = late_s - max(0.0, ran_s - _SLEEP_S) - queued_s - (now[1] - before[1])
+    ran_s = max(1e-9 * (new - before[0].get(thread, 0)) for thread, new in now[0].items())
+    queued_s = sum(1e-9 * (new - before[1].get(thread, 0)) for thread, new in now[1].items())
+    rest = late_s - max(0.0, ran_s - _SLEEP_S) - queued_s - (now[2] - before[2])
     return rest if rest >= _LEAST_STOP_S else 0.0
 
 

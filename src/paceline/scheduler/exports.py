@@ -130,7 +130,7 @@ class Exports:
         self._next = now + PICTURE_INTERVAL_S
         status = membership.status(now)
         if self.endpoint is not None:
-            self._text = prometheus.text(status, membership.slow, self._job, paceline.__version__, time.time())
+            self._text = prometheus.text(status, membership.verdicts.slow, self._job, paceline.__version__, time.time())
         if self._trackers:
             self._track(membership, status, now)
 
