@@ -21,7 +21,8 @@ _BOUNDED = frozenset({
     "Round.seconds", "Reference.usual", "Reference.noise", "objects paceline.observe.history.Round",
 })  # fmt: skip
 
-#: Messages are counted as objects. The last one may be alive, and how long its lists are depends on the host.
+#: Messages are counted as objects, without their lists. The last one may be alive, and how many lists it has, and how
+#: long they are, depends on the host.
 _MESSAGES = "paceline.wire.messages"
 
 _SIZED = (dict, list, set, frozenset, deque, tuple, bytearray)
@@ -58,7 +59,9 @@ def _count() -> Census:
             and not hasattr(one, "fake_mode")  # a FakeTensor, which torch.compile leaves behind, has no memory
         ):
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-        elif module.startswith("paceline") and not module.startswith(_MESSAGES):
+        elif module.startswith(_MESSAGES):
+            found["objects builtins.list"] -= sum(type(value) is list for _, value in _attributes(one))
+        elif module.startswith("paceline"):
             for name, value in _attributes(one):
                 if (table := f"{kind.__qualname__}.{name}") not in _BOUNDED:
                     found[table] += _length(value)
