@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -176,7 +177,9 @@ def test_stall_that_does_not_end_fails_the_job_and_is_named():
         workers = job.start_all(stall_or_fail, 20)
         kind, text = workers[0].result(30)
         assert kind == PeerDiedError.__name__
-        assert "worker 1 on 127.0.0.1 died: it was not heard for 6." in text
+        silent = re.search(r"worker 1 on 127\.0\.0\.1 died: it was not heard for ([\d.]+) s ", text)
+        assert silent, text
+        assert 6 <= float(silent[1]) < 20, "later than it should be, and the worker is heard again"
         assert "although its host answers: its process is stalled" in text
         assert "PACELINE_STALL_TIMEOUT_S" in text
         assert job.scheduler.wait(30) == 76

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -23,12 +24,22 @@ def trained_on(indices):
     return counts
 
 
-def walk(store, sampler, dies, dies_at=DIES_AT):
+def await_death():
+    """Wait until this worker knows that the victim has died: else the others may take all samples before that."""
+    end = time.monotonic() + 60
+    while not current_session().deaths():
+        assert time.monotonic() < end, "the victim lives"
+        time.sleep(0.01)
+
+
+def walk(store, sampler, dies, dies_at=DIES_AT, wait_at=0):
     """Train for two epochs; what a batch does is to count its samples on the servers. The victim dies in the first."""
     out, epochs, batches = torch.empty(LENGTH), [], 0
     for _ in range(2):
         for indices in sampler:
             batches += 1
+            if store.rank != VICTIM and batches == wait_at:
+                await_death()
             if store.rank == VICTIM and batches == dies_at and dies == "before its push":
                 os.kill(os.getpid(), signal.SIGKILL)
             store.push("ledger", trained_on(indices))
@@ -51,7 +62,7 @@ def ledger_store(kind, **options):
 
 def with_pool(kind, options, dies):
     store = ledger_store(kind, **options)
-    return walk(store, paceline.data.PooledBatchSampler(LENGTH, store, batch_size=4), dies)
+    return walk(store, paceline.data.PooledBatchSampler(LENGTH, store, batch_size=4), dies, wait_at=8)
 
 
 def with_measured_shares(dies, dies_at):
