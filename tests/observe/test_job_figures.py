@@ -11,8 +11,8 @@ from paceline.wire import messages as m
 from paceline.wire.limits import MAX_FIGURES
 
 
-def loss(step: int, value: float, samples: float = 1.0, name: str = "loss") -> m.Report:
-    return m.Report(step, samples, {name: value})
+def loss(step: int, value: float, samples: float = 1.0, name: str = "loss") -> m.ReportedFigures:
+    return m.ReportedFigures(step, samples, {name: value})
 
 
 def told(job: JobFigures) -> list[tuple[str, int, float]]:

@@ -162,22 +162,22 @@ def test_value_on_a_device_is_that_of_the_call_and_waits_for_nothing() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        m.Report(1, 1.0, {"loss": math.nan}),
-        m.Report(1, 1.0, {"loss": math.inf}),
-        m.Report(1, -1.0, {"loss": 1.0}),
-        m.Report(1, 1e300, {"loss": 1.0}),
-        m.Report(-1, 1.0, {"loss": 1.0}),
-        m.Report(1, 1.0, {"a\n": 1.0}),
-        m.Report(1, 1.0, {"x" * 65: 1.0}),
-        m.Report(1, 1.0, {f"n{number}": 1.0 for number in range(65)}),
+        m.ReportedFigures(1, 1.0, {"loss": math.nan}),
+        m.ReportedFigures(1, 1.0, {"loss": math.inf}),
+        m.ReportedFigures(1, -1.0, {"loss": 1.0}),
+        m.ReportedFigures(1, 1e300, {"loss": 1.0}),
+        m.ReportedFigures(-1, 1.0, {"loss": 1.0}),
+        m.ReportedFigures(1, 1.0, {"a\n": 1.0}),
+        m.ReportedFigures(1, 1.0, {"x" * 65: 1.0}),
+        m.ReportedFigures(1, 1.0, {f"n{number}": 1.0 for number in range(65)}),
     ],
 )
-def test_report_outside_of_its_limits_is_no_message(report: m.Report) -> None:
+def test_report_outside_of_its_limits_is_no_message(report: m.ReportedFigures) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(m.Heartbeat(1, reports=[report])), type=m.Heartbeat)
 
 
 def test_heartbeat_with_too_many_reports_is_no_message() -> None:
-    many = msgspec.msgpack.encode(m.Heartbeat(1, reports=[m.Report(1, 1.0, {})] * (MAX_REPORTS + 1)))
+    many = msgspec.msgpack.encode(m.Heartbeat(1, reports=[m.ReportedFigures(1, 1.0, {})] * (MAX_REPORTS + 1)))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(many, type=m.Heartbeat)

@@ -201,7 +201,7 @@ class Dialogue:
     # ---- hosts, links, rounds --------------------------------------------------------------------------------------
 
     def _check(self) -> list[Finding]:
-        """Return what is known of each host."""
+        """Return the known facts of each host."""
         chosen = backend(self._launcher)
         try:
             request = chosen.plan(self._spec, Machine.here())

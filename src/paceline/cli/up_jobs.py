@@ -32,7 +32,7 @@ def output_of(
 
     Args:
         words: options and command.
-        what: what it does, for errors.
+        what: its purpose, for errors.
         environ: its environment.
         deadline_s: how long it may take.
         tick: called now and then with its process id.

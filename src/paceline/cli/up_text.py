@@ -52,7 +52,7 @@ def _finding_cells(one: Finding) -> tuple[str, ...]:
 
 
 def shown_measures(planner: HostPlanner, rounds: int) -> str:
-    """Return the table of what was measured of each host."""
+    """Return the table of the measurements of each host."""
     report = planner.report
     size = f"{report.elements / 1e6:.3g} M parameters"
     lines = [f"measured: {plural(rounds, 'round', 'rounds')}, {report.store_type}, {size}, "

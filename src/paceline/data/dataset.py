@@ -25,7 +25,7 @@ class ArrayDataset(TensorDataset):
         """Keep tensors and NumPy's arrays without a copy; lists of numbers become tensors.
 
         Raises:
-            ValueError: nothing is given, or the first dimensions differ.
+            ValueError: no data are given, or the first dimensions differ.
         """
         tensors = [torch.as_tensor(one) for one in arrays]
         lengths = [tensor.shape[0] if tensor.ndim else None for tensor in tensors]

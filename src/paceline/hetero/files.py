@@ -100,7 +100,7 @@ def report_text(workers: Sequence[str], update_s: float, elements: int, store_ty
     """Return what worker 0 prints about a job: a short line for each worker, and one about all.
 
     Args:
-        workers: of each worker its line of the speeds file, and after it the result of :func:`steps_line`.
+        workers: each worker's line of the speeds file, and after it the result of :func:`steps_line`.
         update_s: seconds of an update on the servers; 0: not known.
         elements: elements of the model.
         store_type: type of the store.

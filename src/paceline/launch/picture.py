@@ -128,7 +128,7 @@ def painted(lines: Sequence[Text], environ: Mapping[str, str]) -> list[bytes]:
     """Return lines with the colours that a terminal has.
 
     Args:
-        lines: of a :func:`picture`.
+        lines: lines of a :func:`picture`.
         environ: TERM and COLORTERM say which there are; NO_COLOR switches them off.
     """
     file = io.StringIO()

@@ -44,7 +44,7 @@ class NDArrayIter:
             the epoch fill it up (``batch.pad`` tells how many); ``discard``: there is no such batch.
         num_parts: equal parts of the data, one per worker; the samples that do not divide are left out.
         part_index: which part.
-        seed: of the order.
+        seed: seed of the order.
 
     Raises:
         ValueError: arrays of unlike lengths, a part that does not exist, less than a batch, or another handling.

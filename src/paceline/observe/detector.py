@@ -264,7 +264,7 @@ class Detector:
         return [worker.verdict]
 
     def _improve(self, worker: _Worker, reference: Reference) -> list[Verdict]:
-        """Note that nothing is wrong; returns the end of a verdict when it has been so for a while."""
+        """Note that a worker is quick; returns the end of a verdict when it has been so for a while."""
         now = worker.verdict
         if now is None:
             return []

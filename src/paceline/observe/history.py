@@ -41,7 +41,7 @@ class Round:
 
 @dataclass
 class History:
-    """A worker's last windows, and what is known about its speed."""
+    """A worker's last windows, and its usual times."""
 
     rank: int
     host: str
@@ -94,8 +94,8 @@ def mean_round(
         rounds: how many.
         samples: behind them.
         seconds: by part, of all of them.
-        figures: of the host, from the time of the window. They are known for longer times only, and count for each part
-            as much as it lasts, but the thread has not been kept from running while it ran.
+        figures: figures of the host, from the time of the window. They are known for longer times only, and count for
+            each part as much as it lasts, but the thread has not been kept from running while it ran.
     """
     means = [one / rounds for one in seconds]
     wall_s = sum(means)

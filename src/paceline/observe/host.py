@@ -48,7 +48,7 @@ class Stops:
         clock: seconds.
 
     Attributes:
-        seconds: of all stops so far.
+        seconds: duration of all stops so far.
     """
 
     def __init__(self, quotas: list[Path], clock: Callable[[], float] = time.monotonic) -> None:

@@ -105,7 +105,7 @@ class JobFigures:
         self.history: deque[JobFigure] = deque(maxlen=KEPT)
         self.made = 0
 
-    def note(self, rank: int, reports: Iterable[m.Report], now: float) -> str:
+    def note(self, rank: int, reports: Iterable[m.ReportedFigures], now: float) -> str:
         """Take the reports of a heartbeat; returns a line for the log if there are too many figures."""
         refused = ""
         for one in reports:

@@ -93,7 +93,7 @@ class Meter:
             self._sees_forward = True
 
     def step_ends(self) -> None:
-        """End a step of the optimizer. What follows is ``other``, if a forward pass has ended that before."""
+        """End a step of the optimizer. The time after it is ``other``, if a forward pass has ended that before."""
         if self.enter(OTHER if self._sees_forward else self._base) != NOTHING:
             self._sees_forward = False
 

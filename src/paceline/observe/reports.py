@@ -99,14 +99,14 @@ class Reports:
         """Whether there is nothing to take."""
         return not self._open and not self._joint
 
-    def take(self) -> list[m.Report]:
+    def take(self) -> list[m.ReportedFigures]:
         """Return reports for one heartbeat. Any thread may call it, one at a time."""
         taken = self._joint
         while self._open and _is_here(self._open[0][2]):
             taken.append(self._open.popleft())
         found = self._joined(taken)
         self._joint = found[MAX_REPORTS:]
-        return [m.Report(*one) for one in found[:MAX_REPORTS] if one[2]]
+        return [m.ReportedFigures(*one) for one in found[:MAX_REPORTS] if one[2]]
 
     def _joined(self, reports: list[_Report]) -> list[_Report]:
         """Join neighbours with the same names until a heartbeat has room, or none are left that can be joined."""

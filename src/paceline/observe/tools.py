@@ -41,7 +41,7 @@ class _Packaged(Tracker):
 
 
 @register("tracker")
-class TensorBoard(_Packaged):
+class TensorBoardTracker(_Packaged):
     """Scalars in event files."""
 
     name, package = "tensorboard", "tensorboard"

@@ -47,7 +47,7 @@ class Tracker(ABC):
         """Keep figures of one step. Steps of one figure rise, unless a script begins to count anew."""
 
     def flush(self) -> None:  # noqa: B027 - most tools need none
-        """Called when no more figures wait: what was logged must not get lost when the process is killed."""
+        """Called when no more figures wait: logged figures must not get lost when the process is killed."""
 
     @abstractmethod
     def finish(self) -> None:

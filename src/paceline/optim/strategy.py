@@ -270,7 +270,7 @@ class ExchangingStrategy(Strategy):
             self._exchange.compare(self._steps, self._own_weights())
 
     def _own_weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights that may become others than those of other workers: nothing brings them together.
+        """Return the weights that may become others than those of other workers: no exchange brings them together.
 
         Without the parameters of other optimizers, which may not be in lock step.
         """

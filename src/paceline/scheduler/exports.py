@@ -149,7 +149,7 @@ class Exports:
             one.put(figures, step)
 
     def close(self, membership: Membership) -> None:
-        """Hand over what is left, and let the trackers close their tools. Takes :data:`CLOSE_TIMEOUT_S` at most."""
+        """Hand over the last figures, and let the trackers close their tools. Takes :data:`CLOSE_TIMEOUT_S` at most."""
         if self._trackers:
             membership.figures.settle((), math.inf)
             now = time.monotonic()

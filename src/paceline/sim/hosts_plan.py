@@ -2,9 +2,9 @@
 
 All of it follows from a short job on all hosts, one server on each (:class:`~paceline.hetero.files.Report`), and from
 the rates of the links between them. Rounds of other hosts and servers are those of :mod:`paceline.sim.lock_step`, where
-every host pushes all at the end of its step and waits for all values. What the measured exchange took longer is added
-to every other one; where it took less, as pushes overlap with the computation, the others take less by the same factor.
-So the plan of what was measured is what was measured.
+every host pushes all at the end of its step and waits for all values. Where the measured exchange took longer, the
+difference is added to every other one; where it took less, as pushes overlap with the computation, the others take less
+by the same factor. So the plan of the measured layout is the measurement itself.
 
 The hosts to keep are the fastest ones, as many as make the job fastest. Steps of a host count with its way to a server.
 """
@@ -293,7 +293,7 @@ def _usual_mean(seconds: Sequence[float]) -> float:
 
 
 def _groups(seconds: Sequence[float]) -> Groups:
-    """Return workers of like speed; each its own group where nothing groups them here."""
+    """Return workers of like speed; each its own group where no group is known."""
     try:
         return group_by_speed(seconds)
     except ImportError:

@@ -247,7 +247,7 @@ class Supervisor:
             self._console.say(f"the progress of the job is shown no more: {type(error).__name__}: {error}")
 
     def _awaited(self) -> str:
-        """Return what the launcher waits for before the scheduler listens and when the job ends; else nothing."""
+        """Return the reason why the launcher waits: before the scheduler listens, and at the end of the job."""
         hosts = ", ".join(self._job.hosts[:4]) + (", ..." if len(self._job.hosts) > 4 else "")
         if self._lifecycle is None:
             return f"waiting for {hosts} to answer"

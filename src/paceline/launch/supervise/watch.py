@@ -45,7 +45,7 @@ class Watch:
         return self._next if redraw is None else min(self._next, redraw)
 
     def turn(self, now: float, phase: str) -> bool:
-        """Show what is known, if it is time; return whether to ask the scheduler now.
+        """Show the last status, if it is time; return whether to ask the scheduler now.
 
         Args:
             now: seconds.
@@ -72,7 +72,7 @@ class Watch:
         """Take the scheduler's answer.
 
         Args:
-            text: a ``Status`` as JSON; empty: it is too long, then nothing is shown.
+            text: a ``Status`` as JSON; empty: it is too long to be shown.
             now: seconds.
         """
         self._asked_at = None

@@ -127,7 +127,7 @@ class AccountReport(Message):
     """Number of a worker's group, from 1; 0: all workers step alike."""
 
 
-class Report(Message):
+class ReportedFigures(Message):
     """Figures that the script of a worker reports of one step, or of some steps together."""
 
     step: Number
@@ -168,7 +168,7 @@ class Heartbeat(Message, tag=3):
     """The parts of its time since the last heartbeat."""
     weights: list[WeightSums] = msgspec.field(default_factory=list)
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
-    reports: Annotated[list[Report], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
+    reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
 
 
