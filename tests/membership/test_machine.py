@@ -17,10 +17,12 @@ from paceline.membership.actions import Waiting
 from paceline.net.answerer import Answerer
 from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client
+from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
 from paceline.own_time import LONGEST_TURN_S
 from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.wire import decode, encode
 from paceline.wire import messages as m
-from paceline.wire.limits import MAX_GATHER_BYTES
+from paceline.wire.limits import MAX_AMOUNT, MAX_GATHER_BYTES, MAX_NUMEL
 
 JOB = Settings(
     job_id="j", num_workers=2, num_servers=1, start_timeout_s=60.0, heartbeat_timeout_s=15.0, stall_timeout_s=15.0
@@ -217,6 +219,33 @@ def test_damaged_heartbeat_is_refused_and_nothing_changes(role: str, parts: int)
     assert "parts" in refusal(members.handle(peer_of(role, 0), 4, beat, 0.0))
     assert members.status(0.0) == before
     members.check()
+
+
+def test_account_that_cannot_be_judged_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = joined()
+    monkeypatch.setattr(members.verdicts, "note", lambda *told: 1 // 0)
+    beat = m.Heartbeat(7, account=m.AccountReport([m.Window(5, 1, 1.0, [1] * len(WORKER_PARTS))]))
+    warned, answer = members.handle(peer_of("worker", 0), 4, beat, 0.0)
+    assert isinstance(warned, Warn)
+    assert "worker 0 on h could not be judged, verdicts begin anew: ZeroDivisionError" in warned.text
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.body, m.News)
+    assert members.verdicts.recent(("worker", 0)) == []
+    assert len(members.handle(peer_of("worker", 0), 5, beat, 1.0)) == 1
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_largest_figures_make_a_status_that_can_be_sent(role: str) -> None:
+    members = joined()
+    parts, figures = len(WORKER_PARTS if role == "worker" else SERVER_PARTS), len(FIGURES)
+    window = m.Window(2**63 - 1, MAX_NUMEL, MAX_AMOUNT, [MAX_AMOUNT] * parts)
+    account = m.AccountReport([window] * 50, [MAX_AMOUNT] * figures, [(0, MAX_NUMEL, MAX_AMOUNT)] * 50)
+    for turn in range(9):
+        for rank in (0, 1) if role == "worker" else (0,):
+            beat = m.Heartbeat(7 + turn, account=account)
+            members.handle(peer_of(role, rank), 4 + turn, decode([encode(1, 0, beat)])[0].body, float(turn))
+    status = members.status(5.0)  # the clock of a caller that looked a little earlier
+    assert decode([encode(1, 0, status)])[0].body == status
 
 
 def test_server_work_is_not_the_schedulers() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.observe.account import (
     APPLY,
+    BUSY,
     COMPUTE,
     COPY,
     DATA,
@@ -446,3 +447,21 @@ def test_worker_that_does_no_rounds_for_hours_takes_no_more_memory() -> None:
     for _ in range(10_000):
         detector.note_worker(0, "h", [], figures)
     assert len(pickle.dumps(detector)) < before + 10_000
+
+
+@pytest.mark.parametrize("figure", [QUEUED, THROTTLED, STALLED, STOLEN, FAULTS])
+def test_worker_that_has_left_is_compared_with_none(figure: int) -> None:
+    detector, said = Detector(), []
+    for round in range(1, 80):
+        if round == 30:
+            detector.leave(3)
+        detector.note_late([(1, 1, 0.4) if round > 40 else (round % 3, 1, 0.01)])
+        for rank in range(4 if round < 30 else 3):
+            parts, figures = [0.0] * len(WORKER_PARTS), [0] * len(FIGURES)
+            is_slow = rank == 1 and round > 40
+            parts[COMPUTE] = 0.5 if is_slow else 0.1
+            parts[WAIT] = (0.55 if round > 40 else 0.15) - parts[COMPUTE]
+            figures[INTERVAL], figures[BUSY], figures[figure] = 1_000_000, 300_000, 700_000 if is_slow else 1_000
+            said += detector.note_worker(rank, "h", [(round, 1, 32.0, parts)], figures)
+    assert {one.rank for one in said} == {1}
+    assert detector.recent(3) is None

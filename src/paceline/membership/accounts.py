@@ -10,6 +10,7 @@ from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps,
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_AMOUNT, MAX_NUMEL
 
 #: Windows of a server that the status shows together.
 _SHOWN = 15
@@ -86,7 +87,7 @@ class Verdicts:
 
     def told(self, now: float) -> list[m.Told]:
         """Return the last changes, the oldest first."""
-        return [m.Told(one.role, one.rank, now - when, sentence(one)) for when, one in self._told]
+        return [m.Told(one.role, one.rank, max(0.0, now - when), sentence(one)) for when, one in self._told]
 
     def recent(self, key: MemberKey) -> list[m.Window]:
         """Return the account of a member's last windows in one; none where it has said nothing."""
@@ -114,4 +115,5 @@ def _seconds(one: m.Window) -> list[float]:
 
 
 def _window(steps: Steps) -> m.Window:
-    return m.Window(steps.round, steps.rounds, steps.samples, [round(1e6 * part) for part in steps.seconds])
+    parts = [min(round(1e6 * part), MAX_AMOUNT) for part in steps.seconds]
+    return m.Window(steps.round, min(steps.rounds, MAX_NUMEL), min(steps.samples, MAX_AMOUNT), parts)

@@ -189,7 +189,12 @@ class Membership:
 
     def _told(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
         """Return the lines that follow from a member's account, weights and figures."""
-        told = self.verdicts.note(member, beat.account, self._following.groups[1], now)
+        try:
+            told = self.verdicts.note(member, beat.account, self._following.groups[1], now)
+        except Exception as error:  # noqa: BLE001 - border: a defect in the advice ends no job
+            self.verdicts = Verdicts()
+            who = f"{member.role} {member.rank} on {member.host}"
+            told = [Warn(f"the account of {who} could not be judged, verdicts begin anew: {error!r}; please report it")]
         if member.role == "worker":
             told += self._same_weights.note(member.rank, beat.weights, self._roster.expected)
             left_out = self.figures.note(member.rank, beat.reports, now)

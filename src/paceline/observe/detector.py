@@ -115,6 +115,8 @@ class Detector:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}
+        self._left: list[Cost] = []
+        """Costs of workers that have left."""
         self._servers = SlowServers()
         self._merges_rounds = False
         """Whether workers wait for each other."""
@@ -172,10 +174,9 @@ class Detector:
 
     def leave(self, rank: int) -> None:
         """Forget a worker that has left; the time it has cost is kept."""
-        worker = self._workers.get(rank)
+        worker = self._workers.pop(rank, None)
         if worker is not None:
-            worker.rounds.clear()
-            worker.verdict = None
+            self._left += _costs([worker])
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -186,8 +187,7 @@ class Detector:
     @property
     def losses(self) -> list[Cost]:
         """The workers that were slow in this job, the most expensive first."""
-        found = [Cost(one.rank, one.host, one.causes, one.lost_s) for one in self._workers.values() if one.causes]
-        return sorted(found, key=lambda one: -one.seconds)
+        return sorted([*self._left, *_costs(self._workers.values())], key=lambda one: -one.seconds)
 
     def recent(self, rank: int) -> tuple[int, float, list[float]] | None:
         """Return rounds, samples and seconds by part of a worker's last windows; None where there are none."""
@@ -413,6 +413,10 @@ class Detector:
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         return Verdict(worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone)
+
+
+def _costs(workers: Iterable[_Worker]) -> list[Cost]:
+    return [Cost(one.rank, one.host, one.causes, one.lost_s) for one in workers if one.causes]
 
 
 def _surprise(share: float, usual: float) -> float:

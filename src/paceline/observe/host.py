@@ -28,6 +28,9 @@ from paceline.observe.account import INTERVAL, THROTTLED
 #: Seconds for which :class:`Stops` sleeps, and the shortest stop that it counts.
 _SLEEP_S, _LEAST_STOP_S = 0.25, 0.3
 
+#: Longest wait for the end of its thread, which may read a file of the kernel.
+_END_S = 1.0
+
 _CGROUPS = Path("/sys/fs/cgroup")
 
 #: Nanoseconds for which each thread has run, and for which it was ready to run; and seconds for which this process
@@ -66,7 +69,7 @@ class Stops:
         """End the thread. Idempotent."""
         self._done.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _run(self) -> None:
         before, asleep = self._held_up(), self._clock()

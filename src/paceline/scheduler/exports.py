@@ -11,6 +11,7 @@ import http.server
 import logging
 import math
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -74,8 +75,7 @@ class Endpoint:
 
         host, port = _address(where)
         try:
-            kind = _V6Server if ":" in host else http.server.HTTPServer
-            self._server = kind((host, port), Handler)
+            self._server = _Server(host, port, Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"metrics {where!r} cannot be served: {error}; give another port, or 0 for any") from None
         port = self._server.server_address[1]
@@ -89,8 +89,14 @@ class Endpoint:
         self._server.server_close()
 
 
-class _V6Server(http.server.HTTPServer):
-    address_family = socket.AF_INET6
+class _Server(socketserver.TCPServer):
+    """A server of HTTP; the one of Python's library waits for DNS first."""
+
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
 
 
 def _address(where: str) -> tuple[str, int]:

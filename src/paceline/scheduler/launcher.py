@@ -99,7 +99,7 @@ class Launcher:
             return
         line = json.dumps(["status", status])
         with contextlib.suppress(OSError):
-            fits = len(line) + _SPARE_BYTES <= fcntl.fcntl(self._ready_fd, fcntl.F_GETPIPE_SZ)
+            fits = len(line) + _SPARE_BYTES <= _size_of(self._ready_fd)
             os.write(self._ready_fd, (line if fits else json.dumps(["status", ""])).encode() + b"\n")
 
     def _write(self, line: str) -> None:
@@ -121,6 +121,11 @@ class Launcher:
             self._ended_fd, self.reports_ends = None, False
         *lines, self._text = (self._text + data).split(b"\n")
         return [StatusWanted() if line == b'["status"]' else _parsed(*json.loads(line)) for line in lines]
+
+
+def _size_of(pipe: int) -> int:
+    """Return the bytes that fit into a pipe; 0: the system does not tell."""
+    return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) if hasattr(fcntl, "F_GETPIPE_SZ") else 0
 
 
 def _parsed(

@@ -23,6 +23,9 @@ MAX_RANK = 1_000_000
 MAX_NUMEL = 2**48
 """Elements of a key, and positions inside an arena."""
 
+MAX_AMOUNT = 10**15
+"""Figures of a member: microseconds of 30 years."""
+
 MAX_FIGURES, MAX_FIGURE_NAME = 64, 64
 """Names of figures that a script reports, and characters of such a name."""
 

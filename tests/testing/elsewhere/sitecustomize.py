@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import fcntl
 import os
 import select
 import socket
@@ -15,6 +16,7 @@ HIDDEN = {
     os: ("eventfd", "memfd_create", "pidfd_open", "pipe2", "posix_fallocate", "sched_getaffinity", "waitid"),
     socket: ("AF_NETLINK", "SO_PEERCRED", "TCP_INFO", "TCP_KEEPIDLE", "TCP_USER_TIMEOUT"),
     select: ("POLLRDHUP", "epoll"),
+    fcntl: ("F_GETPIPE_SZ", "F_SETPIPE_SZ"),
 }
 
 

@@ -19,12 +19,12 @@ _REST_S = 0.05
 _ERASE = b"\r\x1b[J"
 _CUT, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
 
-#: What moves the cursor to other rows, or changes the terminal. Colours, and erasing in the own row, stay.
+#: Codes that move the cursor to other rows, or change the terminal. Colours, and erasing in the own row, stay.
 _MOVES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-JL-ln-~]|\x1b[78DEHMc]|[\v\f]")
 
 
 class Panel:
-    """The panel of one terminal. It returns bytes; its owner writes them, and nobody else writes to the terminal.
+    """The panel of one terminal. It returns bytes; its owner alone writes to the terminal.
 
     Args:
         fd: the terminal.
@@ -92,7 +92,7 @@ class Panel:
 
 
 def without_moves(text: bytes) -> bytes:
-    """Return a line of a process without what moves the cursor to other rows."""
+    """Return a line of a process without codes that move the cursor to other rows."""
     return _MOVES.sub(b"", text)
 
 

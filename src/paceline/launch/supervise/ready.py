@@ -36,8 +36,9 @@ class ReadyPipe:
     def __init__(self) -> None:
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        with contextlib.suppress(OSError):  # a smaller pipe takes the status of fewer members
-            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # of Linux
+            with contextlib.suppress(OSError):  # a smaller pipe takes the status of fewer members
+                fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._text = b""
         self._has_address = self.ended = False
 

@@ -49,7 +49,7 @@ class Watch:
 
         Args:
             now: seconds.
-            phase: what the launcher waits for where the scheduler is not asked; empty: it is.
+            phase: the reason why the scheduler is not asked; empty: it is.
         """
         self._console.redraw_panel()
         if now < self._next:

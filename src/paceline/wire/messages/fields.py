@@ -8,7 +8,15 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import FIGURE_NAME, MAX_FIGURE_NAME, MAX_GATHER_BYTES, MAX_NUMEL, MAX_RANK, MAX_TEXT
+from paceline.wire.limits import (
+    FIGURE_NAME,
+    MAX_AMOUNT,
+    MAX_FIGURE_NAME,
+    MAX_GATHER_BYTES,
+    MAX_NUMEL,
+    MAX_RANK,
+    MAX_TEXT,
+)
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -16,8 +24,9 @@ KeyName: TypeAlias = int | Name
 Rank: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_RANK)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMEL)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Amount: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-"""A figure that is neither negative nor infinite nor NaN."""
+Amount: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_AMOUNT)]
+"""A figure that is neither negative nor NaN, and so small that sums of many stay finite."""
+Microseconds: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 Finite: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A figure that is neither infinite nor NaN."""
 FigureName: TypeAlias = Annotated[str, Meta(max_length=MAX_FIGURE_NAME, pattern=FIGURE_NAME)]

@@ -17,6 +17,7 @@ from paceline.wire.messages.fields import (
     KeyName,
     Letter,
     Message,
+    Microseconds,
     Name,
     Number,
     Rank,
@@ -108,10 +109,10 @@ class Window(Message):
 
     round: Number
     """The first round."""
-    rounds: Number
+    rounds: Count
     samples: Amount
     """Of a server: updates."""
-    parts: list[Number]
+    parts: list[Microseconds]
     """Microseconds by part: see :mod:`paceline.observe.account`."""
 
 
@@ -119,9 +120,9 @@ class AccountReport(Message):
     """The account of a process since its last heartbeat."""
 
     windows: list[Window] = msgspec.field(default_factory=list)
-    host: list[Number] = msgspec.field(default_factory=list)
+    host: list[Microseconds] = msgspec.field(default_factory=list)
     """Figures of the kernel: see :mod:`paceline.observe.host`."""
-    late: list[tuple[Rank, Number, Number]] = msgspec.field(default_factory=list)
+    late: list[tuple[Rank, Count, Microseconds]] = msgspec.field(default_factory=list)
     """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
     group: Number = 0
     """Number of a worker's group, from 1; 0: all workers step alike."""
