@@ -70,8 +70,11 @@ PURE = {
     "observe.detector",
     "observe.history",
     "observe.job_figures",
+    "observe.page",
     "observe.prometheus",
+    "observe.rows",
     "observe.servers",
+    "observe.timeline",
     "observe.verdicts",
 }
 IMPURE = {

@@ -43,7 +43,7 @@ def progress(status: m.Status, workers: int, servers: int) -> list[str]:
 
 def rate_of(rows: Iterable[Mapping[str, Any]]) -> float:
     """Return the samples per second of all live workers, of late."""
-    return sum(row["parts"].get("samples_per_s", 0.0) for row in rows if row["state"] == "live")
+    return float(sum(row["parts"].get("samples_per_s", 0.0) for row in rows if row["state"] == "live"))
 
 
 def slowest(status: m.Status) -> str:
@@ -86,6 +86,10 @@ def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int)
         "memory": state.memory,
         "silent_s": round(state.silent_s, 3),
         "parts": _parts(member.role, state.recent),
+        "came_last": state.came_last,
+        "late_s": round(state.late_s, 3),
+        "values": state.held[0],
+        "buckets": state.held[1],
         "figures": figures_of(state.figures),
     }
 
