@@ -94,13 +94,13 @@ class Timeline:
         self._whole: dict[str, tuple[m.Window, float]] = {}
         self._traffic: dict[str, tuple[int, int, float, float]] = {}
         self._phases: dict[str, str] = {}
-        self._told = 0.0
+        self._told = -1.0
         self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
         self._state: dict[str, Any] = {}
 
     def note(self, status: m.Status, now: float) -> dict[str, Any]:
         """Take the status of now; returns all that a page gets that knows the history so far."""
-        at = round(now - self._began, 3)
+        at = max(round(now - self._began, 3), self._last)
         span, self._last = max(round(at - self._last, 3), 0.001), at
         rows = rows_of(status)
         names = [f"{row['role']} {row['rank']}" for row in rows]
