@@ -16,7 +16,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
   ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers check format docs fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser images check format docs fuzz mutations oracle \
   blame slow busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
+	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
+	@echo "make images  the picture of that page in docs/images (the same browser)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
@@ -114,6 +116,13 @@ $(TRACKERS)/.ready: $(READY)
 
 test-trackers: $(READY) $(TRACKERS)/.ready
 	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/observe/test_tools.py tests/observe/test_prometheus.py tests/scheduler
+
+# apt-get install chromium has the browser.
+test-browser: $(READY)
+	PACELINE_TEST_BROWSER=1 $(BIN)/python -m pytest --timeout 600 -rs tests/browser
+
+images: $(READY)
+	$(BIN)/python -m tests.browser.picture docs/images/page.png
 
 check: $(READY)
 	$(BIN)/ruff check .
