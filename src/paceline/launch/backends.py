@@ -39,8 +39,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 from paceline import extensions
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine
-from paceline.launch.spec import JobSpec
 
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
@@ -48,10 +48,10 @@ BACKENDS: dict[str, str] = {
     "mpi": "paceline.launch.engines.mpi:MpiBackend",
     "slurm": "paceline.launch.engines.slurm:SlurmBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
-    "ray": "paceline.launch.engines.ray_cluster.backend:RayBackend",
+    "ray": "paceline.launch.engines.ray_cluster.ray_backend:RayBackend",
     "sge": "paceline.launch.engines.sge.backend:SgeBackend",
     "k8s": "paceline.launch.engines.k8s.backend:KubernetesBackend",
-    "yarn": "paceline.launch.engines.yarn.backend:YarnBackend",
+    "yarn": "paceline.launch.engines.yarn.yarn_backend:YarnBackend",
 }
 
 R = TypeVar("R")

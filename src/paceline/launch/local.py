@@ -6,14 +6,14 @@ import os
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import Job
-from paceline.launch.environment import OWNED
-from paceline.launch.hosts import LOCALHOST
+from paceline.launch.host_list import LOCALHOST
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.options import backend_options
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
+from paceline.launch.process_environment import OWNED
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 
 
 class LocalBackend:

@@ -12,12 +12,12 @@ import subprocess
 from collections.abc import Sequence
 
 from paceline.errors import LaunchError
-from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.spec import JobSpec
 
 OPTIONS = {
     "mpirun": "the command and options of its own, as in: mpirun.openmpi --mca btl_tcp_if_include eth1",

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import Job
-from paceline.launch.groups import WorkerGroup
-from paceline.launch.hosts import Host
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec, to_json
 from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.spec import JobSpec, to_json
 from paceline.launch.supervise.guardian import Canceller
+from paceline.launch.worker_groups import WorkerGroup
 
 OPTIONS = {
     "partition": "of all groups that select none",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.launch.hosts import Host
+from paceline.launch.host_list import Host
 
 #: In the text of a plan, for the socket of the broker, which is made when the job starts.
 SOCKET = "<socket of the job>"

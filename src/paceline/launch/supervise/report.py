@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.exitcodes import describe_code
-from paceline.launch.hosts import LOCALHOST
+from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.blame import Failure
 

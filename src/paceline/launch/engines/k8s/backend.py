@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import Job
-from paceline.launch.engines.k8s.crew import JUDGES, KubernetesCrew
 from paceline.launch.engines.k8s.kubectl import Kubectl
+from paceline.launch.engines.k8s.kubernetes import JUDGES, KubernetesCrew
 from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
 from paceline.launch.engines.k8s.pods import LAYOUTS
-from paceline.launch.hosts import LOCALHOST
+from paceline.launch.host_list import LOCALHOST
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine
-from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.supervisor import SupervisedJob
 
 #: The first version whose Indexed Jobs are stable.

@@ -27,10 +27,10 @@ from paceline.launch.engines.k8s.pods import (
     labels,
     pod_template,
 )
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.options import typed_options
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.spec import JobSpec
 
 _RESTART_LABEL = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 _COORDINATOR = "metadata.annotations['jobset.sigs.k8s.io/coordinator']"

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from paceline.launch.groups import WorkerGroup, amount
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, ProcessSpec
-from paceline.launch.spec import JobSpec
+from paceline.launch.worker_groups import WorkerGroup, amount
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 #: A label selector whose name starts so asks for a custom resource of Ray's instead.

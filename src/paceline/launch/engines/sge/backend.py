@@ -19,11 +19,11 @@ from paceline.errors import LaunchError
 from paceline.launch.backends import Job
 from paceline.launch.engines.sge.inside import CODE, SPEC, Inside, explain
 from paceline.launch.engines.sge.inside import request as inside_request
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, forwarded
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.signals import SignalPipe
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.launch.hosts import Host
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec, from_json, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.remote.link import AgentLink
-from paceline.launch.spec import JobSpec, from_json, to_json
+from paceline.launch.remote.agent_link import AgentLink
 
 SPEC, AGENT, CODE = "spec.json", "agent", "code"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.engines.k8s.pods import PodTemplate
-from paceline.launch.groups import amount
-from paceline.launch.spec import JobSpec
+from paceline.launch.job_spec import JobSpec
+from paceline.launch.worker_groups import amount
 
 Service = dict[str, Any]
 """JSON of the Services API."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline import config
 from paceline.errors import ConfigError
-from paceline.launch.groups import WorkerGroup
-from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.worker_groups import WorkerGroup
 
 #: More are a slip of the fingers; a plan of them would take minutes.
 MOST_PROCESSES = 65536

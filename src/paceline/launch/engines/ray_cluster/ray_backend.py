@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import LaunchError
 from paceline.launch.engines.ray_cluster.bundles import Bundle, PlacementRequest, RayOptions, bundles
-from paceline.launch.hosts import Host
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.broker import Broker, shell_command
-from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 
 #: How long ``ray.init`` may take, on top of the wait for room.
 _CONNECT_S = 60.0

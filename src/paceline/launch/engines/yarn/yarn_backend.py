@@ -20,14 +20,14 @@ from paceline.launch.engines.k8s.pods import crews
 from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.engines.yarn.rest import Services
 from paceline.launch.engines.yarn.service import Service, YarnOptions, make_service, names, with_launcher
-from paceline.launch.hosts import Host
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.broker import Broker, shell_command
-from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.guardian import Canceller
 from paceline.net.security import new_job_key
 

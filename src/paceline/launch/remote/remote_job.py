@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.launch.environment import OWNED
-from paceline.launch.hosts import Host
+from paceline.launch.host_list import Host
 from paceline.launch.plan import JobPlan
 from paceline.launch.planner import Machine
-from paceline.launch.remote.crew import Explain, HostCommand, RemoteCrew
-from paceline.launch.remote.link import AgentLink
+from paceline.launch.process_environment import OWNED
+from paceline.launch.remote.agent_link import AgentLink
+from paceline.launch.remote.remote_crew import Explain, HostCommand, RemoteCrew
 from paceline.launch.render import describe
 from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
 
