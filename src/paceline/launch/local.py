@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import Job
+from paceline.launch.backends import Job, backend_options
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.options import backend_options
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.errors import LaunchError
+from paceline.launch.backends import backend_options
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Sequence
 
 from paceline.errors import LaunchError
+from paceline.launch.backends import backend_options
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request

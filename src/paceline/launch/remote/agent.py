@@ -21,11 +21,20 @@ from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
 from paceline.launch.remote import host_checks
-from paceline.launch.remote.protocol import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode, members, text
+from paceline.launch.remote.agent_link import (
+    LONGEST_TURN_S,
+    MAGIC,
+    PING_S,
+    SILENCE_S,
+    AgentLines,
+    encode,
+    members,
+    text,
+)
+from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
-from paceline.launch.supervise.signals import SignalPipe
 from paceline.own_time import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.

@@ -11,8 +11,7 @@ from typing import Any
 from paceline.errors import LaunchError
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
-from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.remote.protocol import data, members
+from paceline.launch.remote.agent_link import AgentLink, data, members
 from paceline.launch.supervise.crew import address_parts
 from paceline.launch.supervise.events import Event, Exited, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings

@@ -22,6 +22,8 @@ from paceline.launch import runtime
 from paceline.launch.backends import Job
 from paceline.launch.plan import JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
+from paceline.launch.supervise.blame import failure_block, lost_block
+from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import LocalCrew, Processes, Take
 from paceline.launch.supervise.events import (
@@ -40,8 +42,6 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
-from paceline.launch.supervise.report import failure_block, lost_block
-from paceline.launch.supervise.signals import SignalPipe
 from paceline.launch.table import plural
 from paceline.net.security import new_job_key
 

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import LaunchError
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import Graces, JobSpec, Late, Machine, ProcessName
-from paceline.launch.engines.k8s import crew as module
+from paceline.launch.engines.k8s import kubernetes as module
 from paceline.launch.engines.k8s.kubectl import Kubectl
 from paceline.launch.engines.k8s.kubernetes import KubernetesCrew
 from paceline.launch.engines.k8s.manifests import make_manifests

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.launch.backends import typed_options
 from paceline.launch.engines.k8s.pods import (
     KEY,
     KubernetesOptions,
@@ -28,7 +29,6 @@ from paceline.launch.engines.k8s.pods import (
     pod_template,
 )
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.options import typed_options
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 
