@@ -91,6 +91,7 @@ class Job(Protocol):
 class Backend(Protocol[R]):
     """A way to run a job. ``R`` is its form of a job spec."""
 
+    @abstractmethod
     def plan(self, spec: JobSpec, machine: Machine) -> R:
         """Turn a job spec into what will be run. Pure.
 
@@ -98,9 +99,11 @@ class Backend(Protocol[R]):
             ValueError: the spec does not fit this backend; the message says what would.
         """
 
+    @abstractmethod
     def render(self, request: R) -> str:
         """Return the request as text, secrets masked."""
 
+    @abstractmethod
     def check(self, request: R) -> None:
         """Check that the request can run. Starts nothing.
 
@@ -108,6 +111,7 @@ class Backend(Protocol[R]):
             paceline.errors.LaunchError: it cannot; the message says why and what to do.
         """
 
+    @abstractmethod
     def submit(self, request: R) -> Job:
         """Start the job.
 

@@ -19,11 +19,7 @@ class LocalBackend:
     """Every process is a child of the launcher."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
-        """Place everything on this machine.
-
-        Raises:
-            ValueError: see :func:`~paceline.launch.make_plan`; or there is an option, or a copy of a directory.
-        """
+        """Place everything on this machine."""
         backend_options("local", {}, spec.options)
         if spec.sync:
             raise ValueError("--sync-dst-dir copies to other hosts, and this job has none: name them with -H")
@@ -34,11 +30,7 @@ class LocalBackend:
         return describe(request)
 
     def check(self, request: JobPlan) -> None:
-        """Refuse processes for other hosts and commands that do not exist.
-
-        Raises:
-            LaunchError: the plan is wrong; the message says how to correct it.
-        """
+        """Refuse processes for other hosts and commands that do not exist."""
         for process in request:
             if process.host not in (LOCALHOST, "localhost"):
                 raise LaunchError(
@@ -47,11 +39,7 @@ class LocalBackend:
             check_command(process.argv, os.environ | {k: v for k, v in process.env.items() if isinstance(v, str)})
 
     def submit(self, request: JobPlan) -> Job:
-        """Return the job, which runs while its ``wait`` does.
-
-        Raises:
-            LaunchError: see :meth:`check`; no process has been started.
-        """
+        """Return the job, which runs while its ``wait`` does."""
         from paceline.launch.supervise.supervisor import SupervisedJob, local_crew  # a dry run does not need it
 
         self.check(request)

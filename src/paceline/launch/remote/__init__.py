@@ -34,9 +34,18 @@ more, names the cause first when a network fails. The time in which an end did n
 """
 
 from paceline.launch.remote.remote_crew import HostCommand, RemoteCrew
-from paceline.launch.remote.remote_job import RemoteJob, RemoteRequest, agent_script, explain, forwarded, remote_request
+from paceline.launch.remote.remote_job import (
+    AgentBackend,
+    RemoteJob,
+    RemoteRequest,
+    agent_script,
+    explain,
+    forwarded,
+    remote_request,
+)
 
 __all__ = [
+    "AgentBackend",
     "HostCommand",
     "RemoteCrew",
     "RemoteJob",

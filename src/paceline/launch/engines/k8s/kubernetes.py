@@ -266,11 +266,7 @@ class KubernetesBackend:
     """Every process is a pod; the engine starts them, and the launcher supervises."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> Manifests:
-        """Make the objects of the job.
-
-        Raises:
-            ValueError: an option is impossible, or the layout cannot satisfy the spec.
-        """
+        """Make the objects of the job."""
         return make_manifests(spec, machine)
 
     def render(self, request: Manifests) -> str:
@@ -278,11 +274,7 @@ class KubernetesBackend:
         return request.text
 
     def check(self, request: Manifests) -> None:
-        """Ask the cluster whether it knows the objects of the layout, and whether we may create them.
-
-        Raises:
-            LaunchError: kubectl is missing, the cluster does not answer, or it does not support the layout.
-        """
+        """Ask the cluster whether it knows the objects of the layout, and whether we may create them."""
         kubectl = Kubectl(request.options.namespace)
         names = set(kubectl.run(["api-resources", "--output", "name"]).split())
         layout = request.options.layout
@@ -295,11 +287,7 @@ class KubernetesBackend:
             )
 
     def submit(self, request: Manifests) -> Job:
-        """Return the job; layout ``jobs`` becomes ``pods`` on a cluster without Indexed Jobs.
-
-        Raises:
-            LaunchError: the cluster does not answer.
-        """
+        """Return the job; layout ``jobs`` becomes ``pods`` on a cluster without Indexed Jobs."""
         request = _fitting(request)
         processes = tuple(replace(process, host=LOCALHOST) for process in request.plan)  # Kubernetes chooses nodes
         restarts = 0 if request.options.layout in JUDGES else request.plan.max_restarts

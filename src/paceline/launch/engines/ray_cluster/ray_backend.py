@@ -38,11 +38,7 @@ class RayBackend:
     """Reserves a bundle per process and starts an agent in an actor of each."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> RayRequest:
-        """Make a bundle per process.
-
-        Raises:
-            ValueError: an option or an amount cannot be; see also :func:`~paceline.launch.make_plan`.
-        """
+        """Make a bundle per process."""
         options = typed_options("ray", RayOptions, spec.options)
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
@@ -61,20 +57,12 @@ class RayBackend:
         return "\n".join(lines) + "\n\n" + describe(request.remote.plan, environ=request.remote.environ)
 
     def check(self, request: RayRequest) -> None:
-        """Look for ray.
-
-        Raises:
-            LaunchError: it is not installed.
-        """
+        """Look for ray."""
         if importlib.util.find_spec("ray") is None:
             raise LaunchError(f"launcher ray needs the package ray in {sys.executable}: pip install 'paceline[ray]'")
 
     def submit(self, request: RayRequest) -> RayJob:
-        """Reserve the bundles.
-
-        Raises:
-            LaunchError: there is no cluster, or it has no room.
-        """
+        """Reserve the bundles."""
         self.check(request)
         return RayJob(request)
 

@@ -63,11 +63,7 @@ class YarnBackend:
     """Asks for a service, and starts an agent in each of its containers."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> YarnRequest:
-        """Make the service. Reads ``yarn-site.xml`` if the option ``rm`` is not given.
-
-        Raises:
-            ValueError: an option cannot be; see also :func:`~paceline.launch.make_plan`.
-        """
+        """Make the service. Reads ``yarn-site.xml`` if the option ``rm`` is not given."""
         if spec.sync:
             raise ValueError("launcher 'yarn' does not copy a directory: use one that the nodes share")
         options = typed_options("yarn", YarnOptions, spec.options)
@@ -101,19 +97,11 @@ class YarnBackend:
         )
 
     def check(self, request: YarnRequest) -> None:
-        """Ask the ResourceManager whether it has the Services API.
-
-        Raises:
-            LaunchError: it has not, or does not answer.
-        """
+        """Ask the ResourceManager whether it has the Services API."""
         _services(request).check()
 
     def submit(self, request: YarnRequest) -> YarnJob:
-        """Ask for the service.
-
-        Raises:
-            LaunchError: YARN refuses it.
-        """
+        """Ask for the service."""
         return YarnJob(request)
 
 
