@@ -38,6 +38,7 @@ from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.planner import Machine
 from paceline.launch.supervise.console import OUT
+from paceline.launch.supervise.crew import Processes
 from paceline.launch.supervise.events import Complete, Exited, NotStarted, Ready, Runs, Started
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
@@ -58,7 +59,7 @@ _KINDS = {
 }
 
 
-class KubernetesCrew:
+class KubernetesCrew(Processes):
     """Creates the objects of a job, follows its pods, and deletes everything.
 
     Args:
@@ -89,11 +90,7 @@ class KubernetesCrew:
         self._canceller = Canceller(kubectl.words(self._deletion()))
 
     def opening(self) -> bool:
-        """Create the Secret and all objects; return False.
-
-        Raises:
-            LaunchError: the cluster refused one.
-        """
+        """Create the Secret and all objects; return False."""
         if not self._is_created:
             self._is_created = True
             key = self._around.known.get(Late.JOB_KEY)
@@ -147,25 +144,14 @@ class KubernetesCrew:
             if member.role != "worker":
                 self._around.take(Runs(member, 0.0))
 
-    def ask_status(self) -> None:
-        """Do nothing: the scheduler is not heard."""
-
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Delete the job: Kubernetes has no other signal."""
         self._delete()
         for process in self._manifests.plan:
             self._end(process.member, 128 + signal.SIGTERM)
 
-    def living(self) -> list[ProcessName]:
-        """Return no process: none outlives its pod."""
-        return []
-
     def finish(self) -> None:
-        """Delete everything of the job and wait until it is gone.
-
-        Raises:
-            LaunchError: kubectl failed; the message says what to try.
-        """
+        """Delete everything of the job and wait until it is gone."""
         self._delete()
 
     def close(self) -> None:
