@@ -160,8 +160,8 @@ class Call:
             raise error
 
 
-class ChannelRequests:
-    """The requests over one channel of a hub: numbers them, and keeps each until it is answered. Pure.
+class ChannelRequests(Outbox[Call]):
+    """The calls over one channel of a hub: numbers their requests, and keeps each until it is answered. Pure.
 
     Methods return the messages to be sent, in order. The caller owns the lock, the clock and the transport.
 
@@ -171,14 +171,10 @@ class ChannelRequests:
     """
 
     def __init__(self, channel: int, name: str) -> None:
+        super().__init__()
         self.channel, self.name = channel, name
-        self._outbox: Outbox[Call] = Outbox()
         self._held: list[Call] | None = None
         """Requests that wait until the peer has admitted this process; None: nothing waits any more."""
-
-    def __len__(self) -> int:
-        """Return how many requests are sent and not answered, probes included."""
-        return len(self._outbox)
 
     def ask(self, call: Call, now: float) -> list[Frames]:
         """Take a request. A claim holds back later requests, except probes."""
@@ -187,11 +183,11 @@ class ChannelRequests:
             return []
         if isinstance(call.request, m.Claim):
             self._held = []
-        call.channel, call.seq = self.channel, self._outbox.add(call, now)
+        call.channel, call.seq = self.channel, self.add(call, now)
         return [self._message(call)]
 
     def _message(self, call: Call) -> Frames:
-        return [encode(call.seq, self._outbox.acked, call.request), *call.frames]
+        return [encode(call.seq, self.acked, call.request), *call.frames]
 
     def admit(self, now: float) -> list[Frames]:
         """Send the requests that were held back, and hold back nothing more."""
@@ -203,26 +199,22 @@ class ChannelRequests:
         held, self._held = self._held or [], None
         return held
 
-    def answer(self, seq: int) -> Call | None:
-        """Note an answer; returns the call, or None when it is a repeat or no call asked."""
-        return self._outbox.answer(seq)
-
     def again(self, probe: int, seqs: Sequence[int]) -> list[Frames]:
         """Send again the requests that have never arrived, as the answer to a probe says."""
-        self._outbox.answer(probe)
-        return [self._message(call) for call in map(self._outbox.content, seqs) if call is not None]
+        self.answer(probe)
+        return [self._message(call) for call in map(self.content, seqs) if call is not None]
 
     def probe(self, now: float, at_once: bool = False) -> list[Frames]:
         """Ask after requests whose answer is overdue; after all of them ``at_once`` when the connection was lost."""
         late = []
-        for seq in self._outbox.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
-            call = self._outbox.content(seq)
+        for seq in self.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
+            call = self.content(seq)
             if call is not None and isinstance(call.request, m.Probe):
-                self._outbox.answer(seq)  # a lost probe is replaced by a new one
+                self.answer(seq)  # a lost probe is replaced by a new one
             else:
                 late.append(seq)
         return self.ask(Call(self.name, "a probe", m.Probe(late)), now) if late else []
 
     def drop(self) -> list[Call]:
         """Forget all requests, because the peer will answer none; returns their calls."""
-        return self._outbox.drop() + self.turn_away()
+        return super().drop() + self.turn_away()
