@@ -16,8 +16,8 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
   ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser images check format docs fuzz mutations oracle \
-  blame slow busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
+.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser check format docs fuzz mutations oracle \
+  blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -31,9 +31,9 @@ help:
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
 	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
-	@echo "make images  the picture of that page in docs/images (the same browser)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
+	@echo "make pictures  docs/images: the panel of a real job, and its page (chromium; a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
@@ -121,9 +121,6 @@ test-trackers: $(READY) $(TRACKERS)/.ready
 test-browser: $(READY)
 	PACELINE_TEST_BROWSER=1 $(BIN)/python -m pytest --timeout 600 -rs tests/browser
 
-images: $(READY)
-	$(BIN)/python -m tests.browser.picture docs/images/page.png
-
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -160,6 +157,10 @@ busy: $(READY)
 soak: $(READY)
 	PACELINE_TEST_ROUNDS=10000 $(BIN)/python -m pytest --timeout 600 tests/observe/test_detector.py
 	$(BIN)/python -m tests.soak $(SOAK)
+
+pictures: $(READY)
+	$(BIN)/python docs/images/panel.py
+	$(BIN)/python -m tests.browser.picture docs/images/page.png
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md
