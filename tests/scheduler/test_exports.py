@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,8 @@ def train() -> None:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[LocalJob]:
     report_to = f"jsonl:{tmp_path / 'a.jsonl'}"
-    with LocalJob(2, 1, metrics="0", report_to=report_to, heartbeat_interval_s=0.1) as made:
+    more = {"dashboard": "0", "report": str(tmp_path / "job.html")}
+    with LocalJob(2, 1, metrics="0", report_to=report_to, heartbeat_interval_s=0.1, **more) as made:
         for worker in made.start_all(train):
             worker.heard()
         yield made
@@ -120,6 +122,39 @@ def test_figures_of_a_job_are_served_and_kept(job: LocalJob, tmp_path: Path) -> 
     assert [(one["step"], one["accuracy"]) for one in kept if "accuracy" in one] == [(ACCURACY_STEP, 0.75)]
     last = kept[-1]
     assert last["worker/1/accuracy"] == 1.0
+
+
+def history_of(page: str) -> Any:
+    """Return the history that an open page gets first."""
+    with urllib.request.urlopen(page.replace("/?", "/events?"), timeout=30) as events:
+        assert events.readline() == b"event: history\n"
+        return json.loads(events.readline().removeprefix(b"data: "))
+
+
+def test_page_and_report_have_the_figures_of_the_job(job: LocalJob, tmp_path: Path) -> None:
+    [page] = re.findall(r"the page of this job: (\S+)", job.scheduler.output)
+
+    def is_settled(history: Any) -> bool:
+        rows = {row["name"]: row for row in history["state"].get("rows", ())}
+        return len(rows) == 3 and rows["server 0"]["values"] > 0 and rows["worker 1"]["parts"] != {}
+
+    history = settled(lambda: history_of(page), is_settled)
+    rows = {row["name"]: row for row in history["state"]["rows"]}
+    assert rows["worker 0"]["round"] == rows["worker 1"]["round"] == STEPS
+    assert (rows["server 0"]["values"], rows["server 0"]["buckets"]) == (5, 1)
+    assert job.job_key not in json.dumps(history)
+    end(job)
+    text = (tmp_path / "job.html").read_text()
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    report = json.loads(data)
+    rows = {row["name"]: row for row in report["state"]["rows"]}
+    assert {row["state"] for row in rows.values()} == {"left"}
+    assert report["state"]["figures"]["accuracy"] == {"step": ACCURACY_STEP, "value": 0.75}
+    assert report["state"]["cohorts"] == sum(row["came_last"] for row in rows.values()) == STEPS
+    assert report["state"]["staleness"] == [[1, STEPS]]
+    lane = report["lanes"]["worker 1"]
+    assert sum(point[2][1] for point in [*lane["older"], *lane["recent"]]) == (STEPS - 1) * 24
+    assert not (tmp_path / "job.html.new").exists()
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: make test-trackers")
