@@ -147,7 +147,7 @@ def test_hundred_members_fit(browser: Chromium) -> None:
     try:
         browser.open(page_of(job).url)
         browser.settle("data !== null")
-        follow(browser, job, 30)
+        follow(browser, job, 16)
         assert len(browser.value(CELLS)) == 100
         assert "worker 1 on node5" in browser.value("byId('slow').innerText")
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
