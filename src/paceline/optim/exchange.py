@@ -289,9 +289,9 @@ class ServerExchange(Exchange):
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""
         if self._has_copies:
-            before = meter.enter(DEVICE)
+            before = meter.active.enter(DEVICE)
             self._pusher.drain()
-            meter.leave(before)
+            meter.active.leave(before)
         calls = []
         for bucket in self._buckets.values():
             if bucket.call is not None:
@@ -305,9 +305,9 @@ class ServerExchange(Exchange):
 
     def take(self) -> None:
         """Copy new weights to the parameters, or merged gradients, where a worker had one, to their gradients."""
-        before = meter.enter(COPY)
+        before = meter.active.enter(COPY)
         take_all(self.bound.values(), weights=self._brings_weights)
-        meter.leave(before)
+        meter.active.leave(before)
         if self._has_rows:
             self.sparse.take()
 

@@ -164,7 +164,7 @@ class Traffic:
                 a key (:meth:`WorkerBlock.ranges`). They count as zeros, and the arenas' gradients become zeros there.
                 If no worker has a gradient, no value is updated.
         """
-        before = meter.enter(SEND)
+        before = meter.active.enter(SEND)
         # Codecs of both legs have their states in the worker and the owner, so pushes are not summed between them.
         server = route.owner if self.codecs else route.via
         entries: list[m.Entry] = []
@@ -178,9 +178,9 @@ class Traffic:
         gone = answers.cut(entries, absent) if absent and not carried.skip else []
         coded = "push" in self.codecs
         is_read_in_place = shared and not coded and not gone
-        sending = meter.enter(ENCODE) if coded else meter.NOTHING
+        sending = meter.active.enter(ENCODE) if coded else meter.NOTHING
         frames = () if carried.skip or is_read_in_place else self._payload(blocks, entries, shared, gone)
-        meter.leave(sending)
+        meter.active.leave(sending)
         note, self._note = self._note, b""
         body = m.Push(
             self._store, entries, carried.samples, carried.options, coded, want, shared, absent=gone,
@@ -192,7 +192,7 @@ class Traffic:
         for block, one in located:
             block.note_sent(one, call)
         self.note_pushed(route.owner, entries, round, carried)
-        meter.leave(before)
+        meter.active.leave(before)
         return call
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
