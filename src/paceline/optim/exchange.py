@@ -109,7 +109,6 @@ class Exchange:
 class _Bucket:
     """One bucket in the current round."""
 
-    block: WorkerBlock
     whole: m.Span
     route: Route
     members: list[Bound] = dataclasses.field(default_factory=list)
@@ -171,7 +170,7 @@ class ServerExchange(Exchange):
             for part in one.ranges:
                 if part.place not in self._buckets:
                     whole = m.Span(*part.place, 0, one.block.layout.buckets[part.bucket].length)
-                    self._buckets[part.place] = _Bucket(one.block, whole, one.block.routes[part.bucket])
+                    self._buckets[part.place] = _Bucket(whole, one.block.routes[part.bucket])
                 bucket = self._buckets[part.place]
                 bucket.members.append(one)
                 self._buckets_of[one].append(bucket)
@@ -283,8 +282,7 @@ class ServerExchange(Exchange):
                     carried = dataclasses.replace(carried, skip=True)
                 elif not is_finite(one.grad):
                     raise not_finite_in(self._store, one.name, carried.round)
-        located = [(bucket.block, bucket.whole)]
-        bucket.call = self._store.traffic.push_ranges(bucket.route, located, carried, absent=absent)
+        bucket.call = self._store.traffic.push_ranges(bucket.route, [bucket.whole], carried, absent=absent)
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""
