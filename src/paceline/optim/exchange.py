@@ -56,7 +56,6 @@ from paceline.optim.weight_sums import sums_of
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.wire import messages as m
-from paceline.worker.block import WorkerBlock
 from paceline.worker.traffic import Carried
 
 
@@ -145,7 +144,6 @@ class ServerExchange(Exchange):
         self.bound: dict[torch.nn.Parameter, Bound] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
-        self._blocks: list[WorkerBlock] = []
         self._pusher = Pusher(store.session.settings.timeout_s)
         self._loss_store: DistStore | None = None
         self._new_round()
@@ -165,8 +163,6 @@ class ServerExchange(Exchange):
         tags = [2 * group * self._brings_weights + (not param.requires_grad) for _, param, group in dense]
         for one in bind_keys(store, [name for name, _, _ in dense], [param for _, param, _ in dense], tags):
             self.bound[one.param], self._buckets_of[one] = one, []
-            if one.block not in self._blocks:
-                self._blocks.append(one.block)
             for part in one.ranges:
                 if part.place not in self._buckets:
                     whole = m.Span(*part.place, 0, one.block.layout.buckets[part.bucket].length)
@@ -319,7 +315,7 @@ class ServerExchange(Exchange):
 
     def suspicious(self) -> bool:
         """Return whether merged gradients of the last round may hold NaN or Inf. False is certain, True is not."""
-        for block in self._blocks:
+        for block in self._store.table.blocks.values():
             if not sums_up(block.values):
                 return True
         return self._has_rows and self.sparse.suspicious()
