@@ -56,7 +56,7 @@ class HostedStore:
     def close(self) -> None:
         """Release the memory; no push comes any more."""
         own = list(self.own.store.buckets)
-        meter.hold(-sum(bucket.values.numel() for bucket in own), -len(own))
+        meter.active.hold(-sum(bucket.values.numel() for bucket in own), -len(own))
         for part in self.parts:
             part.store.buckets.close()
         if self.forward is not None:

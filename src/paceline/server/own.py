@@ -92,7 +92,7 @@ class OwnStore:
             made.append(bucket)
         self._keep_known_apart(made)
         store.buckets.add(made)
-        meter.hold(sum(value.numel() for value in values), len(made))
+        meter.active.hold(sum(value.numel() for value in values), len(made))
 
     def _updater(self, values: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater:
         return make_updater(self._apply.spec, values, pieces, self._allowed)

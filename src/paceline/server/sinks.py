@@ -80,7 +80,7 @@ class ApplySink(Sink):
     ) -> None:
         """Make the update of a complete cohort, with its merged gradient times a factor."""
         units, policy = slot.rule.units, self._policy
-        meter.note_staleness(bin_of(action.staleness))
+        meter.active.note_staleness(bin_of(action.staleness))
         if "pull" in self.codecs:
             bucket.keep_first_version(units.of, is_coded=True)
         elif policy.merge == "groups" and (len(policy.groups) > 1 or units.has_changed):
