@@ -121,8 +121,8 @@ class Lifeline:
     ) -> None:
         self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
         self._hello = m.Hello(
-            m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
-            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers, speed,
+            settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings), host_id(),
+            os.getpid(), address, settings.num_workers, settings.num_servers, speed,
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)

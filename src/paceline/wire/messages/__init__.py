@@ -94,6 +94,7 @@ from paceline.wire.messages.membership import (
     Window,
 )
 
+#: Raised by hand when messages with the same fields mean something else.
 PROTOCOL = 1
 
 Request: TypeAlias = (

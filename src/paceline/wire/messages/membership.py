@@ -30,7 +30,6 @@ from paceline.wire.messages.fields import (
 class Hello(Message, tag=1):
     """Join the job."""
 
-    protocol: Number
     job_id: Name
     role: Role
     rank: Rank
