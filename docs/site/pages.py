@@ -23,15 +23,20 @@ FORGE = "https://github.com/paceline/paceline/blob/main"
 #: Titles of the table of contents, and their pages; a page that stands nowhere comes under the second title.
 CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
-    "Guides": ["launching", "launching/*", "observing", "unequal", "planning", "failures", "security"],
+    "Guides": ["launching", "launching/*", "observing", "unequal", "planning", "failures", "security", "reporting"],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
-    "Reference": ["reference/*", "settings", "changes"],
+    "Reference": ["reference/*", "settings", "changes", "releases"],
     "Measured": ["benchmarks", "unequal-measured", "examples"],
     "Architecture": ["architecture", "architecture/*", "contributing"],
 }
 
 #: Texts of the project's root, and their names on the site.
-_OF_ROOT = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changes"}
+_OF_ROOT = {
+    "README.md": "index",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changes",
+    "SECURITY.md": "reporting",
+}
 
 _LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
 

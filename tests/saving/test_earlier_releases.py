@@ -1,6 +1,6 @@
 """Checkpoints of earlier releases are read. A file is made once, by the release that wrote its version first.
 
-``job-format-1.ckpt`` is what ``paceline.save`` wrote of :func:`trained`'s result, with step 2 and ``{"note": "first"}``.
+``job-format-1.ckpt`` is what ``save`` wrote of :func:`trained`'s result, with step 2 and ``{"note": "first"}``.
 """
 
 from pathlib import Path
