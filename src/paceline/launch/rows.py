@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.launch.runtime import JobRecord
+from paceline.launch.table import duration
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
 
@@ -40,7 +41,18 @@ def progress(status: m.Status, record: JobRecord) -> list[str]:
     rate = sum(row["parts"].get("samples_per_s", 0.0) for row in workers if row["state"] == "live")
     if not first:
         return ["all have joined, no step yet"]
-    return [f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else [])]
+    far = _way_to_the_last_step(status)
+    return [far[0] if far else f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else []), *far[1:]]
+
+
+def _way_to_the_last_step(status: m.Status) -> list[str]:
+    """Return step and total of the worker that takes longest, and how long that is; nothing where no total is known."""
+    ways = [one.progress for one in status.states if one.phase == "live" and one.progress is not None]
+    if not ways:
+        return []
+    last = max(ways, key=lambda way: (way.left_s or 0.0, -way.step))
+    text = f"step {last.step:,} of {last.total:,}"
+    return [text] if last.left_s is None else [text, f"{duration(last.left_s)} left"]
 
 
 def slowest(status: m.Status) -> str:

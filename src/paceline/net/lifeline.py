@@ -215,7 +215,7 @@ class Lifeline:
             reported = reports.own().take() if self._settings.role == "worker" else []
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account, pace.weights, reported,
+                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(),
             )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news

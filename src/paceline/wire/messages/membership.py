@@ -136,6 +136,15 @@ class ReportedFigures(Message):
     figures: Annotated[dict[FigureName, Finite], Meta(max_length=MAX_FIGURES)]
 
 
+class Progress(Message):
+    """How far the script of a worker is."""
+
+    step: Number
+    total: Number
+    left_s: Amount | None = None
+    """Seconds that it still takes; None: not known yet."""
+
+
 class WeightSums(Message):
     """Sums of a worker's weights after a step, for the comparison with other workers."""
 
@@ -170,6 +179,8 @@ class Heartbeat(Message, tag=3):
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
+    progress: Progress | None = None
+    """None: the script has told no total of steps."""
 
 
 class Death(Message):
@@ -310,6 +321,8 @@ class MemberState(Message):
     """The same of all its rounds so far."""
     figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
     """The last figures that its script has reported, each with its step."""
+    progress: Progress | None = None
+    """None: its script has told no total of steps."""
 
 
 class Told(Message):
