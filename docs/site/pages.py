@@ -23,7 +23,17 @@ FORGE = "https://github.com/paceline/paceline/blob/main"
 #: Titles of the table of contents, and their pages; a page that stands nowhere comes under the second title.
 CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
-    "Guides": ["launching", "launching/*", "observing", "unequal", "planning", "failures", "security", "reporting"],
+    "Guides": [
+        "launching",
+        "launching/*",
+        "observing",
+        "saving",
+        "unequal",
+        "planning",
+        "failures",
+        "security",
+        "reporting",
+    ],  # fmt: skip
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
     "Reference": ["reference/*", "settings", "changes", "releases"],
     "Measured": ["benchmarks", "unequal-measured", "examples"],
