@@ -37,6 +37,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return getStream(device); }
   c10::Stream exchangeStream(c10::Stream) const override { return getStream(device); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
