@@ -43,8 +43,6 @@ CANNOT = {
     "test_monitored_barrier_gloo": _WORDS,
     "test_monitored_barrier_gloo_rank_0_timeout": _WORDS,
     "test_monitored_barrier_gloo_subgroup": _WORDS,
-    "test_monitored_barrier_failure_order": _WORDS,
-    "test_monitored_barrier_wait_all_ranks": _WORDS,
 }
 
 #: How a test ended (passed, failed, skipped), and why.
