@@ -124,7 +124,7 @@ def rate_of(workers: list[list[Seen]]) -> Rate:
     begin += SETTLING * (end - begin)
     settled = [[one for one in steps if begin <= one[1] <= end] for steps in workers]
     found = sum(sum(one[2] for one in steps[1:]) / (steps[-1][1] - steps[0][1]) for steps in settled)
-    rounds = list(zip(*(reversed(steps) for steps in settled), strict=False))
+    rounds = [one for one in zip(*(reversed(steps) for steps in workers), strict=False) if begin <= one[0][1] <= end]
     longest_s = statistics.median(max(one[3] for one in round) for round in rounds)
     step_s = statistics.median(after[1] - before[1] for before, after in pairwise(settled[0]))
     ends = [(max(one[0] + one[3] for one in round), *sorted(one[1] for one in round)) for round in rounds]
@@ -167,15 +167,16 @@ def medians(jobs: list[list[Rate]]) -> list[Rate]:
 def table(found: dict[str, list[Rate]]) -> Table:
     """Return a row for each way and epoch."""
     out = Table(title=f"{len(SECONDS)} workers of {', '.join(f'{1e3 * one:.0f}' for one in SECONDS)} ms")
-    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "whole", "longest, ms", "beyond", "answer", "queue"):
+    times = "longest, ms", "beyond", "answer", "queue"
+    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "whole", *times):
         out.add_column(column, justify="right" if column else "left")
     for name, epochs in found.items():
         for one, slower in zip(epochs, SLOWER, strict=True):
             limit = allowed(slower, name == "equal")
             rate, part = f"{one.samples_per_s:.0f}", f"{one.samples_per_s / limit:.1%}"
-            times = (f"{ms:.1f}" for ms in (one.longest_ms, one.beyond_ms, one.answer_ms, one.queue_ms))
+            found_ms = (f"{ms:.1f}" for ms in (one.longest_ms, one.beyond_ms, one.answer_ms, one.queue_ms))
             cut = f"{whole(slower, name == 'equal'):.0f}"
-            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, cut, *times)
+            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, cut, *found_ms)
     return out
 
 

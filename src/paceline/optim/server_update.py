@@ -13,6 +13,7 @@ not change before ``step`` copies new ones.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -39,6 +40,12 @@ from paceline.optim.strategy import (
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 from paceline.worker.key_states import States
 from paceline.worker.traffic import Carried
+
+logger = logging.getLogger(__name__)
+
+#: Backward passes in a row that train this worker alone until a line says so. Loops that change weights for a while and
+#: put them back before the step (sharpness-aware ones, inner loops) make fewer.
+_MOST_ALONE = 32
 
 
 class ServerUpdate(ExchangingStrategy):
@@ -89,8 +96,12 @@ class ServerUpdate(ExchangingStrategy):
         exchange.add(self.named)
         if self.inner.state and store.rank == 0:
             store.set_optimizer_states(self._own_states())
-        self._watch = BackwardWatch(self._on_gradient, setup.samples.ended)
+        self._passes = 0
+        """Backward passes since the last step."""
+        self._versions = self._passes_alone = 0
+        self._watch = BackwardWatch(self._on_gradient, self._on_end)
         self._watch.watch(param for _, param, _ in self.named)
+        self._hook = self.inner.register_step_pre_hook(self._refuse_own_step)
 
     # ---- backward --------------------------------------------------------------------------------------------------
 
@@ -105,6 +116,32 @@ class ServerUpdate(ExchangingStrategy):
             with torch.no_grad():
                 if self._exchange.fill(param):
                     self._exchange.push(self._carried())
+
+    def _on_end(self) -> None:
+        self._samples.ended()
+        self._passes += 1
+        if self._passes > self.choices.passes and self._passes_alone < _MOST_ALONE:
+            self._note_alone()
+
+    def _note_alone(self) -> None:
+        """Say once that the weights change here, pass after pass, and no step gives gradients to the servers."""
+        versions, self._versions = self._versions, sum(param._version for _, param, _ in self.named)
+        self._passes_alone += bool(versions) and versions != self._versions
+        if self._passes_alone == _MOST_ALONE:
+            logger.warning(
+                "worker %d: its weights have changed between %d backward passes, and DistributedOptimizer has made no "
+                "step meanwhile: this worker trains alone. Call step() of the DistributedOptimizer, not of another "
+                "optimizer with the same parameters",
+                self.store.rank, _MOST_ALONE,
+            )  # fmt: skip
+
+    def _refuse_own_step(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Raise where a loop steps the optimizer that was wrapped: no other worker, and no server, would get it."""
+        if self._watch.is_watching:
+            raise PacelineError(
+                f"worker {self.store.rank}: {type(inner).__name__}.step() of the wrapped optimizer would train this "
+                "worker alone, because the servers step: call step() of the DistributedOptimizer"
+            )
 
     def _current_options(self) -> list[Options]:
         groups = option_groups(self.inner)
@@ -142,6 +179,7 @@ class ServerUpdate(ExchangingStrategy):
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
             self._exchange.push_rest(replace(self._carried(), skip=skip))
             self._arrived, self._open = {}, None
+            self._passes = self._versions = self._passes_alone = 0
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
             self._pending = True
@@ -232,6 +270,7 @@ class ServerUpdate(ExchangingStrategy):
         """Stop watching backward passes, after the weights of the last step have arrived."""
         self.synchronize()
         self._watch.close()
+        self._hook.remove()
 
     def _own_states(self) -> States:
         return {
