@@ -101,7 +101,13 @@ class ServerUpdate(ExchangingStrategy):
         self._versions = self._passes_alone = 0
         self._watch = BackwardWatch(self._on_gradient, self._on_end)
         self._watch.watch(param for _, param, _ in self.named)
-        self._hook = self.inner.register_step_pre_hook(self._refuse_own_step)
+        self._is_loaded = False
+        """A state was loaded into the user's optimizer, and the servers do not have it."""
+        self._hooks = [
+            self.inner.register_step_pre_hook(self._refuse_own_step),
+            self.inner.register_state_dict_pre_hook(lambda inner: self.show_states()),  # type: ignore[no-untyped-call]
+            self.inner.register_load_state_dict_post_hook(self._note_loaded),  # type: ignore[no-untyped-call]
+        ]
 
     # ---- backward --------------------------------------------------------------------------------------------------
 
@@ -270,7 +276,8 @@ class ServerUpdate(ExchangingStrategy):
         """Stop watching backward passes, after the weights of the last step have arrived."""
         self.synchronize()
         self._watch.close()
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _own_states(self) -> States:
         return {
@@ -306,9 +313,12 @@ class ServerUpdate(ExchangingStrategy):
         return codec_entry(self.store, unsent)
 
     def show_states(self) -> None:
-        """Put the servers' state into the user's optimizer, unless it is there."""
-        if self._shown is None:
+        """Put the servers' state into the user's optimizer, unless it is there, or another optimizer uses that now."""
+        if self._shown is None and not self._is_loaded and self._watch.is_watching:
             self.fetch_states()
+
+    def _note_loaded(self, inner: torch.optim.Optimizer) -> None:
+        self._is_loaded = self._watch.is_watching
 
     def _own_versions(self) -> dict[tuple[str, str], tuple[Any, int]]:
         """Return the state in this process, with torch's counts of in-place changes."""
@@ -320,14 +330,14 @@ class ServerUpdate(ExchangingStrategy):
 
     def _check_state(self) -> None:
         """Raise if the state that was shown here was changed: the servers would not see it."""
-        if self._shown is None:
+        if self._shown is None and not self._is_loaded:
             return
         shown, self._shown, now = self._shown, None, self._own_versions()
-        if shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
+        if shown is None or shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
             raise PacelineError(
                 f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "
                 "it; they hold the state. To change theirs, set all of it on every worker (optimizer.state = ...) or "
-                f"call load_state_dict{self._or_worker}"
+                f"call load_state_dict of the DistributedOptimizer{self._or_worker}"
             )
 
     def take_states(self) -> None:
@@ -336,7 +346,7 @@ class ServerUpdate(ExchangingStrategy):
         if self.store.rank == 0:
             self.store.set_optimizer_states(self._own_states())
         self.store.barrier()
-        self._shown = self._own_versions()
+        self._shown, self._is_loaded = self._own_versions(), False
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""
