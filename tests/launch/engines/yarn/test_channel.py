@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.errors import ProtocolError
-from paceline.launch.engines.yarn.channel import AgentChannel, accept, connect
+from paceline.launch.engines.yarn.container import AgentChannel, accept, connect
 from paceline.launch.engines.yarn.hub import ContainerHub
 from paceline.net.handshake import HandshakeError
 from paceline.net.security import new_job_key
@@ -57,7 +57,7 @@ def test_changed_frame_ends_the_connection(listener: socket.socket) -> None:
         client.receive()
 
 
-@pytest.mark.parametrize(("key", "name"), [(new_job_key(), "worker-0"), (KEY, "worker-7")])
+@pytest.mark.parametrize(("key", "name"), [(new_job_key(), "worker-0"), (KEY, "worker-7")], ids=["key", "name"])
 def test_hub_lets_no_stranger_wait(listener: socket.socket, key: str, name: str) -> None:
     hub = ContainerHub(KEY, ["worker-0"])
     thread = threading.Thread(target=lambda: hub.admit(listener.accept()[0]))
