@@ -105,8 +105,8 @@ class ServerUpdate(ExchangingStrategy):
         """A state was loaded into the user's optimizer, and the servers do not have it."""
         self._hooks = [
             self.inner.register_step_pre_hook(self._refuse_own_step),
-            self.inner.register_state_dict_pre_hook(lambda inner: self.show_states()),  # type: ignore[no-untyped-call]
-            self.inner.register_load_state_dict_post_hook(self._note_loaded),  # type: ignore[no-untyped-call]
+            self.inner.register_state_dict_pre_hook(lambda inner: self.show_states()),
+            self.inner.register_load_state_dict_post_hook(self._note_loaded),
         ]
 
     # ---- backward --------------------------------------------------------------------------------------------------
@@ -315,6 +315,7 @@ class ServerUpdate(ExchangingStrategy):
     def show_states(self) -> None:
         """Put the servers' state into the user's optimizer, unless it is there, or another optimizer uses that now."""
         if self._shown is None and not self._is_loaded and self._watch.is_watching:
+            self.synchronize()
             self.fetch_states()
 
     def _note_loaded(self, inner: torch.optim.Optimizer) -> None:
