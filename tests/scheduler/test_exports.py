@@ -124,23 +124,30 @@ def test_figures_of_a_job_are_served_and_kept(job: LocalJob, tmp_path: Path) -> 
     assert last["worker/1/accuracy"] == 1.0
 
 
-def history_of(page: str) -> Any:
-    """Return the history that an open page gets first."""
+def history_of(page: str, is_good) -> Any:
+    """Return the history that an open page has when its state is good."""
     with urllib.request.urlopen(page.replace("/?", "/events?"), timeout=30) as events:
         assert events.readline() == b"event: history\n"
-        return json.loads(events.readline().removeprefix(b"data: "))
+        history = json.loads(events.readline().removeprefix(b"data: "))
+        deadline = time.monotonic() + 60.0
+        while not is_good(history["state"]):
+            assert time.monotonic() < deadline, history["state"]
+            line = events.readline()
+            if line.startswith(b"data: "):
+                history["state"] = json.loads(line.removeprefix(b"data: "))["state"]
+    return history
 
 
 def test_page_and_report_have_the_figures_of_the_job(job: LocalJob, tmp_path: Path) -> None:
     [page] = re.findall(r"the page of this job: (\S+)", job.scheduler.output)
 
-    def is_settled(history: Any) -> bool:
-        rows = {row["name"]: row for row in history["state"].get("rows", ())}
-        return len(rows) == 3 and rows["server 0"]["values"] > 0 and rows["worker 1"]["parts"] != {}
+    def is_settled(state: Any) -> bool:
+        rows = {row["name"]: row for row in state.get("rows", ())}
+        told = len(rows) == 3 and rows["server 0"]["values"] > 0 and rows["worker 1"]["parts"] != {}
+        return told and rows["worker 0"]["round"] == rows["worker 1"]["round"] == STEPS
 
-    history = settled(lambda: history_of(page), is_settled)
+    history = history_of(page, is_settled)
     rows = {row["name"]: row for row in history["state"]["rows"]}
-    assert rows["worker 0"]["round"] == rows["worker 1"]["round"] == STEPS
     assert (rows["server 0"]["values"], rows["server 0"]["buckets"]) == (5, 1)
     assert job.job_key not in json.dumps(history)
     end(job)
