@@ -48,7 +48,8 @@ def options_of(command: str) -> Sequence[Option]:
 
 
 def _table(command: str) -> Sequence[Option]:
-    table = getattr(importlib.import_module(COMMANDS[command][0]), "OPTIONS", ())
+    module, _, function = COMMANDS[command][0].partition(":")
+    table = () if function else getattr(importlib.import_module(module), "OPTIONS", ())
     return table[command] if isinstance(table, Mapping) else table
 
 

@@ -7,8 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from paceline.cli.hosts import read_hosts, shell_words
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
 from paceline.launch import Host, with_default_interface
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_script, explain

@@ -13,8 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from paceline.cli.hosts import read_hosts, shell_words
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 
 from paceline import config
-from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
-from paceline.cli.options import Parser, UsageError, split_command
+from paceline.cli.options import Parser, UsageError, read_hosts, split_command
 from paceline.consistency import groups_line, parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
@@ -96,25 +96,33 @@ def _say_how_to_look(spec: JobSpec, options: argparse.Namespace) -> None:
 
 def _wait(job: Job) -> int:
     """Wait for a job; cancel it when a signal ends this process. What we supervise ourselves handles signals itself."""
-    before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        return job.wait()
+        with sigterm_raises():
+            return job.wait()
     except KeyboardInterrupt:
         job.cancel()
         return 128 + signal.SIGINT
-    except _TerminatedError:
+    except TerminatedError:
         job.cancel()
         return 128 + signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
-class _TerminatedError(Exception):
+class TerminatedError(Exception):
     """SIGTERM came."""
 
 
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    raise _TerminatedError
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise :class:`TerminatedError` in the ``with`` block."""
+
+    def terminated(signum: int, frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
