@@ -12,7 +12,8 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.naming import suggestion
 
-#: By subcommand: its module, with its function ``(name, words) -> int`` unless that is ``run``; and a summary.
+#: By subcommand: its module, with its function ``(name, words) -> exit code`` unless that is ``run``; and a summary. It
+#: raises ``UsageError`` for a wrong command line, ``PacelineError`` for all else.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("paceline.cli.up", "check and measure hosts, plan a job for them, and start it"),
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),

@@ -25,11 +25,7 @@ _VALUES: Mapping[str, Callable[[], Sequence[str]]] = {"--launcher": names, "--we
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Print the script for a shell.
-
-    Raises:
-        UsageError: no shell, or an unknown one.
-    """
+    """Print the script for a shell."""
     shells = [word for word in words if not word.startswith("-")]
     usage = f"paceline completion {'|'.join(_SHELLS)}"
     Parser(name, (), usage, _DESCRIPTION).parse([word for word in words if word.startswith("-")])

@@ -28,12 +28,7 @@ whether this directory is shared. Ends with 1 if there is something to fix."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Check hosts and print a table.
-
-    Raises:
-        UsageError: no hosts are given.
-        LaunchError: there is no ssh here.
-    """
+    """Check hosts and print a table."""
     options = Parser(name, OPTIONS, "paceline doctor -H HOSTS [options]", _DESCRIPTION).parse(words)
     if options.hosts is None:
         raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")

@@ -44,12 +44,7 @@ _COMMAND_WIDTH = 80
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline kill``.
-
-    Raises:
-        UsageError: the command line is wrong, or there is nobody to ask.
-        LaunchError: there is no such job, or a process cannot be killed.
-    """
+    """Run ``paceline kill``."""
     jobs, options = Parser(name, OPTIONS, _USAGE, _DESCRIPTION).parse_named(words)
     if len(jobs) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(jobs)}")
@@ -120,11 +115,7 @@ def _user(uid: int) -> str:
 
 
 def _agreed(what: str) -> bool:
-    """Ask whether processes shall end.
-
-    Raises:
-        UsageError: there is no terminal.
-    """
+    """Ask whether processes shall end."""
     if not sys.stdin.isatty():
         raise UsageError(f"nothing was ended: there is no terminal to ask at; end {what} with --yes")
     print(f"end {what}? [y/N] ", end="", flush=True)

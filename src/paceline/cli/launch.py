@@ -42,12 +42,7 @@ _CHOOSES_HOSTS = frozenset({"k8s", "ray", "sge", "slurm", "yarn"})
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline launch`` and return the job's exit code.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: a setting cannot work, or the job cannot be started.
-    """
+    """Run ``paceline launch`` and return the job's exit code."""
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, ADVICE).parse(ours)
     if options.config is not None:
@@ -172,11 +167,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
 
 
 def _with_slots(options: argparse.Namespace, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Set the number of workers by that of each host, and give it to the hosts that have none of their own.
-
-    Raises:
-        UsageError: it is given in another way, too.
-    """
+    """Set the number of workers by that of each host, and give it to the hosts that have none of their own."""
     if options.num_workers is not None or options.group:
         raise UsageError("--nproc-per-node is the number of workers on each host; leave out -n and --group, or it")
     filled = tuple(replace(one, slots=options.nproc_per_node if one.slots is None else one.slots) for one in hosts)

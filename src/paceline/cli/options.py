@@ -134,11 +134,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(text.replace("ignored explicit argument", "takes no value, but got"))
 
     def parse_named(self, words: Sequence[str]) -> tuple[list[str], argparse.Namespace]:
-        """Parse words among which are names, such as that of a job or a file; return the names and the options.
-
-        Raises:
-            UsageError: see :meth:`parse`.
-        """
+        """Parse words among which are names, such as that of a job or a file; return the names and the options."""
         takes_value = _valued(self._options)
         names: list[str] = []
         rest: list[str] = []

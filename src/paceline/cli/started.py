@@ -13,12 +13,7 @@ from paceline.launch.remote.agent import main
 
 
 def run_inside(name: str, words: Sequence[str]) -> int:
-    """Run the job of an allocation of Slurm, as the batch script says, and return its exit code.
-
-    Raises:
-        UsageError: there is no job in the environment.
-        LaunchError: the job cannot be started.
-    """
+    """Run the job of an allocation of Slurm, as the batch script says, and return its exit code."""
     from paceline.launch.engines.slurm import SPEC_VARIABLE, lead_s  # agents do not need it
 
     Parser(

@@ -38,12 +38,7 @@ _HEAD = (
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Print the state of a job.
-
-    Raises:
-        UsageError: more than one job is named.
-        LaunchError: there is no such job, or its scheduler does not answer.
-    """
+    """Print the state of a job."""
     usage = "paceline status [JOB] [options]"
     job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_named(words)
     if len(job) > 1:
@@ -135,12 +130,7 @@ def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def run_jobs(name: str, words: Sequence[str]) -> int:
-    """Print the jobs of this user and return 0.
-
-    Raises:
-        UsageError: there are words; it has none.
-        LaunchError: the folder of the jobs cannot be used.
-    """
+    """Print the jobs of this user and return 0."""
     Parser(name, (), "paceline jobs", "List your jobs whose launcher runs on this machine.").parse(words)
     rows = [
         (

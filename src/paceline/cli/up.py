@@ -110,12 +110,7 @@ _ADVICE = launch_options.ADVICE | {
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline up`` and return the exit code.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: a measurement failed.
-    """
+    """Run ``paceline up`` and return the exit code."""
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, _ADVICE).parse(ours)
     dialogue = Dialogue(options, ours, command)

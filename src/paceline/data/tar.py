@@ -136,11 +136,7 @@ def _image(file: bytes) -> torch.Tensor | bytes:
 
 
 def _parse(block: bytes) -> tuple[str, int, bytes]:
-    """Return the name, size and type that a header says.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the name, size and type that a header says."""
     # The checksum counts its own eight bytes as spaces. Half of an Adler-32 is a sum, made in C: sum() takes 5 us.
     field = block[148:156]
     others = (zlib.adler32(block) & 0xFFFF) - (zlib.adler32(field) & 0xFFFF)

@@ -77,11 +77,7 @@ class SshJob(RemoteJob):
         self._copies = dict(zip([host.name for host in request.plan.hosts], request.sync, strict=False))
 
     def wait(self) -> int:
-        """Copy, then run the job and return its exit code.
-
-        Raises:
-            LaunchError: a host cannot be used; no process runs.
-        """
+        """Copy, then run the job and return its exit code."""
         run_all(self._copies)
         return super().wait()
 

@@ -14,8 +14,9 @@ A job has one of them: once rank 0 has published the keys of a ``dist_auto`` sto
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from paceline.config import Settings
 from paceline.consistency import parse_groups
@@ -29,31 +30,42 @@ from paceline.wire import messages as m
 FIRST_CHECK = 25
 
 
-class Checks:
-    """Tells when a check is due.
+class Comparison(abc.ABC):
+    """Compares, now and then, what a job does with what fits the workers' speeds.
 
     Args:
-        interval: rounds of the slowest worker between two checks; 0: there are none.
+        interval: rounds of the slowest worker between two comparisons; 0: there are none.
     """
 
     def __init__(self, interval: int) -> None:
         self._interval, self._next = interval, FIRST_CHECK
+        self._problem = ""
+        """Why there are none, to be said once."""
 
-    def is_due(self, live: Sequence[MemberRecord]) -> bool:
-        """Tell whether a check is due now; then it counts as made.
-
-        Args:
-            live: the workers that have neither left nor died.
-        """
-        if not self._interval or not live or min(one.round for one in live) < self._next:
-            return False
+    def check(self, workers: Sequence[MemberRecord]) -> str:
+        """Compare, if it is time to; returns a sentence if the job has changed, if it should, or cannot."""
+        if self._problem:
+            problem, self._problem = self._problem, ""
+            return problem
+        live = [one for one in workers if one.live]
+        if not self._can_compare or not self._interval or not live or min(one.round for one in live) < self._next:
+            return ""
         if not all(0 < number < math.inf for one in live for number in (one.usual_s, one.usual_samples)):
-            return False
+            return ""
         self._next = min(one.round for one in live) + self._interval
-        return True
+        return self._compare(live)
+
+    @property
+    @abc.abstractmethod
+    def _can_compare(self) -> bool:
+        """Whether there is something to compare."""
+
+    @abc.abstractmethod
+    def _compare(self, live: Sequence[MemberRecord]) -> str:
+        """Compare with the speeds of the workers that have neither left nor died."""
 
 
-class Drift:
+class Drift(Comparison):
     """The groups that fit the measured speeds.
 
     Args:
@@ -64,12 +76,11 @@ class Drift:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._checks = Checks(settings.regroup_rounds)
+        super().__init__(settings.regroup_rounds)
         self.generation = 0
         groups = parse_groups(settings.groups.replace(";", "\n")) if settings.regroup_rounds and settings.groups else []
         by_rank = groups and all(member.isdecimal() for group in groups for member in group)
         self._groups: Regrouping | None = None
-        self._problem = ""
         if by_rank and settings.staleness is None:
             try:
                 group_by_speed([1.0, 2.0])  # loads scikit-learn, which takes seconds, before the job begins
@@ -82,14 +93,12 @@ class Drift:
         """The groups from generation 1 on."""
         return [list(group) for group in self._groups.groups] if self._groups is not None and self.generation else []
 
-    def check(self, workers: Iterable[MemberRecord]) -> str:
-        """Compare speeds and groups, if it is time to; returns a sentence if the groups have changed or cannot."""
-        if self._problem:
-            problem, self._problem = self._problem, ""
-            return problem
-        live = [one for one in workers if one.live]
-        if self._groups is None or not self._checks.is_due(live):
-            return ""
+    @property
+    def _can_compare(self) -> bool:
+        return self._groups is not None
+
+    def _compare(self, live: Sequence[MemberRecord]) -> str:
+        assert self._groups is not None
         known = {rank for group in self._groups.groups for rank in group}
         for rank in known - {one.member.rank for one in live}:
             self._groups.leave(rank)
@@ -99,7 +108,7 @@ class Drift:
         return f"the workers' speeds have changed; groups from now on: {', '.join(texts)}" if changed else ""
 
 
-class Revising:
+class Revising(Comparison):
     """The choice that fits the measured speeds.
 
     Args:
@@ -110,10 +119,10 @@ class Revising:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._checks = Checks(settings.regroup_rounds)
+        super().__init__(settings.regroup_rounds)
         self._start: tuple[Choice, Measured] | None = None
         self._revision: Revision | None = None
-        self._problem = self._change = ""
+        self._change = ""
         self.has_started = False
         if not (settings.regroup_rounds and settings.choice and settings.measured):
             return
@@ -152,14 +161,12 @@ class Revising:
         advice = "" if self._revision is None else self._revision.advice
         return [text for text in (self._change, advice) if text]
 
-    def check(self, workers: Iterable[MemberRecord]) -> str:
-        """Repeat the choice, if it is time to; returns a sentence if it has changed, if it should, or cannot."""
-        if self._problem:
-            problem, self._problem = self._problem, ""
-            return problem
-        live = [one for one in workers if one.live]
-        if self._revision is None or not self._checks.is_due(live):
-            return ""
+    @property
+    def _can_compare(self) -> bool:
+        return self._revision is not None
+
+    def _compare(self, live: Sequence[MemberRecord]) -> str:
+        assert self._revision is not None
         steps = {one.member.rank: _step_time(one) for one in live}
         changes, text = self._revision.changes, self._revision.check(steps)
         if self._revision.changes > changes:

@@ -229,27 +229,3 @@ class OwnData:
 
 def _cut(order: Indices, weights: Sequence[float]) -> list[Indices]:
     return np.split(order, np.cumsum(split_evenly(len(order), weights))[:-1])
-
-
-class OneQueue:
-    """All workers take from one queue of all samples, shuffled anew each time.
-
-    Args:
-        length: samples.
-        seed: seed of the shuffling.
-    """
-
-    def __init__(self, length: int, seed: int) -> None:
-        self._queue = OwnData(length, [1.0], seed)
-
-    def next(self, worker: int, count: int) -> Indices:
-        """Return the next samples, int64."""
-        return self._queue.next(0, count)
-
-
-class NoData:
-    """No samples, for jobs that learn nothing."""
-
-    def next(self, worker: int, count: int) -> Indices:
-        """Return no samples."""
-        return np.zeros(0, np.int64)

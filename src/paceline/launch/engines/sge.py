@@ -134,9 +134,6 @@ class SgeJob(Job):
 
     Args:
         request: the job to submit.
-
-    Raises:
-        LaunchError: Grid Engine refused it.
     """
 
     def __init__(self, request: SgeRequest) -> None:
@@ -292,12 +289,7 @@ def on_allocation(spec: JobSpec, slots: Mapping[str, int]) -> JobSpec:
 
 
 def _run(spec: JobSpec, machine: Machine, folder: Path) -> int:
-    """Run a job on the hosts of this one, and return its exit code.
-
-    Raises:
-        LaunchError: this is no job with a parallel environment, or a host cannot be used; no process runs.
-        ValueError: the job does not fit its slots.
-    """
+    """Run a job on the hosts of this one, and return its exit code."""
     try:
         slots = read_hostfile(Path(os.environ["PE_HOSTFILE"]).read_text())
     except (KeyError, OSError) as error:

@@ -61,11 +61,7 @@ class Child:
         return fds[0], fds[1]
 
     def stdin(self) -> int:
-        """Return the descriptor from which the process reads, non-blocking.
-
-        Raises:
-            ValueError: it reads nothing, or :meth:`close_stdin` was called.
-        """
+        """Return the descriptor from which the process reads, non-blocking."""
         if self._process.stdin is None or self._process.stdin.closed:
             raise ValueError("the process has no stdin")
         os.set_blocking(self._process.stdin.fileno(), False)

@@ -68,11 +68,7 @@ class RayBackend:
 
 
 class RayJob(RemoteJob):
-    """A job on Ray; its bundles are reserved until :meth:`wait` returns.
-
-    Raises:
-        LaunchError: there is no cluster, or it has no room.
-    """
+    """A job on Ray; its bundles are reserved until :meth:`wait` returns."""
 
     def __init__(self, request: RayRequest) -> None:
         self._driver = Broker("ray", "paceline.launch.engines.ray_cluster.driver")
@@ -84,11 +80,7 @@ class RayJob(RemoteJob):
             raise
 
     def wait(self) -> int:
-        """Run the job and return its exit code. Then its bundles are free.
-
-        Raises:
-            LaunchError: an actor could not be started, with Ray's message.
-        """
+        """Run the job and return its exit code. Then its bundles are free."""
         try:
             return super().wait()
         finally:
@@ -147,11 +139,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Options of the backend ``ray``.
-
-    Raises:
-        ValueError: an option is impossible; the message says how to correct it.
-    """
+    """Options of the backend ``ray``."""
 
     address: str = ""
     """The cluster's address; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""

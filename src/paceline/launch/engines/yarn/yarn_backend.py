@@ -110,9 +110,6 @@ class YarnJob(RemoteJob):
 
     Args:
         request: the job to run.
-
-    Raises:
-        LaunchError: YARN refuses it, or the port is taken.
     """
 
     def __init__(self, request: YarnRequest) -> None:
@@ -129,11 +126,7 @@ class YarnJob(RemoteJob):
             raise
 
     def wait(self) -> int:
-        """Wait for the containers, run the job in them and return its exit code. Then the service is gone.
-
-        Raises:
-            LaunchError: YARN does not start the containers, or one is lost at the start.
-        """
+        """Wait for the containers, run the job in them and return its exit code. Then the service is gone."""
         print(f"[launch] YARN service {self.id}", file=sys.stderr, flush=True)
         try:
             self._wait_for_containers()
@@ -180,11 +173,7 @@ class YarnJob(RemoteJob):
             raise
 
     def _pass_key(self, key: str) -> None:
-        """Write the key to its file, or say who can read it.
-
-        Raises:
-            LaunchError: the file cannot be written.
-        """
+        """Write the key to its file, or say who can read it."""
         path = self._request.key_file
         if not path:
             network = ", the network on the way there" if self._services.url.startswith("http:") else ""
@@ -198,11 +187,7 @@ class YarnJob(RemoteJob):
             raise LaunchError(f"the hub's key cannot be written: {error}: -o key-folder=FOLDER") from None
 
     def _start_hub(self, key: str) -> int:
-        """Start the hub and return its port.
-
-        Raises:
-            LaunchError: it cannot use the port.
-        """
+        """Start the hub and return its port."""
         asked = {
             "socket": self._hub.socket,
             "port": self._request.options.port,
@@ -216,11 +201,7 @@ class YarnJob(RemoteJob):
         return int(line)
 
     def _wait_for_containers(self) -> None:
-        """Wait until all containers have connected.
-
-        Raises:
-            LaunchError: YARN has ended the service, or took too long.
-        """
+        """Wait until all containers have connected."""
         until = time.monotonic() + self._request.options.wait
         while self._hub.says(_POLL_S) != "all":
             found = self._services.get(self.id) or {}
