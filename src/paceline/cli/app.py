@@ -31,10 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("paceline.cli.planning", "recommend servers for a job, from how each layout would scale"),
     "completion": ("paceline.cli.completion", "complete commands and options in bash, zsh or fish"),
     "run": ("paceline.cli.started:run_inside", "run a job inside an allocation (the launcher submits it)"),
-    "agent": (
-        "paceline.cli.started:run_agent",
-        "run the processes of one host (the launcher starts it there)",
-    ),
+    "agent": ("paceline.cli.started:run_agent", "run the processes of one host (the launcher starts it there)"),
 }
 
 USAGE_CODE = 2

@@ -22,11 +22,7 @@ from paceline.launch.ssh import ssh_command
 from paceline.launch.table import duration, plural, table
 
 OPTIONS = (
-    Option(
-        ("-H", "--hosts"),
-        "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2",
-        "HOSTS",
-    ),
+    Option(("-H", "--hosts"), "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2", "HOSTS"),
     Option(("--here",), "end what jobs of yours run on this host"),
     Option(("-y", "--yes"), "with -H or --here: do not ask"),
     Option(("--all-users",), "with -H or --here: also what jobs of other users run there"),

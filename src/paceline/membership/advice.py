@@ -75,14 +75,14 @@ class Advice:
 
     def uneven(self) -> list[Action]:
         """Return lines about workers without which others train on, or have until now."""
-        if self._waits.hands_out:
+        if self._waits.pools.exist:
             return []
-        return self._rounds.check(self._roster.of_role("worker"), self._waits.at_barriers)
+        return self._rounds.check(self._roster.of_role("worker"), self._waits.barriers.entered())
 
     def end(self) -> list[Action]:
         """Return the lines for the end of the job: rounds that differ, and processes that were slow."""
         workers = self._roster.of_role("worker")
-        return [*([] if self._waits.hands_out else self._rounds.summary(workers)), *self.verdicts.end()]
+        return [*([] if self._waits.pools.exist else self._rounds.summary(workers)), *self.verdicts.end()]
 
     def status(self, deaths: Sequence[m.Death], now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""

@@ -296,7 +296,7 @@ class Membership:
         """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
         others = any(one.live for one in self._roster.of_role("worker"))
         is_well = self.complete and not self.deaths and self._ending is None
-        is_needed = key[1] == 0 and self._waits.has_lookups
+        is_needed = key[1] == 0 and self._waits.directory.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
 
     def _lose(self, death: m.Death) -> list[Action]:

@@ -16,11 +16,7 @@ _CALL_S = 60.0
 
 
 def run_program(
-    words: list[str],
-    package: str,
-    text: str = "",
-    environ: Mapping[str, str] | None = None,
-    limit_s: float = _CALL_S,
+    words: list[str], package: str, text: str = "", environ: Mapping[str, str] | None = None, limit_s: float = _CALL_S
 ) -> str:
     """Run a program of an engine and return its output.
 

@@ -36,6 +36,7 @@ more, names the cause first when a network fails. The time in which an end did n
 from paceline.launch.remote.remote_crew import HostCommand, RemoteCrew
 from paceline.launch.remote.remote_job import (
     AgentBackend,
+    BrokeredJob,
     RemoteJob,
     RemoteRequest,
     agent_script,
@@ -46,6 +47,7 @@ from paceline.launch.remote.remote_job import (
 
 __all__ = [
     "AgentBackend",
+    "BrokeredJob",
     "HostCommand",
     "RemoteCrew",
     "RemoteJob",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
 from paceline import forks
 from paceline.errors import LaunchError
@@ -154,7 +154,7 @@ class SignalPipe:
         self._before = {}
         signal.set_wakeup_fd(-1)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)

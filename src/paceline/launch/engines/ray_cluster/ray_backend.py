@@ -15,7 +15,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
 from paceline.launch.render import describe
@@ -67,42 +67,30 @@ class RayBackend:
         return RayJob(request)
 
 
-class RayJob(RemoteJob):
+class RayJob(BrokeredJob):
     """A job on Ray; its bundles are reserved until :meth:`wait` returns."""
 
     def __init__(self, request: RayRequest) -> None:
-        self._driver = Broker("ray", "paceline.launch.engines.ray_cluster.driver")
-        super().__init__(replace(request.remote, command=self._driver.located(request.remote.command)), explain)
+        super().__init__(request.remote, Broker("ray", "paceline.launch.engines.ray_cluster.driver"), explain)
         try:
             self._start_driver(request)
         except BaseException:
             self.cancel()
             raise
 
-    def wait(self) -> int:
-        """Run the job and return its exit code. Then its bundles are free."""
-        try:
-            return super().wait()
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """End the driver, and so all actors of the job. Idempotent."""
-        self._driver.close()
-
     def _start_driver(self, request: RayRequest) -> None:
         asked = PlacementRequest(
             job=f"paceline-{self.id}",
             address=request.options.address,
-            socket=self._driver.socket,
+            socket=self._broker.socket,
             strategy=request.options.strategy,
             wait_s=request.options.wait,
             resources=[dict(bundle.resources) for bundle in request.bundles],
             labels=[dict(bundle.labels) for bundle in request.bundles],
         )
-        self._driver.start(asked.text, {"RAY_USAGE_STATS_ENABLED": "0"})
+        self._broker.start(asked.text, {"RAY_USAGE_STATS_ENABLED": "0"})
         timeout_s = _CONNECT_S + request.options.wait
-        if self._driver.says(timeout_s) != "ready":
+        if self._broker.says(timeout_s) != "ready":
             raise LaunchError(f"the Ray driver did not answer within {timeout_s:g} s")
 
 
