@@ -97,27 +97,33 @@ def _wait(job: Job) -> int:
     except KeyboardInterrupt:
         job.cancel()
         return 128 + signal.SIGINT
-    except TerminatedError:
+    except TerminatedError as error:
         job.cancel()
-        return 128 + signal.SIGTERM
+        return 128 + error.signum
 
 
 class TerminatedError(Exception):
-    """SIGTERM came."""
+    """SIGTERM came, or SIGHUP: its terminal was closed."""
+
+    def __init__(self, signum: int = signal.SIGTERM) -> None:
+        super().__init__(signum)
+        self.signum = signum
 
 
 @contextlib.contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise :class:`TerminatedError` in the ``with`` block."""
+    """Let SIGTERM, and SIGHUP unless it is ignored (``nohup``), raise :class:`TerminatedError` in the block."""
 
     def terminated(signum: int, frame: FrameType | None) -> None:
-        raise TerminatedError
+        raise TerminatedError(signum)
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    caught = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, terminated) for signum in caught}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:

@@ -118,7 +118,7 @@ def run(name: str, words: Sequence[str]) -> int:
         return dialogue.run()
     except (KeyboardInterrupt, launch.TerminatedError) as error:
         dialogue.say("\npaceline up was interrupted; nothing of it is left running")
-        return 143 if isinstance(error, launch.TerminatedError) else 130
+        return 128 + (error.signum if isinstance(error, launch.TerminatedError) else signal.SIGINT)
 
 
 class Dialogue:

@@ -120,9 +120,8 @@ class PooledBatchSampler(Sampler[list[int]]):
         self._deadline = None if deadline_s is None else Deadline(deadline_s, time.monotonic)
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
         limit = 0 if stop_every is None else min(stop_every, self._length)
-        self._walker = walker_of(
-            session_of(store), name, {"length": self._length, "seed": seed, "shuffle": shuffle}, limit
-        )
+        settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
+        self._walker = walker_of(session_of(store), name, settings, limit)
 
     @property
     def epoch(self) -> int:

@@ -31,7 +31,7 @@ FIRST_CHECK = 25
 
 
 class Comparison(abc.ABC):
-    """Compares, now and then, what a job does with what fits the workers' speeds.
+    """Compares the present groups, or the present choice, with those that fit the workers' speeds, now and then.
 
     Args:
         interval: rounds of the slowest worker between two comparisons; 0: there are none.

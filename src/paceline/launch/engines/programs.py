@@ -1,4 +1,4 @@
-"""The programs of engines: what they print when they are called, and files that grow while a job runs."""
+"""The programs of engines: calls and their output, and files that grow while a job runs."""
 
 from __future__ import annotations
 
