@@ -66,11 +66,7 @@ class SshBackend(AgentBackend):
 
 
 class SshJob(RemoteJob):
-    """A job whose hosts get a copy of the launcher's directory first, if that is asked for.
-
-    Args:
-        request: the job to run.
-    """
+    """A job whose hosts get a copy of the launcher's directory first, if that is asked for."""
 
     def __init__(self, request: RemoteRequest) -> None:
         super().__init__(request)

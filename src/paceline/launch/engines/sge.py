@@ -109,11 +109,7 @@ class SgeBackend:
 
 
 class InsideJob(Job):
-    """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does.
-
-    Args:
-        request: the job to run.
-    """
+    """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does."""
 
     def __init__(self, request: SgeRequest) -> None:
         self._request = request
@@ -130,11 +126,7 @@ class InsideJob(Job):
 
 
 class SgeJob(Job):
-    """A job of Grid Engine.
-
-    Args:
-        request: the job to submit.
-    """
+    """A job of Grid Engine."""
 
     def __init__(self, request: SgeRequest) -> None:
         self._folder = Path(request.folder)

@@ -106,11 +106,7 @@ class YarnBackend:
 
 
 class YarnJob(BrokeredJob):
-    """A service of YARN; it exists until :meth:`wait` returns.
-
-    Args:
-        request: the job to run.
-    """
+    """A service of YARN; it exists until :meth:`wait` returns."""
 
     def __init__(self, request: YarnRequest) -> None:
         self._request, self._services = request, _services(request)
