@@ -70,6 +70,9 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
         Option(("--report-to",), "give the figures of the job to a tool: jsonl, csv, tensorboard, wandb, trackio, "
                "mlflow, otlp; repeated", "NAME[:TARGET]", repeat=True),
         Option(("--metrics",), "serve the figures of the job to Prometheus (on loopback)", "[HOST:]PORT"),
+        Option(("--dashboard",), "serve a page that shows the job, on loopback; its address is printed (default port: "
+               "any)", "PORT", int, least=0, without="0"),
+        Option(("--report",), "write that page to a file at the end, which opens without a server", "HTML"),
     ),
     "running": (
         Option(("--config",), "job file in TOML with any of these options; the command line wins", "FILE"),
@@ -82,8 +85,8 @@ OPTIONS = tuple(replace(one, section=section) for section, options in _SECTIONS.
 
 #: Options of stores, of servers, and of joining a job.
 OF_SERVERS = frozenset({
-    "--staleness", "--groups", "--weighting", "--allow", "--report-to", "--metrics", "--insecure", "--on-worker-death",
-    "--timeout", "--start-timeout",
+    "--staleness", "--groups", "--weighting", "--allow", "--report-to", "--metrics", "--dashboard", "--report",
+    "--insecure", "--on-worker-death", "--timeout", "--start-timeout",
 })  # fmt: skip
 
 #: What to write instead, by options of other launchers; of the empty name: instead of any other.

@@ -95,6 +95,8 @@ class Advice:
             self.verdicts.sentences,
             self.verdicts.told(now),
             self.figures.of_job(),
+            self.verdicts.cohorts,
+            self.verdicts.staleness,
         )
 
     def _state(self, key: MemberKey, one: MemberRecord, now: float) -> m.MemberState:
@@ -103,7 +105,8 @@ class Advice:
         figures = self.figures.of_worker(key[1]) if key[0] == "worker" else {}
         return m.MemberState(
             one.round, one.pace, now - one.heard, one.memory, one.sent, one.received, phase, waits_for, one.step_s,
-            self.verdicts.recent(key), self.verdicts.whole(key), figures,
+            self.verdicts.recent(key), self.verdicts.whole(key), figures, *self.verdicts.late(key),
+            self.verdicts.held(key),
         )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
     def of_role(self, role: str) -> list[MemberRecord]:
         """Return the members of a role."""
-        return [record for (own, _), record in self.items() if own == role]
+        return [record for (own, _), record in self._by_key.items() if own == role]
 
     def expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
