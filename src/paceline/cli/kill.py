@@ -19,7 +19,7 @@ from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
 from paceline.launch.ssh import ssh_command
-from paceline.launch.table import duration, plural, table
+from paceline.observe.table import duration, plural, table
 
 OPTIONS = (
     Option(("-H", "--hosts"), "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2", "HOSTS"),

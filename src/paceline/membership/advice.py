@@ -106,7 +106,7 @@ class Advice:
         return m.MemberState(
             one.round, one.pace, now - one.heard, one.memory, one.sent, one.received, phase, waits_for, one.step_s,
             self.verdicts.recent(key), self.verdicts.whole(key), figures, *self.verdicts.late(key),
-            self.verdicts.held(key),
+            self.verdicts.held(key), one.progress,
         )  # fmt: skip
 
 

@@ -46,6 +46,8 @@ class MemberRecord:
     """Its exit code, where the launcher has told it."""
     host_silent_s: float | None = None
     """For how long the kernel of its host was not heard; None: not known."""
+    progress: m.Progress | None = None
+    """How far its script is, where that has told the total of its steps."""
     state: str = ""
     """Letter of its process in /proc, as last seen."""
     state_at: float = -math.inf
@@ -72,7 +74,7 @@ class MemberRecord:
             self.moved = now
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
-        self.spread = beat.spread
+        self.spread, self.progress = beat.spread, beat.progress
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
         """Tell whether a member that has said goodbye has left.
@@ -161,9 +163,6 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         """Return why a process cannot join, or an empty string."""
         who = f"{hello.role} {hello.rank} on {hello.host} (pid {hello.pid})"
         sizes = (self._settings.num_workers, self._settings.num_servers)
-        if hello.protocol != m.PROTOCOL:
-            ours = f"this job {m.PROTOCOL}; install the same paceline everywhere"
-            return f"{who} speaks protocol {hello.protocol}, {ours}"
         if hello.job_id != self._settings.job_id:
             return f"{who} belongs to job {hello.job_id!r}, this is job {self._settings.job_id!r}"
         if is_ending:
