@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
+from paceline.cli import launch, main
 from paceline.cli.launch_options import OPTIONS
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST
+from paceline.launch import Job
 
 
 def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -368,3 +370,21 @@ def test_variables_may_be_those_of_a_role_or_of_this_shell(capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert (shown.count("    W=1\n"), shown.count("    S='a,b c'\n")) == (2, 2)
     assert shown.count(f"    HOME={os.environ['HOME']}\n") == 4
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signal_cancels_a_job_that_an_engine_supervises(signum: signal.Signals) -> None:
+    class Batch(Job):
+        id, was_cancelled = "7", False
+
+        def wait(self) -> int:
+            signal.raise_signal(signum)
+            return 0
+
+        def cancel(self) -> None:
+            self.was_cancelled = True
+
+    before = signal.getsignal(signum)
+    job = Batch()
+    assert (launch._wait(job), job.was_cancelled) == (128 + signum, True)
+    assert signal.getsignal(signum) == before

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import main, up
-from paceline.cli.up_jobs import TerminatedError
+from paceline.cli.launch import TerminatedError
 from paceline.errors import LaunchError
 from paceline.hetero import WorkerRound
 from paceline.hetero.files import report_text, steps_line

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.up_jobs import output_of
+from paceline.cli.up import output_of
 from paceline.errors import LaunchError
 
 ALONE = ["-n", "1", "-s", "0", "--"]
@@ -49,7 +49,8 @@ def test_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import os, sys
-from paceline.cli.up_jobs import TerminatedError, output_of
+from paceline.cli.launch import TerminatedError
+from paceline.cli.up import output_of
 try:
     output_of(["-n", "1", "-s", "0", "--", "sh", "-c", "echo > started; exec sleep 600"], "it", os.environ, 600.0,
               lambda pid: None)

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from paceline.cli.hosts import read_hosts
+from paceline.cli.options import read_hosts
 from paceline.cli.up_text import WIDTH, host_list, shown_command, shown_findings
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Finding

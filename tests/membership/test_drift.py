@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from paceline.config import Settings
-from paceline.membership.drift import Drift
+from paceline.membership.following import Drift
 from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m
 

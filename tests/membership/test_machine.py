@@ -570,7 +570,7 @@ def test_server_that_leaves_in_peace_before_the_workers_fails_the_job(is_early: 
 
 def test_damage_is_noticed_by_check() -> None:
     members = joined()
-    members._waits._barriers.enter("b", ("worker", 99), Waiting(b"peer", 1))
+    members._waits.barriers.enter("b", ("worker", 99), Waiting(b"peer", 1))
     with pytest.raises(AssertionError):
         members.check()
 

@@ -12,12 +12,13 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.naming import suggestion
 
-#: By subcommand: its module, which has ``run(name, words) -> int``, and a summary.
+#: By subcommand: its module, with its function ``(name, words) -> exit code`` unless that is ``run``; and a summary. It
+#: raises ``UsageError`` for a wrong command line, ``PacelineError`` for all else.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("paceline.cli.up", "check and measure hosts, plan a job for them, and start it"),
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
     "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
-    "jobs": ("paceline.cli.jobs", "list your jobs whose launcher runs on this machine"),
+    "jobs": ("paceline.cli.status:run_jobs", "list your jobs whose launcher runs on this machine"),
     "status": ("paceline.cli.status", "show the processes of a job: round, pace, whom each waits for"),
     "top": ("paceline.cli.top", "watch a running job: the parts of each worker's steps, and who is slow"),
     "kill": ("paceline.cli.kill", "end a job, or what jobs have left on hosts"),
@@ -29,8 +30,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("paceline.cli.simulate", "say what a cluster would do, before it does it"),
     "plan": ("paceline.cli.planning", "recommend servers for a job, from how each layout would scale"),
     "completion": ("paceline.cli.completion", "complete commands and options in bash, zsh or fish"),
-    "run": ("paceline.cli.run", "run a job inside an allocation (the launcher submits it)"),
-    "agent": ("paceline.cli.agent", "run the processes of one host (the launcher starts it there)"),
+    "run": ("paceline.cli.started:run_inside", "run a job inside an allocation (the launcher submits it)"),
+    "agent": ("paceline.cli.started:run_agent", "run the processes of one host (the launcher starts it there)"),
 }
 
 USAGE_CODE = 2
@@ -76,7 +77,8 @@ def _run(name: str, words: Sequence[str]) -> int:
     try:
         if name not in COMMANDS:
             raise UsageError(f"unknown command {name!r}{suggestion(name, COMMANDS)}")
-        return int(importlib.import_module(COMMANDS[name][0]).run(name, words))
+        module, _, function = COMMANDS[name][0].partition(":")
+        return int(getattr(importlib.import_module(module), function or "run")(name, words))
     except (UsageError, PacelineError) as error:
         known = f" {name}" if name in COMMANDS else ""
         more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""

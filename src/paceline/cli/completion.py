@@ -25,11 +25,7 @@ _VALUES: Mapping[str, Callable[[], Sequence[str]]] = {"--launcher": names, "--we
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Print the script for a shell.
-
-    Raises:
-        UsageError: no shell, or an unknown one.
-    """
+    """Print the script for a shell."""
     shells = [word for word in words if not word.startswith("-")]
     usage = f"paceline completion {'|'.join(_SHELLS)}"
     Parser(name, (), usage, _DESCRIPTION).parse([word for word in words if word.startswith("-")])
@@ -48,7 +44,8 @@ def options_of(command: str) -> Sequence[Option]:
 
 
 def _table(command: str) -> Sequence[Option]:
-    table = getattr(importlib.import_module(COMMANDS[command][0]), "OPTIONS", ())
+    module, _, function = COMMANDS[command][0].partition(":")
+    table = () if function else getattr(importlib.import_module(module), "OPTIONS", ())
     return table[command] if isinstance(table, Mapping) else table
 
 

@@ -7,8 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from paceline.cli.hosts import read_hosts, shell_words
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
 from paceline.launch import Host, with_default_interface
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_script, explain
@@ -29,12 +28,7 @@ whether this directory is shared. Ends with 1 if there is something to fix."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Check hosts and print a table.
-
-    Raises:
-        UsageError: no hosts are given.
-        LaunchError: there is no ssh here.
-    """
+    """Check hosts and print a table."""
     options = Parser(name, OPTIONS, "paceline doctor -H HOSTS [options]", _DESCRIPTION).parse(words)
     if options.hosts is None:
         raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")

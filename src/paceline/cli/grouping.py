@@ -40,12 +40,7 @@ example:
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline group`` and return 0.
-
-    Raises:
-        UsageError: the command line is wrong, or scikit-learn is not installed.
-        paceline.errors.ConfigError: a file cannot be read or written.
-    """
+    """Run ``paceline group`` and return 0."""
     usage = f"paceline {name} SPEEDS [options]"
     files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
     if len(files) != 1:

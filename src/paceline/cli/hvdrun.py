@@ -50,12 +50,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline hvdrun`` and return the job's exit code.
-
-    Raises:
-        UsageError: the command line is wrong, or names other hosts.
-        paceline.errors.PacelineError: the job cannot be started.
-    """
+    """Run ``paceline hvdrun`` and return the job's exit code."""
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, ADVICE).parse(ours)
     found = ["--num-workers", str(_count(options)), "--num-servers", "0"]

@@ -13,8 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from paceline.cli.hosts import read_hosts, shell_words
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
@@ -23,11 +22,7 @@ from paceline.launch.ssh import ssh_command
 from paceline.observe.table import duration, plural, table
 
 OPTIONS = (
-    Option(
-        ("-H", "--hosts"),
-        "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2",
-        "HOSTS",
-    ),
+    Option(("-H", "--hosts"), "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2", "HOSTS"),
     Option(("--here",), "end what jobs of yours run on this host"),
     Option(("-y", "--yes"), "with -H or --here: do not ask"),
     Option(("--all-users",), "with -H or --here: also what jobs of other users run there"),
@@ -45,12 +40,7 @@ _COMMAND_WIDTH = 80
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline kill``.
-
-    Raises:
-        UsageError: the command line is wrong, or there is nobody to ask.
-        LaunchError: there is no such job, or a process cannot be killed.
-    """
+    """Run ``paceline kill``."""
     jobs, options = Parser(name, OPTIONS, _USAGE, _DESCRIPTION).parse_named(words)
     if len(jobs) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(jobs)}")
@@ -121,11 +111,7 @@ def _user(uid: int) -> str:
 
 
 def _agreed(what: str) -> bool:
-    """Ask whether processes shall end.
-
-    Raises:
-        UsageError: there is no terminal.
-    """
+    """Ask whether processes shall end."""
     if not sys.stdin.isatty():
         raise UsageError(f"nothing was ended: there is no terminal to ask at; end {what} with --yes")
     print(f"end {what}? [y/N] ", end="", flush=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 
 from paceline import config
-from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
-from paceline.cli.options import Parser, UsageError, split_command
+from paceline.cli.options import Parser, UsageError, read_hosts, split_command
 from paceline.consistency import groups_line, parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
@@ -42,12 +42,7 @@ _CHOOSES_HOSTS = frozenset({"k8s", "ray", "sge", "slurm", "yarn"})
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline launch`` and return the job's exit code.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: a setting cannot work, or the job cannot be started.
-    """
+    """Run ``paceline launch`` and return the job's exit code."""
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, ADVICE).parse(ours)
     if options.config is not None:
@@ -96,25 +91,39 @@ def _say_how_to_look(spec: JobSpec, options: argparse.Namespace) -> None:
 
 def _wait(job: Job) -> int:
     """Wait for a job; cancel it when a signal ends this process. What we supervise ourselves handles signals itself."""
-    before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        return job.wait()
+        with sigterm_raises():
+            return job.wait()
     except KeyboardInterrupt:
         job.cancel()
         return 128 + signal.SIGINT
-    except _TerminatedError:
+    except TerminatedError as error:
         job.cancel()
-        return 128 + signal.SIGTERM
+        return 128 + error.signum
+
+
+class TerminatedError(Exception):
+    """SIGTERM came, or SIGHUP: its terminal was closed."""
+
+    def __init__(self, signum: int = signal.SIGTERM) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP unless it is ignored (``nohup``), raise :class:`TerminatedError` in the block."""
+
+    def terminated(signum: int, frame: FrameType | None) -> None:
+        raise TerminatedError(signum)
+
+    caught = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, terminated) for signum in caught}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class _TerminatedError(Exception):
-    """SIGTERM came."""
-
-
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    raise _TerminatedError
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
@@ -164,11 +173,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
 
 
 def _with_slots(options: argparse.Namespace, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Set the number of workers by that of each host, and give it to the hosts that have none of their own.
-
-    Raises:
-        UsageError: it is given in another way, too.
-    """
+    """Set the number of workers by that of each host, and give it to the hosts that have none of their own."""
     if options.num_workers is not None or options.group:
         raise UsageError("--nproc-per-node is the number of workers on each host; leave out -n and --group, or it")
     filled = tuple(replace(one, slots=options.nproc_per_node if one.slots is None else one.slots) for one in hosts)

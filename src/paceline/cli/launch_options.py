@@ -2,206 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from paceline.cli.options import Option
 from paceline.consistency import weighting_names
 from paceline.launch import names
 
-_SIZE, _WHERE, _ENVIRONMENT, _TRAINING, _RUNNING = "size", "hosts", "environment", "training", "running"
+#: By heading of the help.
+_SECTIONS: Mapping[str, tuple[Option, ...]] = {
+    "size": (
+        Option(("-n", "-np", "--num-workers"), "number of workers", "N", int,
+               elsewhere=("--np", "--num-proc", "--ntasks", "--workers")),
+        Option(("--nproc_per_node", "--nproc-per-node"),
+               "number of workers on each host, instead of -n; a host's own slots= count first", "N", int, least=1),
+        Option(("-s", "--num-servers"), "number of servers (default: as many as workers; 0: workers only)", "S", int,
+               elsewhere=("--servers",)),
+        Option(("--group",), 'worker group, instead of -n: "NAME: n=2, hosts=h1,h2, slots=1, env=A=1, args=--lr 0.1, '
+               'weight=2"; repeated', "GROUP", repeat=True),
+    ),
+    "hosts": (
+        Option(("--launcher",), f"where processes run: {', '.join(names())} (default: ssh with -H, else local)",
+               "NAME"),
+        Option(("-H", "--hostfile", "--host-file", "--hosts"), "file with a host per line, host[:port] [slots=4] "
+               "[weight=3] [group=a] [iface=eth1]; or a list h1,h2", "HOSTS",
+               elsewhere=("--host", "--machinefile", "-machinefile")),
+        Option(("-i", "--interface"), "network interface of every host, by name, address or CIDR (default: the one "
+               "that reaches the scheduler)", "INTERFACE"),
+        Option(("--sync-dst-dir",), "copy this directory to DIR on every host and run there", "DIR"),
+        Option(("-o", "--option"), "option of the launcher, see docs/launching.md; repeated", "NAME=VALUE",
+               repeat=True),
+    ),
+    "environment": (
+        Option(("--env",), "set a variable in every process, or pass on this shell's; repeated", "NAME[=VALUE]",
+               repeat=True, elsewhere=("-x",)),
+        Option(("--env-worker",), "the same for workers", "NAME[=VALUE]", repeat=True),
+        Option(("--env-server",), "the same for servers and scheduler", "NAME[=VALUE]", repeat=True),
+        Option(("--no-torchrun-env",), "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts "
+               "that would start DDP by them"),
+    ),
+    "training": (
+        Option(("--ddp",), "run an unchanged DDP script: init_process_group opens the backend paceline (see "
+               "docs/ddp.md)"),
+        Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
+        Option(("--groups",), "groups file of dist_gsync; auto: a short job measures the workers first, also for "
+               "dist_auto (default: the worker groups)", "FILE|auto"),
+        Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME"),
+        Option(("--allow",), "an optimizer, codec, weighting or command of yours that servers import; repeated",
+               "pkg.mod:Name", repeat=True),
+    ),
+    "failures and deadlines": (
+        Option(("--max-restarts",), "start the whole job again after a failure, up to N times; the script sees "
+               "PACELINE_RESTART=k", "N", int, elsewhere=("--local-num-attempt", "--restarts")),
+        Option(("--on-worker-death",), "stop the job, or let the other workers continue (default: stop with dist_sync, "
+               "else continue)", "stop|continue", choices=("stop", "continue")),
+        Option(("--timeout",), "how long any request may take, and how long a process that should exit may do nothing "
+               "(default: 300)", "SECONDS", float, positive=True),
+        Option(("--start-timeout",), "how long to wait for hosts, and for all processes to join (default: 60)",
+               "SECONDS", float, positive=True),
+        Option(("--grace",), "how long the others may go on after a failure (default: 6)", "SECONDS", float,
+               positive=True),
+    ),
+    "output and figures": (
+        Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR"),
+        Option(("--quiet",), "show the output of the workers and failures only: no lines at the start, no panel, no "
+               "lines of progress"),
+        Option(("--report-to",), "give the figures of the job to a tool: jsonl, csv, tensorboard, wandb, trackio, "
+               "mlflow, otlp; repeated", "NAME[:TARGET]", repeat=True),
+        Option(("--metrics",), "serve the figures of the job to Prometheus (on loopback)", "[HOST:]PORT"),
+        Option(("--dashboard",), "serve a page that shows the job, on loopback; its address is printed (default port: "
+               "any)", "PORT", int, least=0, without="0"),
+        Option(("--report",), "write that page to a file at the end, which opens without a server", "HTML"),
+    ),
+    "running": (
+        Option(("--config",), "job file in TOML with any of these options; the command line wins", "FILE"),
+        Option(("--insecure",), "no key: only for a network that nobody else can reach"),
+        Option(("--dry-run",), "print the plan, start nothing"),
+    ),
+}  # fmt: skip
 
-OPTIONS = (
-    Option(
-        ("-n", "-np", "--num-workers"),
-        "number of workers",
-        "N",
-        int,
-        elsewhere=("--np", "--num-proc", "--ntasks", "--workers"),
-        section=_SIZE,
-    ),
-    Option(
-        ("--nproc_per_node", "--nproc-per-node"),
-        "number of workers on each host, instead of -n; a host's own slots= count first",
-        "N",
-        int,
-        least=1,
-        section=_SIZE,
-    ),
-    Option(
-        ("-s", "--num-servers"),
-        "number of servers (default: as many as workers; 0: workers only)",
-        "S",
-        int,
-        elsewhere=("--servers",),
-        section=_SIZE,
-    ),
-    Option(
-        ("--group",),
-        'worker group, instead of -n: "NAME: n=2, hosts=h1,h2, slots=1, env=A=1, args=--lr 0.1, weight=2"; repeated',
-        "GROUP",
-        repeat=True,
-        section=_SIZE,
-    ),
-    Option(
-        ("--launcher",),
-        f"where processes run: {', '.join(names())} (default: ssh with -H, else local)",
-        "NAME",
-        section=_WHERE,
-    ),
-    Option(
-        ("-H", "--hostfile", "--host-file", "--hosts"),
-        "file with a host per line, host[:port] [slots=4] [weight=3] [group=a] [iface=eth1]; or a list h1,h2",
-        "HOSTS",
-        elsewhere=("--host", "--machinefile", "-machinefile"),
-        section=_WHERE,
-    ),
-    Option(
-        ("-i", "--interface"),
-        "network interface of every host, by name, address or CIDR (default: the one that reaches the scheduler)",
-        "INTERFACE",
-        section=_WHERE,
-    ),
-    Option(("--sync-dst-dir",), "copy this directory to DIR on every host and run there", "DIR", section=_WHERE),
-    Option(
-        ("-o", "--option"),
-        "option of the launcher, see docs/launching.md; repeated",
-        "NAME=VALUE",
-        repeat=True,
-        section=_WHERE,
-    ),
-    Option(
-        ("--env",),
-        "set a variable in every process, or pass on this shell's; repeated",
-        "NAME[=VALUE]",
-        repeat=True,
-        elsewhere=("-x",),
-        section=_ENVIRONMENT,
-    ),
-    Option(("--env-worker",), "the same for workers", "NAME[=VALUE]", repeat=True, section=_ENVIRONMENT),
-    Option(("--env-server",), "the same for servers and scheduler", "NAME[=VALUE]", repeat=True, section=_ENVIRONMENT),
-    Option(
-        ("--no-torchrun-env",),
-        "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts that would start DDP by them",
-        section=_ENVIRONMENT,
-    ),
-    Option(
-        ("--ddp",),
-        "run an unchanged DDP script: init_process_group opens the backend paceline (see docs/ddp.md)",
-        section=_ENVIRONMENT,
-    ),
-    Option(
-        ("--staleness",),
-        "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)",
-        "ROUNDS",
-        section=_TRAINING,
-    ),
-    Option(
-        ("--groups",),
-        "groups file of dist_gsync; auto: a short job measures the workers first, also for dist_auto "
-        "(default: the worker groups)",
-        "FILE|auto",
-        section=_TRAINING,
-    ),
-    Option(
-        ("--weighting",),
-        f"factor of a stale update: {', '.join(weighting_names())}",
-        "NAME",
-        section=_TRAINING,
-    ),
-    Option(
-        ("--allow",),
-        "an optimizer, codec, weighting or command of yours that servers import; repeated",
-        "pkg.mod:Name",
-        repeat=True,
-        section=_TRAINING,
-    ),
-    Option(
-        ("--config",), "job file in TOML with any of these options; the command line wins", "FILE", section=_RUNNING
-    ),
-    Option(
-        ("--max-restarts",),
-        "start the whole job again after a failure, up to N times; the script sees PACELINE_RESTART=k",
-        "N",
-        int,
-        elsewhere=("--local-num-attempt", "--restarts"),
-        section=_RUNNING,
-    ),
-    Option(
-        ("--on-worker-death",),
-        "stop the job, or let the other workers continue (default: stop with dist_sync, else continue)",
-        "stop|continue",
-        section=_RUNNING,
-        choices=("stop", "continue"),
-    ),
-    Option(
-        ("--timeout",),
-        "how long any request may take, and how long a process that should exit may do nothing (default: 300)",
-        "SECONDS",
-        float,
-        section=_RUNNING,
-        positive=True,
-    ),
-    Option(
-        ("--start-timeout",),
-        "how long to wait for hosts, and for all processes to join (default: 60)",
-        "SECONDS",
-        float,
-        section=_RUNNING,
-        positive=True,
-    ),
-    Option(
-        ("--grace",),
-        "how long the others may go on after a failure (default: 6)",
-        "SECONDS",
-        float,
-        section=_RUNNING,
-        positive=True,
-    ),
-    Option(
-        ("--report-to",),
-        "give the figures of the job to a tool: jsonl, csv, tensorboard, wandb, trackio, mlflow, otlp; repeated",
-        "NAME[:TARGET]",
-        repeat=True,
-        section=_RUNNING,
-    ),
-    Option(("--metrics",), "serve the figures of the job to Prometheus (on loopback)", "[HOST:]PORT", section=_RUNNING),
-    Option(
-        ("--dashboard",),
-        "serve a page that shows the job, on loopback; its address is printed (default port: any)",
-        "PORT",
-        int,
-        least=0,
-        without="0",
-        section=_RUNNING,
-    ),
-    Option(
-        ("--report",), "write that page to a file at the end, which opens without a server", "HTML", section=_RUNNING
-    ),
-    Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR", section=_RUNNING),
-    Option(
-        ("--quiet",),
-        "show the output of the workers and failures only: no lines at the start, no panel, no lines of progress",
-        section=_RUNNING,
-    ),
-    Option(("--insecure",), "no key: only for a network that nobody else can reach", section=_RUNNING),
-    Option(("--dry-run",), "print the plan, start nothing", section=_RUNNING),
-)
+OPTIONS = tuple(replace(one, section=section) for section, options in _SECTIONS.items() for one in options)
 
 #: Options of stores, of servers, and of joining a job.
-OF_SERVERS = frozenset(
-    (
-        "--staleness",
-        "--groups",
-        "--weighting",
-        "--allow",
-        "--report-to",
-        "--metrics",
-        "--dashboard",
-        "--report",
-        "--insecure",
-        "--on-worker-death",
-        "--timeout",
-        "--start-timeout",
-    )
-)
+OF_SERVERS = frozenset({
+    "--staleness", "--groups", "--weighting", "--allow", "--report-to", "--metrics", "--dashboard", "--report",
+    "--insecure", "--on-worker-death", "--timeout", "--start-timeout",
+})  # fmt: skip
 
 #: What to write instead, by options of other launchers; of the empty name: instead of any other.
 ADVICE = {

@@ -73,12 +73,7 @@ example:
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline plan`` and return 0.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: a file cannot be used.
-    """
+    """Run ``paceline plan`` and return 0."""
     usage = f"paceline {name} [CLUSTER] [options]"
     files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
     if options.gpus is not None and options.gpus > _MOST_WORKERS:

@@ -27,12 +27,7 @@ example:
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline profile`` and return the job's exit code.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: the job cannot be started.
-    """
+    """Run ``paceline profile`` and return the job's exit code."""
     every = (*OPTIONS, *launch_options.OPTIONS)
     ours, command = split_command(words, every)
     usage = f"paceline {name} -n N [options] [--] command ..."

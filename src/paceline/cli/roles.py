@@ -51,12 +51,7 @@ PACELINE_JOB_KEY, because every user of a machine can read command lines. paceli
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run a role until its job is over and return its exit code.
-
-    Raises:
-        UsageError: the command line is wrong, or the address of the scheduler is missing.
-        paceline.errors.PacelineError: a setting cannot work, or the role failed.
-    """
+    """Run a role until its job is over and return its exit code."""
     options = Parser(name, OPTIONS[name], f"paceline {name} [options]", f"Run a {name} of a job.", _EPILOG).parse(words)
     settings = config.from_environment(role=name, **arguments(options))
     if not settings.scheduler:

@@ -92,12 +92,7 @@ cluster.toml:
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline simulate`` and return 0.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: the cluster file cannot be used.
-    """
+    """Run ``paceline simulate`` and return 0."""
     usage = f"paceline {name} CLUSTER [options]"
     files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
     if len(files) != 1:

@@ -1,4 +1,4 @@
-"""``paceline status``: the members of a job, their progress, and those it waits for."""
+"""``paceline status``: the members of a job, their progress, and those it waits for; and ``paceline jobs``."""
 
 from __future__ import annotations
 
@@ -38,12 +38,7 @@ _HEAD = (
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Print the state of a job.
-
-    Raises:
-        UsageError: more than one job is named.
-        LaunchError: there is no such job, or its scheduler does not answer.
-    """
+    """Print the state of a job."""
     usage = "paceline status [JOB] [options]"
     job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_named(words)
     if len(job) > 1:
@@ -132,3 +127,21 @@ def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in workers
         if row["state"] == "left" and row["round"] < first
     ]
+
+
+def run_jobs(name: str, words: Sequence[str]) -> int:
+    """Print the jobs of this user and return 0."""
+    Parser(name, (), "paceline jobs", "List your jobs whose launcher runs on this machine.").parse(words)
+    rows = [
+        (
+            record.id,
+            str(record.pid),
+            time.strftime("%H:%M:%S", time.localtime(record.started)),
+            f"{record.workers}+{record.servers}",
+            ",".join(record.hosts),
+            record.command,
+        )
+        for record in runtime.jobs()
+    ]
+    print(table(("job", "pid", "started", "n+s", "hosts", "command"), rows) if rows else "no job of yours runs here")
+    return 0

@@ -39,12 +39,7 @@ _KEYS = {b"\x1b[A": "k", b"\x1bOA": "k", b"\x1b[B": "j", b"\x1bOB": "j", b"\x1b"
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Show a job until it ends.
-
-    Raises:
-        UsageError: more than one job is named.
-        LaunchError: there is no such job, or its scheduler does not answer.
-    """
+    """Show a job until it ends."""
     usage = "paceline top [JOB] [options]"
     about = "Watch a running job. Keys: s sorts, up and down select a worker, q or Ctrl-C ends this, not the job."
     job, options = Parser(name, OPTIONS, usage, about).parse_named(words)

@@ -14,9 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TextIO
@@ -24,7 +27,6 @@ from typing import TextIO
 from paceline.cli import launch, launch_options, up_text
 from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
 from paceline.cli.status import ask
-from paceline.cli.up_jobs import TerminatedError, output_of
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
 from paceline.launch import Host, JobSpec, Machine, backend, runtime
@@ -32,6 +34,7 @@ from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import run_all
+from paceline.launch.supervise.child import die_with_parent
 from paceline.net.security import new_job_key
 from paceline.observe.table import duration, plural
 from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
@@ -43,6 +46,9 @@ _WARM_UP = 3
 
 #: For each step of the checks of hosts, and for the measure of all links.
 _CHECK_S, _LINKS_S = 20.0, 300.0
+
+#: How often the progress of a measuring job is asked for, and how many lines of a failed one are shown.
+_TICK_S, _SHOWN_LINES = 1.0, 30
 
 _OWN = (
     Option(("-y", "--yes"), "run the planned job without a question", section="up"),
@@ -104,20 +110,15 @@ _ADVICE = launch_options.ADVICE | {
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run ``paceline up`` and return the exit code.
-
-    Raises:
-        UsageError: the command line is wrong.
-        paceline.errors.PacelineError: a measurement failed.
-    """
+    """Run ``paceline up`` and return the exit code."""
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, _ADVICE).parse(ours)
     dialogue = Dialogue(options, ours, command)
     try:
         return dialogue.run()
-    except (KeyboardInterrupt, TerminatedError) as error:
+    except (KeyboardInterrupt, launch.TerminatedError) as error:
         dialogue.say("\npaceline up was interrupted; nothing of it is left running")
-        return 143 if isinstance(error, TerminatedError) else 130
+        return 128 + (error.signum if isinstance(error, launch.TerminatedError) else signal.SIGINT)
 
 
 class Dialogue:
@@ -316,3 +317,70 @@ def _copy(request: RemoteRequest) -> dict[str, str]:
         except LaunchError as error:
             failed[host.name] = str(error)
     return failed
+
+
+# ---- the jobs that measure -------------------------------------------------------------------------------------------
+
+
+def output_of(
+    words: Sequence[str], what: str, environ: Mapping[str, str], deadline_s: float, tick: Callable[[int], None]
+) -> str:
+    """Run ``paceline launch`` and return all that it printed. However this ends, nothing of it is left running.
+
+    Args:
+        words: options and command.
+        what: its purpose, for errors.
+        environ: its environment.
+        deadline_s: how long it may take.
+        tick: called now and then with its process id.
+
+    Raises:
+        LaunchError: it failed, with its last lines; or took too long.
+        launch.TerminatedError: SIGTERM came.
+    """
+    with tempfile.TemporaryFile() as out:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "launch", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=dict(environ),
+            start_new_session=True,  # Ctrl-C comes once, from here
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+        with launch.sigterm_raises():
+            try:
+                code = _wait(launcher, deadline_s, tick)
+            finally:
+                _end(launcher)
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    if code is None:
+        raise LaunchError(f"{what} did not end within {deadline_s:g} s; its last lines:\n{_last(text)}")
+    if code:
+        raise LaunchError(f"{what} failed with exit code {code}; its last lines:\n{_last(text)}")
+    return text
+
+
+def _wait(launcher: subprocess.Popen[bytes], deadline_s: float, tick: Callable[[int], None]) -> int | None:
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        try:
+            return launcher.wait(_TICK_S)
+        except subprocess.TimeoutExpired:
+            tick(launcher.pid)
+    return None
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """Interrupt a launcher that still runs, and wait until it has ended its processes; Ctrl-C makes it kill them."""
+    while launcher.poll() is None:
+        launcher.send_signal(signal.SIGINT)
+        try:
+            launcher.wait()
+        except (KeyboardInterrupt, launch.TerminatedError):
+            continue
+
+
+def _last(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines()[-_SHOWN_LINES:])

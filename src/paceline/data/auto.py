@@ -22,12 +22,7 @@ BatchSampler: TypeAlias = "SharedBatchSampler | PooledBatchSampler | TwoSizes"
 
 
 def batch_sampler(
-    data: int | Sized,
-    store: KVStoreBase,
-    *,
-    batch_size: int,
-    shuffle: bool = True,
-    seed: int = 0,
+    data: int | Sized, store: KVStoreBase, *, batch_size: int, shuffle: bool = True, seed: int = 0
 ) -> BatchSampler:
     """Return a sampler for ``DataLoader(batch_sampler=...)`` that gives unequal workers unequal parts, in any mode. ::
 

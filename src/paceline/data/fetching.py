@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, Sampler, get_worker_info
@@ -109,9 +109,7 @@ class Dealing:
     def __enter__(self) -> Dealing:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._walk is not None and self._is_direct:
             self._walk.end() if kind is None else self._walk.leave()
 

@@ -46,11 +46,7 @@ def check_span(span: Span) -> None:
 
 
 def part_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int]:
-    """Return [start, stop) of one of ``num_parts`` contiguous parts; sizes differ by at most one (MXNet's MNISTIter).
-
-    Raises:
-        ValueError: there is no such part.
-    """
+    """Return [start, stop) of one of ``num_parts`` contiguous parts; sizes differ by at most 1 (MXNet's MNISTIter)."""
     check_part(num_parts, part_index)
     return length * part_index // num_parts, length * (part_index + 1) // num_parts
 
@@ -59,9 +55,6 @@ def shard_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int
     """Return [start, stop) of one of ``num_parts`` contiguous parts; the first ones get the remainder, one each.
 
     So 10 samples over 4 parts make 3, 3, 2, 2: MXNet's ``gluon.data.Dataset.shard``.
-
-    Raises:
-        ValueError: there is no such part.
     """
     check_part(num_parts, part_index)
     size, extra = divmod(length, num_parts)
@@ -70,11 +63,7 @@ def shard_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int
 
 
 def span_bounds(length: int, span: Span) -> tuple[int, int]:
-    """Return [start, stop) of a fraction; spans that share a boundary share its rounding, so none overlap.
-
-    Raises:
-        ValueError: the span does not lie in 0 to 1 or is empty.
-    """
+    """Return [start, stop) of a fraction; spans that share a boundary share its rounding, so none overlap."""
     check_span(span)
     return round(length * span[0]), round(length * span[1])
 

@@ -119,9 +119,9 @@ class PooledBatchSampler(Sampler[list[int]]):
         self._max_batch = max_batch or batch_size
         self._deadline = None if deadline_s is None else Deadline(deadline_s, time.monotonic)
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
-        self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         limit = 0 if stop_every is None else min(stop_every, self._length)
-        self._walker = walker_of(session_of(store), name, self._settings, limit)
+        settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
+        self._walker = walker_of(session_of(store), name, settings, limit)
 
     @property
     def epoch(self) -> int:
@@ -200,10 +200,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: the epoch is negative.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
-        following = self._walker.following
-        self._walker.choose(epoch, following.left if epoch == following.epoch else ())
+        self._walker.set_epoch(epoch)
 
     def state_dict(self) -> State:
         """Return where the epoch stands, for all workers: plain numbers, fit for JSON.
@@ -225,8 +222,7 @@ class PooledBatchSampler(Sampler[list[int]]):
 
         It asks the scheduler, and waits for no other worker.
         """
-        epoch, left = self._walker.rest()
-        return {"epoch": epoch, "left": [list(one) for one in left]} | self._settings
+        return self._walker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
@@ -237,7 +233,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. The sampler is unchanged.
         """
-        self._walker.choose(*left_of(state, self._settings))
+        self._walker.load_state_dict(state)
 
 
 def session_of(store: KVStoreBase) -> Session:
@@ -340,11 +336,7 @@ class Walker:
         return samples
 
     def _wait(self, shard_at: Callable[[int], str] | None) -> m.PoolSamples:
-        """Wait for samples that other workers hold. After a while one line of the log names these workers.
-
-        Raises:
-            DeadlineError: the time is over; the text names them, too.
-        """
+        """Wait for samples that other workers hold. After a while one line of the log names these workers."""
         session = self._session
         limit_s = session.settings.timeout_s if self._by_push else _LONGEST_SHARD_S
         advice = "; if a batch takes as long here, raise PACELINE_TIMEOUT_S" if self._by_push else ""
@@ -405,12 +397,27 @@ class Walker:
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
-    def choose(self, epoch: int, left: Ranges = ()) -> None:
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one; if a part of it comes next, it goes on with that part."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        self._choose(epoch, self.following.left if epoch == self.following.epoch else ())
+
+    def state_dict(self) -> State:
+        """Return the epoch, the positions of it that are not trained on yet, and the settings."""
+        epoch, left = self._rest()
+        return {"epoch": epoch, "left": [list(one) for one in left]} | self.settings
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a state."""
+        self._choose(*left_of(state, self.settings))
+
+    def _choose(self, epoch: int, left: Ranges) -> None:
         """Set the start of the next walk."""
         self.following = replace(self.following, epoch=epoch, left=() if left == everything(self._length) else left)
         self._is_chosen = True
 
-    def rest(self) -> tuple[int, Ranges]:
+    def _rest(self) -> tuple[int, Ranges]:
         """Return the epoch, and the positions of it that are not trained on yet."""
         found = self._session.call_scheduler(m.AskSamples(self._name, self._session.round), f"pool {self._name!r}")
         assert isinstance(found, m.SamplesLeft)

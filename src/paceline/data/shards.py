@@ -29,7 +29,6 @@ from paceline.data.partition import check_part
 from paceline.data.pool import session_of, walker_of
 from paceline.data.sampler import ShardedSampler, State, epoch_order
 from paceline.data.shares import fractions_of
-from paceline.data.states import left_of
 from paceline.hetero import split_evenly
 from paceline.kvstore.agreement import agree
 from paceline.kvstore.base import KVStoreBase
@@ -388,10 +387,7 @@ class PooledShards(Shards):
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
-        following = self._walker.following
-        self._walker.choose(epoch, following.left if epoch == following.epoch else ())
+        self._walker.set_epoch(epoch)
 
     def done(self) -> None:
         """Say that the last shard is trained on."""
@@ -399,12 +395,11 @@ class PooledShards(Shards):
 
     def state_dict(self) -> State:
         """Return where the epoch stands."""
-        epoch, left = self._walker.rest()
-        return {"epoch": epoch, "left": [list(one) for one in left]} | self._settings
+        return self._walker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken."""
-        self._walker.choose(*left_of(state, self._settings))
+        self._walker.load_state_dict(state)
 
     def _indices(self, first: int, every: int) -> Iterator[int]:
         if is_in_loader():

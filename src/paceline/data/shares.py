@@ -374,11 +374,7 @@ class SharedBatchSampler(Sampler[list[int]]):
 
 
 def _lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
-    """Return the store whose workers agree on shares; None: there is one worker.
-
-    Raises:
-        ValueError: workers have to agree in every round, and the store is not in lock step.
-    """
+    """Return the store whose workers agree on shares; None: there is one worker."""
     if not isinstance(store, DistStore):
         return None
     if (measures or deadline_s is not None) and store.policy.merge != "all":

@@ -50,12 +50,7 @@ class Speeds:
     """
 
     def __init__(
-        self,
-        store: DistStore | None,
-        rank: int,
-        num_workers: int,
-        max_batch: int | None,
-        is_always_due: bool = False,
+        self, store: DistStore | None, rank: int, num_workers: int, max_batch: int | None, is_always_due: bool = False
     ) -> None:
         self._store, self._rank, self._is_always_due = store, rank, is_always_due
         self._meter = SpeedMeter()

@@ -59,9 +59,6 @@ def place_of(state: Mapping[str, Any], settings: State) -> SharePosition:
     Args:
         state: state of shares or of a pool.
         settings: settings of the sampler that goes on; in mid-epoch those of the state must be the same.
-
-    Raises:
-        ValueError: it was taken in mid-epoch of other data or another order, or it makes no sense.
     """
     if "left" in state:
         epoch, left = left_of(state, settings)

@@ -145,9 +145,6 @@ def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, 
         backend: its name, for messages.
         known: meaning of each option.
         given: the user's options.
-
-    Raises:
-        ValueError: one is unknown; the message lists what there is.
     """
     for name in given:
         if name not in known:

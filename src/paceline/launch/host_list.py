@@ -73,11 +73,7 @@ def parse_hosts(text: str, source: str, *, number_is_slots: bool = False) -> tup
 
 
 def parse_host_list(text: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
-    """Read hosts that a comma separates, as in ``h1,h2:2222``.
-
-    Raises:
-        ValueError: see :func:`parse_hosts`.
-    """
+    """Read hosts that a comma separates, as in ``h1,h2:2222``."""
     lines = "\n".join(text.split(","))
     return parse_hosts(lines, f"the list of hosts {text!r}", number_is_slots=number_is_slots)
 

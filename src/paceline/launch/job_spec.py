@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from paceline import config
 from paceline.errors import ConfigError
 from paceline.launch.host_list import LOCALHOST, Host
@@ -152,6 +150,8 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
 def to_json(spec: JobSpec) -> str:
     """Return a spec as JSON. It holds the user's variables: it must not be shown."""
+    import msgspec  # few launchers need it
+
     return msgspec.json.encode(spec).decode()
 
 
@@ -161,6 +161,8 @@ def from_json(text: str) -> JobSpec:
     Raises:
         ValueError: it is none.
     """
+    import msgspec
+
     try:
         return msgspec.json.decode(text, type=JobSpec)
     except msgspec.ValidationError as error:

@@ -180,11 +180,7 @@ class LinkRates:
         return steady_rate(marks)
 
     def _answer(self) -> list[Any]:
-        """Return the next message from a listener; one is asked at a time.
-
-        Raises:
-            DeadlineError: none comes.
-        """
+        """Return the next message from a listener; one is asked at a time."""
         until = time.monotonic() + _PATIENCE_S
         while not self._arrived and time.monotonic() < until:
             self._arrived += [_words(frames) for _, frames in self._hub.receive(1.0)]

@@ -19,9 +19,6 @@ def check_command(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Make sure that a command exists, as a shell would find it.
 
     A script that Python is given must exist too; otherwise every worker would start only to report that it does not.
-
-    Raises:
-        CommandNotFoundError: the message suggests the probable command.
     """
     word = argv[0]
     script = _script(argv)

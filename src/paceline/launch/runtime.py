@@ -67,11 +67,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def write(record: JobRecord) -> None:
-    """Write a job's file, or replace it.
-
-    Raises:
-        LaunchError: see :func:`folder`.
-    """
+    """Write a job's file, or replace it."""
     path = folder() / f"{record.id}.json"
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
@@ -86,11 +82,7 @@ def remove(job_id: str) -> None:
 
 
 def jobs() -> list[JobRecord]:
-    """Return the jobs whose launcher runs on this machine, the oldest first; forget the others.
-
-    Raises:
-        LaunchError: see :func:`folder`.
-    """
+    """Return the jobs whose launcher runs on this machine, the oldest first; forget the others."""
     found = []
     for path in folder().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):

@@ -66,22 +66,14 @@ class SshBackend(AgentBackend):
 
 
 class SshJob(RemoteJob):
-    """A job whose hosts get a copy of the launcher's directory first, if that is asked for.
-
-    Args:
-        request: the job to run.
-    """
+    """A job whose hosts get a copy of the launcher's directory first, if that is asked for."""
 
     def __init__(self, request: RemoteRequest) -> None:
         super().__init__(request)
         self._copies = dict(zip([host.name for host in request.plan.hosts], request.sync, strict=False))
 
     def wait(self) -> int:
-        """Copy, then run the job and return its exit code.
-
-        Raises:
-            LaunchError: a host cannot be used; no process runs.
-        """
+        """Copy, then run the job and return its exit code."""
         run_all(self._copies)
         return super().wait()
 

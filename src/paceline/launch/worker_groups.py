@@ -103,11 +103,7 @@ def _refuse_misspelt(name: str, part: str) -> None:
 
 
 def group_from_table(name: str, table: Mapping[str, Any]) -> WorkerGroup:
-    """Return the group that a table of a job file, or a command line, describes.
-
-    Raises:
-        ValueError: an unknown key, or a value of the wrong type.
-    """
+    """Return the group that a table of a job file, or a command line, describes."""
     if not isinstance(table, Mapping):
         raise ValueError(f"group {name}: {table!r} is not a table, as in: n = 2")
     unknown = sorted(set(table) - set(_KEYS))

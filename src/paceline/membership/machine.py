@@ -75,24 +75,18 @@ from collections.abc import Callable, Sequence
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.membership.accounts import Verdicts, why_damaged
+from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
-from paceline.membership.following import Following
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, death_reply
-from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
-from paceline.membership.rounds import TrainedRounds
-from paceline.membership.same_weights import SameWeights
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.observe.job_figures import JobFigures
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
 LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
-
-#: How often the figures of the job are worked out.
-SETTLE_INTERVAL_S = 1.0
 
 
 class Membership:
@@ -108,8 +102,6 @@ class Membership:
     Attributes:
         cause: the member that failed first, and how.
         losses: the workers that the job goes on without.
-        figures: those that the workers' scripts report.
-        verdicts: the slow processes, and the reasons.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
@@ -122,9 +114,8 @@ class Membership:
         self._roster = Roster(settings)
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
-        self._liveness, self._following = Liveness(settings, now), Following(settings)
-        self._rounds, self._same_weights, self.verdicts = TrainedRounds(), SameWeights(), Verdicts()
-        self.figures, self._settled = JobFigures(), now
+        self._liveness = Liveness(settings, now)
+        self._advice = Advice(settings, self._roster, self._waits, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -160,14 +151,14 @@ class Membership:
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                told = self._told(record.member, body, now)
+                told = self._advice.note(record.member, body, now)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.Publish():
-                self._following.note_keys(body)
+                self._advice.following.note_keys(body)
             case m.Enter() if key[0] == "worker":
                 record.round = max(record.round, body.round)
                 return [*self._uneven(), *self._wait(key, peer, seq, body, now)]
@@ -187,24 +178,10 @@ class Membership:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
 
-    def _told(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
-        """Return the lines that follow from a member's account, weights and figures."""
-        try:
-            told = self.verdicts.note(member, beat.account, self._following.groups[1], now)
-        except Exception as error:  # noqa: BLE001 - border: a defect in the advice ends no job
-            self.verdicts = Verdicts()
-            who = f"{member.role} {member.rank} on {member.host}"
-            told = [Warn(f"the account of {who} could not be judged, verdicts begin anew: {error!r}; please report it")]
-        if member.role == "worker":
-            told += self._same_weights.note(member.rank, beat.weights, self._roster.expected)
-            left_out = self.figures.note(member.rank, beat.reports, now)
-            told += [Warn(left_out)] if left_out else []
-        return told
-
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
         workers = self._roster.of_role("worker")
-        text = self._following.check(workers) if self.complete else ""
+        text = self._advice.following.check(workers) if self.complete else ""
         return [Warn(text), *(Answer(one.peer, 0, self._news()) for one in workers if one.live)] if text else []
 
     def is_member(self, peer: bytes) -> bool:
@@ -216,10 +193,10 @@ class Membership:
         if known is not None:
             return self._hello_again(peer, seq, known)
         is_ending = bool(self.deaths) or self._ending is not None
-        reason = objection(hello, self._settings, self._roster, is_ending, self.deaths)
+        reason = self._roster.objection(hello, is_ending, self.deaths)
         if reason:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
-        rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._roster)
+        rank = hello.rank if hello.rank >= 0 else self._roster.free_rank(hello.role)
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
             hello.speed,
@@ -278,9 +255,7 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        if now - self._settled >= SETTLE_INTERVAL_S:
-            self._settled = now
-            self.figures.settle([one.member.rank for one in self._roster.of_role("worker") if one.live], now)
+        self._advice.settle(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
         for key, record in sorted(self._roster.items(), key=lambda one: one[1].closed_since or one[1].heard):
             reason = self._liveness.why_dead(record, self.complete, now)
@@ -290,7 +265,8 @@ class Membership:
                 actions += self._die(key, reason, now)
             elif record.live and record.goodbye_since is not None and self._counts_as_left(record, now):
                 actions += self._left(record, now)
-        actions += self._warnings(now) if self._ending is None else []
+        if self._ending is None:
+            actions += [*self._liveness.warnings(self._roster.values(), self.complete, now), *self._uneven()]
         for record in self._roster.values():
             record.host_silent_s = None
         if not self.complete and not self.deaths:
@@ -301,15 +277,8 @@ class Membership:
                 actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
 
-    def _warnings(self, now: float) -> list[Action]:
-        """Return lines about members that are silent, and about workers without which others train on."""
-        return [*self._liveness.warnings(self._roster.values(), self.complete, now), *self._uneven()]
-
     def _uneven(self) -> list[Action]:
-        """Return lines about workers without which others train on, or have until now."""
-        if self._waits.hands_out or not self.complete:
-            return []
-        return self._rounds.check(self._roster.of_role("worker"), self._waits.at_barriers)
+        return self._advice.uneven() if self.complete else []
 
     @property
     def has_succeeded(self) -> bool:
@@ -326,7 +295,7 @@ class Membership:
         """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
         others = any(one.live for one in self._roster.of_role("worker"))
         is_well = self.complete and not self.deaths and self._ending is None
-        is_needed = key[1] == 0 and self._waits.has_lookups
+        is_needed = key[1] == 0 and self._waits.directory.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
 
     def _lose(self, death: m.Death) -> list[Action]:
@@ -439,15 +408,14 @@ class Membership:
 
     def _left(self, record: MemberRecord, now: float) -> list[Action]:
         record.left = True
-        self.verdicts.leave(record.member)
+        self._advice.verdicts.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
         workers = self._roster.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
-            unequal = [] if self._waits.hands_out else self._rounds.summary(workers)
-            return [*self._tell_servers(), *unequal, *self.verdicts.end()]
+            return [*self._tell_servers(), *self._advice.end()]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
@@ -456,15 +424,22 @@ class Membership:
     def _news(self, suspects: Sequence[m.SilentMember] = ()) -> m.News:
         left = {record.member.rank for record in self._roster.of_role("worker") if record.left}
         out = sorted(left | self.losses.ranks)
-        ends, groups = self._ending is not None, self._following.groups
+        ends, groups = self._ending is not None, self._advice.following.groups
         return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
-        deaths = [*self.losses.deaths, *self.deaths]
-        return self._roster.status(
-            self._waits.missing_for, deaths, now, self._following.sentences, self.verdicts, self.figures
-        )
+        return self._advice.status([*self.losses.deaths, *self.deaths], now)
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """The slow processes, and the reasons."""
+        return self._advice.verdicts
+
+    @property
+    def figures(self) -> JobFigures:
+        """The figures that the workers' scripts report."""
+        return self._advice.figures
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import Settings
-from paceline.membership.accounts import Verdicts
-from paceline.membership.effects import MemberKey
-from paceline.observe.job_figures import JobFigures
+from paceline.membership.effects import MemberKey, describe
 from paceline.wire import messages as m
 
 
@@ -77,17 +75,6 @@ class MemberRecord:
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
         self.spread, self.progress = beat.spread, beat.progress
-
-    def report(
-        self, waits_for: str, now: float, verdicts: Verdicts, figures: dict[str, tuple[int, float]]
-    ) -> m.MemberState:
-        """Return how this member does."""
-        phase = "dead" if self.dead else "left" if self.left else "silent" if self.warned else "live"
-        heard_s, key = now - self.heard, (self.member.role, self.member.rank)
-        return m.MemberState(
-            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s,
-            verdicts.recent(key), verdicts.whole(key), figures, *verdicts.late(key), verdicts.held(key), self.progress,
-        )  # fmt: skip
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
         """Tell whether a member that has said goodbye has left.
@@ -170,6 +157,34 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         """Return the workers that a barrier waits for."""
         return {("worker", record.member.rank) for record in self.of_role("worker") if not (record.left or record.gone)}
 
+    # ---- newcomers ---------------------------------------------------------------------------------------------------
+
+    def objection(self, hello: m.Hello, is_ending: bool, deaths: Sequence[m.Death]) -> str:
+        """Return why a process cannot join, or an empty string."""
+        who = f"{hello.role} {hello.rank} on {hello.host} (pid {hello.pid})"
+        sizes = (self._settings.num_workers, self._settings.num_servers)
+        if hello.job_id != self._settings.job_id:
+            return f"{who} belongs to job {hello.job_id!r}, this is job {self._settings.job_id!r}"
+        if is_ending:
+            return f"{who} came when the job was ending" + "".join(f"; {describe(one)}" for one in deaths)
+        if (hello.num_workers, hello.num_servers) != sizes:
+            return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
+        size, record = self._size(hello.role), self.get((hello.role, hello.rank))
+        if hello.rank >= size:
+            return f"{who}: this job has {size} {hello.role}s, ranks 0 to {size - 1}"
+        if record is not None:
+            return f"{who}: this rank is taken by {record}; start every process with its own rank"
+        if hello.rank < 0 and self.free_rank(hello.role) < 0:
+            return f"{who}: all {size} {hello.role}s of this job are there already"
+        return ""
+
+    def free_rank(self, role: str) -> int:
+        """Return the lowest free rank of a role; -1 if there is none."""
+        return next((rank for rank in range(self._size(role)) if (role, rank) not in self), -1)
+
+    def _size(self, role: str) -> int:
+        return {"worker": self._settings.num_workers, "server": self._settings.num_servers}.get(role, 0)
+
     # ---- for others --------------------------------------------------------------------------------------------------
 
     def known_to(self, key: MemberKey) -> list[m.Member]:
@@ -178,37 +193,6 @@ class Roster(Mapping[MemberKey, MemberRecord]):
             record.member if key[0] == "server" or key == other else without_token(record.member)
             for other, record in sorted(self.items())
         ]
-
-    def status(
-        self,
-        waits_for: Callable[[MemberKey], Sequence[int]],
-        deaths: Sequence[m.Death],
-        now: float,
-        auto: Sequence[str],
-        verdicts: Verdicts,
-        figures: JobFigures,
-    ) -> m.Status:
-        """Return the members, their rounds, and how long each was not heard."""
-        records = sorted(self.items())
-        return m.Status(
-            [without_token(record.member) for _, record in records],
-            [
-                record.report(
-                    " ".join(map(str, waits_for(key))),
-                    now,
-                    verdicts,
-                    figures.of_worker(key[1]) if key[0] == "worker" else {},
-                )
-                for key, record in records
-            ],
-            list(deaths),
-            list(auto),
-            verdicts.sentences,
-            verdicts.told(now),
-            figures.of_job(),
-            verdicts.cohorts,
-            verdicts.staleness,
-        )
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from paceline.membership.barriers import Barriers
-from paceline.membership.directory import Directory
 from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.losses import Losses
 from paceline.membership.pools import Pools
@@ -25,14 +26,14 @@ class Waits:
 
     def __init__(self, num_workers: int, roster: Roster, losses: Losses) -> None:
         self._roster, self._losses = roster, losses
-        self._directory = Directory()
-        self._barriers = Barriers(num_workers, self._directory.left)
-        self._pools = Pools(num_workers)
+        self.directory = Directory()
+        self.barriers = Barriers(num_workers, self.directory.left)
+        self.pools = Pools(num_workers)
         self._has_started = False
 
     def handle(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         """Carry out one request of a member; returns the answers that are due."""
-        self._pools.now = now
+        self.pools.now = now
         match body:
             case m.Enter():
                 return self._enter(key, Waiting(peer, seq, pauses=body.pauses), body.barrier, body.store, body.round)
@@ -40,26 +41,26 @@ class Waits:
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
                 self._losses.note_store(body.goes_on)
-                return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
+                return [Answer(peer, seq, m.Done()), *self.directory.publish(body.store, body.blocks)]
             case m.Lookup():
-                return self._directory.look_up(body.store, Waiting(peer, seq, frozenset(body.keys)))
+                return self.directory.look_up(body.store, Waiting(peer, seq, frozenset(body.keys)))
             case m.TakeSamples() | m.AwaitSamples() | m.ReturnSamples() | m.AskSamples():
                 return self._take_samples(key, Waiting(peer, seq), body)
             case m.Leave():
-                self._directory.leave(body.store, key)
+                self.directory.leave(body.store, key)
                 opened = self._opened()
-                self._directory.forget(self._roster.expected())
+                self.directory.forget(self._roster.expected())
                 return [Answer(peer, seq, m.Done()), *opened]
             case m.AskAbsent():
-                missing = self._barriers.missing(body.barrier, self._roster.expected())
+                missing = self.barriers.missing(body.barrier, self._roster.expected())
                 return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
         return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
     def _enter(self, key: MemberKey, waiting: Waiting, name: str, store: str = "", round: int = 0) -> list[Action]:
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
-        self._barriers.enter(name, key, waiting, store)
-        return [*self._pools.pushed(key[1], round), *self._opened()]
+        self.barriers.enter(name, key, waiting, store)
+        return [*self.pools.pushed(key[1], round), *self._opened()]
 
     def _take_samples(
         self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples | m.ReturnSamples | m.AskSamples
@@ -67,12 +68,12 @@ class Waits:
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"samples are for workers, not for a {key[0]}")]
         if isinstance(body, m.TakeSamples):
-            return self._pools.take(key[1], waiting, body)
+            return self.pools.take(key[1], waiting, body)
         if isinstance(body, m.ReturnSamples):
-            return self._pools.give_back(key[1], waiting, body)
+            return self.pools.give_back(key[1], waiting, body)
         if isinstance(body, m.AskSamples):
-            return self._pools.rest(key[1], waiting, body)
-        return self._pools.wait(key[1], waiting, body)
+            return self.pools.rest(key[1], waiting, body)
+        return self.pools.wait(key[1], waiting, body)
 
     def start(self) -> list[Action]:
         """Note that all members have joined; returns the answers of the barriers that are complete."""
@@ -85,40 +86,85 @@ class Waits:
         Args:
             rounds: the last round that counts, by rank; their roster say already that they are gone.
         """
-        self._directory.forget(self._roster.expected())
-        given = [action for rank, round in rounds.items() for action in self._pools.leave(rank, round)]
+        self.directory.forget(self._roster.expected())
+        given = [action for rank, round in rounds.items() for action in self.pools.leave(rank, round)]
         return [*self._opened(), *given]
 
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered, once all members have joined."""
-        return self._barriers.opened(self._roster.expected(), self._losses) if self._has_started else []
+        return self.barriers.opened(self._roster.expected(), self._losses) if self._has_started else []
 
     def clear(self) -> list[Waiting]:
         """Forget the requests that wait; returns them."""
-        return [*self._barriers.clear(), *self._directory.clear(), *self._pools.clear()]
-
-    @property
-    def has_lookups(self) -> bool:
-        """Whether a worker waits for keys that are not published yet."""
-        return self._directory.has_lookups
-
-    @property
-    def hands_out(self) -> bool:
-        """Whether the job has a pool, from which workers take unequal parts."""
-        return self._pools.exist
-
-    @property
-    def at_barriers(self) -> set[MemberKey]:
-        """The workers that wait at a barrier, not in a gather."""
-        return self._barriers.entered()
+        return [*self.barriers.clear(), *self.directory.clear(), *self.pools.clear()]
 
     def missing_for(self, key: MemberKey) -> list[int]:
         """Return the ranks of the workers that a member waits for at a barrier."""
-        name = self._barriers.where(key)
-        return sorted(rank for _, rank in self._barriers.missing(name, self._roster.expected())) if name else []
+        name = self.barriers.where(key)
+        return sorted(rank for _, rank in self.barriers.missing(name, self._roster.expected())) if name else []
 
     def check(self, is_failed: bool) -> None:
         """Assert the invariants."""
-        waiting = self._barriers.members()
+        waiting = self.barriers.members()
         assert waiting <= set(self._roster), "a process that is no member waits at a barrier"
-        assert not (is_failed and (waiting or self.has_lookups)), "a request waits for a dead member"
+        assert not (is_failed and (waiting or self.directory.has_lookups)), "a request waits for a dead member"
+
+
+class Directory:
+    """The published blocks of each store."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[m.BlockSpec]] = {}
+        self._lookups: dict[str, list[Waiting]] = {}
+        self._left: dict[str, set[MemberKey]] = {}
+        """Workers that have left a store, while others are still in it."""
+
+    def publish(self, store: str, blocks: list[m.BlockSpec]) -> list[Action]:
+        """Add blocks that are new; returns the answers to the lookups that waited for them."""
+        known = self._blocks.setdefault(store, [])
+        numbers = {spec.block for spec in known}
+        known.extend(spec for spec in blocks if spec.block not in numbers)
+        return self._found(store)
+
+    def look_up(self, store: str, waiting: Waiting) -> list[Action]:
+        """Answer a lookup, now or when its keys are published."""
+        self._lookups.setdefault(store, []).append(waiting)
+        return self._found(store)
+
+    def _found(self, store: str) -> list[Action]:
+        blocks = self._blocks.get(store, [])
+        published = {spec.name for block in blocks for spec in block.keys}
+        actions: list[Action] = []
+        for waiting in [one for one in self._lookups.get(store, []) if one.keys <= published]:
+            self._lookups[store].remove(waiting)
+            if not self._lookups[store]:
+                del self._lookups[store]
+            wanted = waiting.keys or published
+            found = [block for block in blocks if any(spec.name in wanted for spec in block.keys)]
+            actions.append(Answer(waiting.peer, waiting.seq, m.Found(found)))
+        return actions
+
+    def leave(self, store: str, key: MemberKey) -> None:
+        """Note that a worker has left a store."""
+        self._left.setdefault(store, set()).add(key)
+
+    def left(self, store: str) -> set[MemberKey]:
+        """Return the workers that have left a store."""
+        return self._left.get(store, set())
+
+    def forget(self, present: Collection[MemberKey]) -> None:
+        """Forget the stores that all present workers have left."""
+        for store in [name for name, left in self._left.items() if left.issuperset(present)]:
+            del self._left[store]
+            self._blocks.pop(store, None)
+
+    def clear(self) -> list[Waiting]:
+        """Forget all lookups; returns the requests that wait for one."""
+        waiting = [one for lookups in self._lookups.values() for one in lookups]
+        self._lookups.clear()
+        return waiting
+
+    @property
+    def has_lookups(self) -> bool:
+        """Whether a lookup waits."""
+        return bool(self._lookups)

@@ -36,31 +36,25 @@ class Problem(Protocol):
         ...
 
 
-class Digits:
-    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer.
+class Classified:
+    """Samples with classes, and the small network that learns them.
 
     Args:
+        images: training samples, a row each, of numbers near 1.
+        labels: their classes, int64.
+        test_images: test samples.
+        test_labels: their classes.
         hidden: units of the hidden layer.
-        seed: seed of the first weights and of the choice of the test samples.
-
-    Attributes:
-        images: images of the training samples, [1437, 64] float64 in 0 to 1.
-        labels: labels of the training samples, [1437] int64.
-        test_images: [360, 64] float64.
-        test_labels: [360] int64.
+        seed: seed of the first weights.
     """
 
-    def __init__(self, hidden: int = 32, seed: int = 0) -> None:
-        from paceline.data.digits import read_digits  # imports torch, which other problems do without
-
-        pixels, classes = read_digits()
-        rng = np.random.default_rng(seed)
-        order = rng.permutation(len(classes))
-        images, labels = pixels.reshape(-1, 64)[order] / 16.0, classes[order].astype(np.int64)
-        self.test_images, self.test_labels = images[:360], labels[:360]
-        self.images, self.labels = images[360:], labels[360:]
-        self.length = len(self.labels)
-        self._network, self._seed = SmallNetwork(64, hidden, 10), seed
+    def __init__(
+        self, images: Samples, labels: Indices, test_images: Samples, test_labels: Indices, hidden: int, seed: int
+    ) -> None:
+        self.images, self.labels = images, labels
+        self.test_images, self.test_labels = test_images, test_labels
+        self.length = len(labels)
+        self._network, self._seed = SmallNetwork(images.shape[1], hidden, 10), seed
 
     def initial(self) -> Vector:
         """Return random weights."""
@@ -71,15 +65,33 @@ class Digits:
         return self._network.gradient(weights, self.images[indices], self.labels[indices])
 
     def accuracy(self, weights: Vector) -> float:
-        """Return the part of the 360 test samples that is classified correctly."""
+        """Return the part of the test samples that is classified correctly."""
         return self._network.accuracy(weights, self.test_images, self.test_labels)
 
     def parts(self, weights: Vector) -> list[Vector]:
-        """Return weights as those of both layers: w1 [64, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
+        """Return weights as those of both layers: w1 [inputs, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
         return self._network.parts(weights)
 
 
-class Teacher:
+class Digits(Classified):
+    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer.
+
+    Args:
+        hidden: units of the hidden layer.
+        seed: seed of the first weights and of the choice of the test samples.
+    """
+
+    def __init__(self, hidden: int = 32, seed: int = 0) -> None:
+        from paceline.data.digits import read_digits  # imports torch, which other problems do without
+
+        pixels, classes = read_digits()
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(classes))
+        images, labels = pixels.reshape(-1, 64)[order] / 16.0, classes[order].astype(np.int64)
+        super().__init__(images[360:], labels[360:], images[:360], labels[:360], hidden, seed)
+
+
+class Teacher(Classified):
     """Samples that a random network classifies, some of them wrongly: as many as one wants.
 
     No sample is seen often, so the number of samples counts that a job trains on, and how well it uses them.
@@ -98,26 +110,12 @@ class Teacher:
         rng = np.random.default_rng([seed, 7])
         teacher = SmallNetwork(inputs, 2 * hidden, 10)
         weights = teacher.initial(rng)
-        self._train = rng.normal(size=(length, inputs)).astype(np.float32)
-        self._test = rng.normal(size=(1000, inputs))
-        self.labels = teacher.classes(weights, self._train)
+        train = rng.normal(size=(length, inputs)).astype(np.float32)
+        test = rng.normal(size=(1000, inputs))
+        labels = teacher.classes(weights, train)
         wrong = rng.random(length) < noise
-        self.labels[wrong] = rng.integers(0, 10, int(wrong.sum()))
-        self._test_labels = teacher.classes(weights, self._test)
-        self.length = length
-        self._network, self._seed = SmallNetwork(inputs, hidden, 10), seed
-
-    def initial(self) -> Vector:
-        """Return random weights."""
-        return self._network.initial(np.random.default_rng(self._seed + 1))
-
-    def gradient(self, weights: Vector, indices: Indices) -> Vector:
-        """Return the gradient of the mean cross entropy over some samples."""
-        return self._network.gradient(weights, self._train[indices], self.labels[indices])
-
-    def accuracy(self, weights: Vector) -> float:
-        """Return the part of 1,000 test samples that is classified as the teacher does."""
-        return self._network.accuracy(weights, self._test, self._test_labels)
+        labels[wrong] = rng.integers(0, 10, int(wrong.sum()))
+        super().__init__(train, labels, test, teacher.classes(weights, test), hidden, seed)
 
 
 class Nothing:
@@ -229,27 +227,3 @@ class OwnData:
 
 def _cut(order: Indices, weights: Sequence[float]) -> list[Indices]:
     return np.split(order, np.cumsum(split_evenly(len(order), weights))[:-1])
-
-
-class OneQueue:
-    """All workers take from one queue of all samples, shuffled anew each time.
-
-    Args:
-        length: samples.
-        seed: seed of the shuffling.
-    """
-
-    def __init__(self, length: int, seed: int) -> None:
-        self._queue = OwnData(length, [1.0], seed)
-
-    def next(self, worker: int, count: int) -> Indices:
-        """Return the next samples, int64."""
-        return self._queue.next(0, count)
-
-
-class NoData:
-    """No samples, for jobs that learn nothing."""
-
-    def next(self, worker: int, count: int) -> Indices:
-        """Return no samples."""
-        return np.zeros(0, np.int64)

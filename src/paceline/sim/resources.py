@@ -72,11 +72,7 @@ class SharedLink:
 
 
 class Processor:
-    """Serves one job after the other, in the order in which they come.
-
-    Args:
-        environment: simpy's.
-    """
+    """Serves one job after the other, in the order in which they come."""
 
     def __init__(self, environment: Any) -> None:
         self._environment, self._free_at = environment, 0.0

@@ -27,7 +27,7 @@ from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Ru
 from paceline.errors import MissingExtraError
 from paceline.hetero import Measured, Shares, SpeedMeter, WorkerRound, measured_of
 from paceline.hetero.measured import ROUNDS, sizes
-from paceline.sim.problem import NoData, Nothing, OneQueue, OwnData, Problem
+from paceline.sim.problem import Nothing, OwnData, Problem
 from paceline.sim.resources import Processor, SharedLink, call_later
 from paceline.sim.simulated_cluster import SimulatedCluster
 
@@ -139,7 +139,8 @@ class _Job:
         count = len(cluster.workers)
         self._rule: Rule = new_rule(plan.policy, count)
         self._rng = np.random.default_rng([plan.seed, 0])
-        self._source = self._make_source()
+        self._shares_one_queue = plan.shares in ("pool", "measured")
+        self._source = None if isinstance(self._problem, Nothing) else self._make_source()
         self._shares = Shares(plan.batch * count, [1.0] * count) if plan.shares == "measured" else None
         self._meters = [SpeedMeter() for _ in range(count)]
         self._into, self._out_of = (SharedLink(environment, cluster.bandwidth) for _ in range(2))
@@ -171,12 +172,11 @@ class _Job:
         result.server_busy_s = self._server.busy_s
         return result
 
-    def _make_source(self) -> OwnData | OneQueue | NoData:
+    def _make_source(self) -> OwnData:
+        """Return the parts of the data that workers take from; with a pool, one part for all."""
         plan, machines = self._plan, self._cluster.workers
-        if isinstance(self._problem, Nothing):
-            return NoData()
-        if plan.shares in ("pool", "measured"):
-            return OneQueue(self._problem.length, plan.seed)
+        if self._shares_one_queue:
+            return OwnData(self._problem.length, [1.0], plan.seed)
         by_speed = [1 / machine.speed.seconds(plan.batch) for machine in machines]
         weights = by_speed if plan.shares == "data" else [1.0] * len(machines)
         return OwnData(self._problem.length, weights, plan.seed, self._problem.labels, plan.skew)
@@ -190,8 +190,8 @@ class _Job:
             return
         count = self._plan.batch if self._shares is None else self._shares.samples[worker]
         self._batch[worker] = count
-        if self._learns:
-            indices = self._source.next(worker, count)
+        if self._learns and self._source is not None:
+            indices = self._source.next(0 if self._shares_one_queue else worker, count)
             self._gradients[worker] = self._problem.gradient(self._read[worker], indices)
         seconds = self._cluster.workers[worker].speed.seconds(count) * self._noise()
         if self._shares is not None:

@@ -1,4 +1,4 @@
-"""The programs of engines: what they print when they are called, and files that grow while a job runs."""
+"""The programs of engines: calls and their output, and files that grow while a job runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ _CALL_S = 60.0
 
 
 def run_program(
-    words: list[str],
-    package: str,
-    text: str = "",
-    environ: Mapping[str, str] | None = None,
-    limit_s: float = _CALL_S,
+    words: list[str], package: str, text: str = "", environ: Mapping[str, str] | None = None, limit_s: float = _CALL_S
 ) -> str:
     """Run a program of an engine and return its output.
 

@@ -109,11 +109,7 @@ class SgeBackend:
 
 
 class InsideJob(Job):
-    """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does.
-
-    Args:
-        request: the job to run.
-    """
+    """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does."""
 
     def __init__(self, request: SgeRequest) -> None:
         self._request = request
@@ -130,14 +126,7 @@ class InsideJob(Job):
 
 
 class SgeJob(Job):
-    """A job of Grid Engine.
-
-    Args:
-        request: the job to submit.
-
-    Raises:
-        LaunchError: Grid Engine refused it.
-    """
+    """A job of Grid Engine."""
 
     def __init__(self, request: SgeRequest) -> None:
         self._folder = Path(request.folder)
@@ -292,12 +281,7 @@ def on_allocation(spec: JobSpec, slots: Mapping[str, int]) -> JobSpec:
 
 
 def _run(spec: JobSpec, machine: Machine, folder: Path) -> int:
-    """Run a job on the hosts of this one, and return its exit code.
-
-    Raises:
-        LaunchError: this is no job with a parallel environment, or a host cannot be used; no process runs.
-        ValueError: the job does not fit its slots.
-    """
+    """Run a job on the hosts of this one, and return its exit code."""
     try:
         slots = read_hostfile(Path(os.environ["PE_HOSTFILE"]).read_text())
     except (KeyError, OSError) as error:

@@ -186,11 +186,7 @@ def place_on_nodes(spec: JobSpec, environ: Mapping[str, str]) -> tuple[JobSpec, 
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the nodes of a list in Slurm's form: ``h[1-3,7],gpu05``.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """Return the nodes of a list in Slurm's form: ``h[1-3,7],gpu05``."""
     found: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,-]+)\](.*))?", part)
@@ -245,11 +241,7 @@ def output(spec: JobSpec) -> str:
 
 
 def lead_s(options: Mapping[str, str]) -> int:
-    """Return how many seconds before its end a job gets SIGTERM.
-
-    Raises:
-        ValueError: the option is no number.
-    """
+    """Return how many seconds before its end a job gets SIGTERM."""
     try:
         return int(options.get("signal", "60"))
     except ValueError:

@@ -1,7 +1,7 @@
 """Processes on other hosts: an agent per host, which the launcher reaches as it would reach a remote shell.
 
 The launcher starts ``paceline agent`` on each host with a command line of the backend's choosing (ssh, mpirun, srun)
-and talks with it over that command's stdin and stdout, in lines of JSON (``protocol.py``):
+and talks with it over that command's stdin and stdout, in lines of JSON (``agent_link.py``):
 
 | to the agent | |
 |---|---|
@@ -36,6 +36,7 @@ more, names the cause first when a network fails. The time in which an end did n
 from paceline.launch.remote.remote_crew import HostCommand, RemoteCrew
 from paceline.launch.remote.remote_job import (
     AgentBackend,
+    BrokeredJob,
     RemoteJob,
     RemoteRequest,
     agent_script,
@@ -46,6 +47,7 @@ from paceline.launch.remote.remote_job import (
 
 __all__ = [
     "AgentBackend",
+    "BrokeredJob",
     "HostCommand",
     "RemoteCrew",
     "RemoteJob",

@@ -106,9 +106,6 @@ class AgentLink:
         register: called in the new process.
         take: is called with each line of the agent.
         say: shows a line that the remote shell wrote to stderr.
-
-    Raises:
-        LaunchError: the command cannot be run.
     """
 
     def __init__(

@@ -84,11 +84,7 @@ class RemoteCrew(Processes):
         )  # fmt: skip
 
     def opening(self) -> bool:
-        """Tell whether hosts have not reported yet.
-
-        Raises:
-            LaunchError: a host cannot be used, or was not heard for ``start_s``; the message names the hosts.
-        """
+        """Tell whether hosts have not reported yet."""
         if self._failed is not None:
             raise self._failed
         now = time.monotonic()
@@ -111,11 +107,7 @@ class RemoteCrew(Processes):
         return bool(absent)
 
     def _reach_again(self, link: AgentLink, now: float) -> None:
-        """Reach a host again, after a pause, whose remote shell got no answer: it may be busy.
-
-        Raises:
-            LaunchError: the shell ended for another reason, or the time for the start has passed.
-        """
+        """Reach a host again, after a pause, whose remote shell got no answer: it may be busy."""
         start_s, tried_s = self._plan.graces.start_s, now - self._began
         due = self._retry_at.get(link.host)
         if due is None:

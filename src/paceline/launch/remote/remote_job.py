@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from paceline.launch.backends import Backend
 from paceline.launch.host_list import Host
@@ -18,6 +19,9 @@ from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.remote_crew import Explain, HostCommand, RemoteCrew
 from paceline.launch.render import describe
 from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
+
+if TYPE_CHECKING:
+    from paceline.launch.remote.shell import Broker  # a program, too: no module that runs before it may import it
 
 #: Exit codes of the script below.
 NO_DIRECTORY, NO_PYTHON = 91, 92
@@ -158,6 +162,31 @@ class RemoteJob(SupervisedJob):
             )
 
         super().__init__(request.plan, crew)
+
+
+class BrokeredJob(RemoteJob):
+    """A job whose remote shells reach the engine's processes through a broker; that ends with :meth:`wait`.
+
+    Args:
+        request: the job to run.
+        broker: the broker, not started yet.
+        explain: says why a remote shell ended.
+    """
+
+    def __init__(self, request: RemoteRequest, broker: Broker, explain: Explain) -> None:
+        self._broker = broker
+        super().__init__(replace(request, command=broker.located(request.command)), explain)
+
+    def wait(self) -> int:
+        """Run the job and return its exit code."""
+        try:
+            return super().wait()
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the broker, and so all processes of the job."""
+        self._broker.close()
 
 
 class AgentBackend(Backend[RemoteRequest]):

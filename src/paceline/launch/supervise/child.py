@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
 from paceline import forks
 from paceline.errors import LaunchError
@@ -61,11 +61,7 @@ class Child:
         return fds[0], fds[1]
 
     def stdin(self) -> int:
-        """Return the descriptor from which the process reads, non-blocking.
-
-        Raises:
-            ValueError: it reads nothing, or :meth:`close_stdin` was called.
-        """
+        """Return the descriptor from which the process reads, non-blocking."""
         if self._process.stdin is None or self._process.stdin.closed:
             raise ValueError("the process has no stdin")
         os.set_blocking(self._process.stdin.fileno(), False)
@@ -158,7 +154,7 @@ class SignalPipe:
         self._before = {}
         signal.set_wakeup_fd(-1)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)

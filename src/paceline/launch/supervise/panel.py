@@ -24,11 +24,7 @@ _MOVES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-JL-ln-~]|\x1b[78DEHMc]|[\v\f]")
 
 
 class Panel:
-    """The panel of one terminal. It returns bytes; its owner alone writes to the terminal.
-
-    Args:
-        fd: the terminal.
-    """
+    """The panel of one terminal. It returns bytes; its owner alone writes to the terminal."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -46,7 +46,7 @@ from paceline.net.security import new_job_key
 from paceline.observe.table import plural
 
 if TYPE_CHECKING:
-    from paceline.launch.supervise.progress import Watch
+    from paceline.launch.supervise.job_watch import Watch
 
 #: How long leftover processes may take to exit by themselves (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
@@ -142,7 +142,7 @@ class Supervisor:
             around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
             self._crew = self._make_crew(around)
             if is_watched and self._crew.hears_scheduler:
-                from paceline.launch.supervise.progress import Watch  # takes msgspec
+                from paceline.launch.supervise.job_watch import Watch  # takes msgspec
 
                 self._watch = Watch(self._job, self._console, time.monotonic())
             try:

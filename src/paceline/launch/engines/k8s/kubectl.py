@@ -45,19 +45,11 @@ class Kubectl:
         return run_program(self.words(words), _PACKAGE, text, limit_s=limit_s)
 
     def get(self, words: Sequence[str]) -> dict[str, Any]:
-        """Return the objects that ``kubectl get`` finds.
-
-        Raises:
-            LaunchError: see :meth:`run`.
-        """
+        """Return the objects that ``kubectl get`` finds."""
         return cast("dict[str, Any]", json.loads(self.run(["get", *words, "--output", "json"])))
 
     def version(self) -> tuple[int, int]:
-        """Return the version of the cluster: ``(1, 31)``.
-
-        Raises:
-            LaunchError: see :meth:`run`; or the cluster says nothing of its version.
-        """
+        """Return the version of the cluster: ``(1, 31)``."""
         found = json.loads(self.run(["version", "--output", "json"])).get("serverVersion") or {}
         match = re.match(r"v?(\d+)\.(\d+)", str(found.get("gitVersion", "")))
         if match is None:

@@ -283,11 +283,7 @@ class KubernetesBackend:
 
 
 def _fitting(request: Manifests) -> Manifests:
-    """Return the objects that this cluster knows.
-
-    Raises:
-        LaunchError: the cluster does not answer.
-    """
+    """Return the objects that this cluster knows."""
     if request.options.layout != "jobs":
         return request
     major, minor = Kubectl(request.options.namespace).version()

@@ -166,10 +166,7 @@ def _trainer(name: str, parts: list[PodTemplate], options: KubernetesOptions, sp
     runtime = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "ClusterTrainingRuntime",
-        "metadata": {
-            "name": name,
-            "labels": labels(name) | {"trainer.kubeflow.org/framework": "paceline"},
-        },
+        "metadata": {"name": name, "labels": labels(name) | {"trainer.kubeflow.org/framework": "paceline"}},
         "spec": {"mlPolicy": {"numNodes": spec.num_workers}, "template": {"spec": body}},
     }
     train_job = {

@@ -41,11 +41,7 @@ _TERM_GRACE_S = 15
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """Options of the backend ``k8s``.
-
-    Raises:
-        ValueError: an option is impossible; the message says how to correct it.
-    """
+    """Options of the backend ``k8s``."""
 
     image: str = ""
     """Image that has Python, paceline, and the workers' command."""

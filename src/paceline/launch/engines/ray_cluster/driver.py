@@ -58,11 +58,7 @@ def main() -> int:
 
 
 def _reach(address: str) -> None:
-    """Look whether somebody listens at an address: Ray itself tries for minutes.
-
-    Raises:
-        OSError: there is no listener.
-    """
+    """Look whether somebody listens at an address: Ray itself tries for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
         try:
@@ -72,11 +68,7 @@ def _reach(address: str) -> None:
 
 
 def _reserve(request: PlacementRequest) -> PlacementGroup:
-    """Return the placement group when all its bundles are reserved.
-
-    Raises:
-        ValueError: the cluster has no room in time; the text names the request and the resources.
-    """
+    """Return the placement group when all its bundles are reserved."""
     group = placement_group(
         request.resources,
         strategy=request.strategy,

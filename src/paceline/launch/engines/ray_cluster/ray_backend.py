@@ -15,7 +15,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
 from paceline.launch.render import describe
@@ -67,50 +67,30 @@ class RayBackend:
         return RayJob(request)
 
 
-class RayJob(RemoteJob):
-    """A job on Ray; its bundles are reserved until :meth:`wait` returns.
-
-    Raises:
-        LaunchError: there is no cluster, or it has no room.
-    """
+class RayJob(BrokeredJob):
+    """A job on Ray; its bundles are reserved until :meth:`wait` returns."""
 
     def __init__(self, request: RayRequest) -> None:
-        self._driver = Broker("ray", "paceline.launch.engines.ray_cluster.driver")
-        super().__init__(replace(request.remote, command=self._driver.located(request.remote.command)), explain)
+        super().__init__(request.remote, Broker("ray", "paceline.launch.engines.ray_cluster.driver"), explain)
         try:
             self._start_driver(request)
         except BaseException:
             self.cancel()
             raise
 
-    def wait(self) -> int:
-        """Run the job and return its exit code. Then its bundles are free.
-
-        Raises:
-            LaunchError: an actor could not be started, with Ray's message.
-        """
-        try:
-            return super().wait()
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """End the driver, and so all actors of the job. Idempotent."""
-        self._driver.close()
-
     def _start_driver(self, request: RayRequest) -> None:
         asked = PlacementRequest(
             job=f"paceline-{self.id}",
             address=request.options.address,
-            socket=self._driver.socket,
+            socket=self._broker.socket,
             strategy=request.options.strategy,
             wait_s=request.options.wait,
             resources=[dict(bundle.resources) for bundle in request.bundles],
             labels=[dict(bundle.labels) for bundle in request.bundles],
         )
-        self._driver.start(asked.text, {"RAY_USAGE_STATS_ENABLED": "0"})
+        self._broker.start(asked.text, {"RAY_USAGE_STATS_ENABLED": "0"})
         timeout_s = _CONNECT_S + request.options.wait
-        if self._driver.says(timeout_s) != "ready":
+        if self._broker.says(timeout_s) != "ready":
             raise LaunchError(f"the Ray driver did not answer within {timeout_s:g} s")
 
 
@@ -147,11 +127,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Options of the backend ``ray``.
-
-    Raises:
-        ValueError: an option is impossible; the message says how to correct it.
-    """
+    """Options of the backend ``ray``."""
 
     address: str = ""
     """The cluster's address; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""

@@ -22,15 +22,7 @@ from paceline.net.security import encode_key
 START = "paceline.launch.engines.torchx_app.start"
 
 #: Late values that :func:`environment` knows. The pipes to the launcher do not exist, and retries are TorchX's own.
-FILLED_IN = frozenset(
-    {
-        Late.BIND,
-        Late.SCHEDULER,
-        Late.SCHEDULER_HOST,
-        Late.SCHEDULER_PORT,
-        Late.JOB_KEY,
-    }
-)
+FILLED_IN = frozenset({Late.BIND, Late.SCHEDULER, Late.SCHEDULER_HOST, Late.SCHEDULER_PORT, Late.JOB_KEY})
 
 _RANK = config.variable("rank")
 

@@ -135,11 +135,7 @@ class AgentChannel:
         self._sock, self._sending, self._receiving = sock, sending, receiving
 
     def send(self, data: bytes) -> None:
-        """Send a frame; an empty one says that there is no more input.
-
-        Raises:
-            OSError: the connection has ended.
-        """
+        """Send a frame; an empty one says that there is no more input."""
         for start in range(0, len(data), _LARGEST) or (0,):
             part = data[start : start + _LARGEST]
             length = _LENGTH.pack(len(part))

@@ -41,11 +41,7 @@ _PATH = "/app/v1/services"
 
 @dataclass(frozen=True)
 class YarnOptions:
-    """Options of the backend ``yarn``.
-
-    Raises:
-        ValueError: an option is impossible; the message says how to correct it.
-    """
+    """Options of the backend ``yarn``."""
 
     rm: str = ""
     """Web address of the ResourceManager, as in ``http://rm:8088``; empty: that of ``yarn-site.xml``."""
@@ -135,11 +131,7 @@ def names(crews: list[PodTemplate]) -> dict[str, str]:
 
 
 def megabytes(name: str, text: str) -> int:
-    """Return an amount of memory in MiB, rounded up.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return an amount of memory in MiB, rounded up."""
     return math.ceil(amount(name, text, 2**20) / 2**20)
 
 
@@ -189,36 +181,20 @@ class Services:
         self.url, self.user = url.rstrip("/"), user
 
     def check(self) -> None:
-        """Ask whether the API is there.
-
-        Raises:
-            LaunchError: it is not, or no answer comes.
-        """
+        """Ask whether the API is there."""
         self._call("GET", "/version")
 
     def create(self, service: Mapping[str, Any]) -> None:
-        """Ask for a service.
-
-        Raises:
-            LaunchError: YARN refuses it; with YARN's message.
-        """
+        """Ask for a service."""
         self._call("POST", "", service)
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Return what YARN says about a service, None if there is none of that name.
-
-        Raises:
-            LaunchError: YARN does not answer.
-        """
+        """Return what YARN says about a service, None if there is none of that name."""
         found = self._call("GET", f"/{name}", missing=True)
         return found or None
 
     def destroy(self, name: str) -> None:
-        """End a service and its containers, if the service exists.
-
-        Raises:
-            LaunchError: YARN does not answer, or refuses.
-        """
+        """End a service and its containers, if the service exists."""
         self._call("DELETE", f"/{name}", missing=True)
 
     def _call(

@@ -23,7 +23,7 @@ from paceline.launch.engines.yarn.service import Service, Services, YarnOptions,
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
 from paceline.launch.render import describe
@@ -105,20 +105,12 @@ class YarnBackend:
         return YarnJob(request)
 
 
-class YarnJob(RemoteJob):
-    """A service of YARN; it exists until :meth:`wait` returns.
-
-    Args:
-        request: the job to run.
-
-    Raises:
-        LaunchError: YARN refuses it, or the port is taken.
-    """
+class YarnJob(BrokeredJob):
+    """A service of YARN; it exists until :meth:`wait` returns."""
 
     def __init__(self, request: YarnRequest) -> None:
         self._request, self._services = request, _services(request)
-        self._hub = Broker("yarn", "paceline.launch.engines.yarn.hub")
-        super().__init__(replace(request.remote, command=self._hub.located(request.remote.command)), self._explain)
+        super().__init__(request.remote, Broker("yarn", "paceline.launch.engines.yarn.hub"), self._explain)
         self.id = str(request.service["name"])
         self._canceller: Canceller | None = None
         self._application = ""
@@ -129,17 +121,14 @@ class YarnJob(RemoteJob):
             raise
 
     def wait(self) -> int:
-        """Wait for the containers, run the job in them and return its exit code. Then the service is gone.
-
-        Raises:
-            LaunchError: YARN does not start the containers, or one is lost at the start.
-        """
+        """Wait for the containers, run the job in them and return its exit code. Then the service is gone."""
         print(f"[launch] YARN service {self.id}", file=sys.stderr, flush=True)
         try:
             self._wait_for_containers()
-            return super().wait()
-        finally:
+        except BaseException:
             self.cancel()
+            raise
+        return super().wait()
 
     def cancel(self) -> None:
         """End the hub, and so all containers, and destroy the service. Idempotent.
@@ -147,7 +136,7 @@ class YarnJob(RemoteJob):
         Raises:
             LaunchError: YARN does not answer; the message says how to destroy the service by hand.
         """
-        self._hub.close()
+        super().cancel()
         if self._request.key_file:
             Path(self._request.key_file).unlink(missing_ok=True)
         canceller, self._canceller = self._canceller, None
@@ -180,11 +169,7 @@ class YarnJob(RemoteJob):
             raise
 
     def _pass_key(self, key: str) -> None:
-        """Write the key to its file, or say who can read it.
-
-        Raises:
-            LaunchError: the file cannot be written.
-        """
+        """Write the key to its file, or say who can read it."""
         path = self._request.key_file
         if not path:
             network = ", the network on the way there" if self._services.url.startswith("http:") else ""
@@ -198,31 +183,23 @@ class YarnJob(RemoteJob):
             raise LaunchError(f"the hub's key cannot be written: {error}: -o key-folder=FOLDER") from None
 
     def _start_hub(self, key: str) -> int:
-        """Start the hub and return its port.
-
-        Raises:
-            LaunchError: it cannot use the port.
-        """
+        """Start the hub and return its port."""
         asked = {
-            "socket": self._hub.socket,
+            "socket": self._broker.socket,
             "port": self._request.options.port,
             "key": key,
             "names": list(self._request.names.values()),
         }
-        self._hub.start(json.dumps(asked))
-        line = self._hub.says(_START_S)
+        self._broker.start(json.dumps(asked))
+        line = self._broker.says(_START_S)
         if not line.isdecimal():
             raise LaunchError(line or f"the hub did not start within {_START_S:g} s")
         return int(line)
 
     def _wait_for_containers(self) -> None:
-        """Wait until all containers have connected.
-
-        Raises:
-            LaunchError: YARN has ended the service, or took too long.
-        """
+        """Wait until all containers have connected."""
         until = time.monotonic() + self._request.options.wait
-        while self._hub.says(_POLL_S) != "all":
+        while self._broker.says(_POLL_S) != "all":
             found = self._services.get(self.id) or {}
             self._application = found.get("id") or self._application
             state = found.get("state", "ACCEPTED")

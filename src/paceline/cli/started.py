@@ -1,0 +1,51 @@
+"""Commands that the launcher starts: ``paceline run`` inside an allocation, ``paceline agent`` on each host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.cli.options import Parser, UsageError
+from paceline.launch import Machine, backend
+from paceline.launch.job_spec import from_json
+from paceline.launch.remote.agent import main
+
+
+def run_inside(name: str, words: Sequence[str]) -> int:
+    """Run the job of an allocation of Slurm, as the batch script says, and return its exit code."""
+    from paceline.launch.engines.slurm import SPEC_VARIABLE, lead_s  # agents do not need it
+
+    Parser(
+        name,
+        (),
+        "paceline run",
+        f"""\
+Run a job inside an allocation of Slurm. paceline launch --launcher slurm submits a script that calls it; the job comes
+in the variable {SPEC_VARIABLE}.""",
+    ).parse(words)
+    text = os.environ.pop(SPEC_VARIABLE, "")
+    if not text or "SLURM_JOB_ID" not in os.environ:
+        raise UsageError("paceline run works inside an allocation only; use: paceline launch --launcher slurm")
+    chosen = backend("slurm")
+    try:
+        spec = from_json(text)
+        lead = max(1.0, lead_s(spec.options) - 5.0)
+        spec = replace(spec, graces=replace(spec.graces, interrupt_s=lead))
+        request = chosen.plan(spec, Machine.here())
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return chosen.submit(request).wait()
+
+
+def run_agent(name: str, words: Sequence[str]) -> int:
+    """Serve a launcher until it hangs up."""
+    Parser(
+        name,
+        (),
+        "paceline agent",
+        """\
+Start and watch the processes of one host, for a launcher that talks to it on stdin and stdout. It ends everything it
+has started when its stdin ends. paceline launch starts it on each host.""",
+    ).parse(words)
+    return main()

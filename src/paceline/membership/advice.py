@@ -1,0 +1,151 @@
+"""The log's lines about a job that goes on, and its status: advice, which neither lets members live nor die. Pure.
+
+| :class:`Advice` learns from heartbeats | and says |
+|---|---|
+| accounts of time (:mod:`.accounts`) | which processes are slow, and why |
+| speeds (:mod:`.following`) | which groups, or which choice of ``dist_auto``, fit them now |
+| rounds | which workers train fewer rounds than others |
+| sums of weights (:mod:`.same_weights`) | which workers have other weights |
+| figures of the script | those of the whole job |
+
+The servers wait neither for a worker that has left nor for one at a barrier: the others train on without it, in every
+mode. That may be meant, or a loop that ended early, or a batch that raised an error which the script swallowed. So the
+log says it once for each worker when it happens, and at the end how many rounds each has trained. With a pool of
+samples unequal rounds are the purpose; then there is no line.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from paceline.config import Settings
+from paceline.membership.accounts import Verdicts
+from paceline.membership.effects import Action, MemberKey, Warn, describe_workers
+from paceline.membership.following import Following
+from paceline.membership.roster import MemberRecord, Roster, without_token
+from paceline.membership.same_weights import SameWeights
+from paceline.membership.waits import Waits
+from paceline.observe.job_figures import JobFigures
+from paceline.wire import messages as m
+
+#: How often the figures of the job are worked out.
+SETTLE_INTERVAL_S = 1.0
+
+
+class Advice:
+    """Judges what heartbeats tell.
+
+    Args:
+        settings: have the groups and the choice of the start.
+        roster: the members.
+        waits: their requests that wait.
+        now: seconds on the caller's clock.
+
+    Attributes:
+        following: the groups that fit the speeds.
+        verdicts: the slow processes, and the reasons.
+        figures: those that the workers' scripts report.
+    """
+
+    def __init__(self, settings: Settings, roster: Roster, waits: Waits, now: float) -> None:
+        self._roster, self._waits, self._settled = roster, waits, now
+        self.following, self.verdicts, self.figures = Following(settings), Verdicts(), JobFigures()
+        self._rounds, self._same_weights = TrainedRounds(), SameWeights()
+
+    def note(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
+        """Return the lines that follow from a member's account, weights and figures."""
+        try:
+            told = self.verdicts.note(member, beat.account, self.following.groups[1], now)
+        except Exception as error:  # noqa: BLE001 - border: a defect in the advice ends no job
+            self.verdicts = Verdicts()
+            who = f"{member.role} {member.rank} on {member.host}"
+            told = [Warn(f"the account of {who} could not be judged, verdicts begin anew: {error!r}; please report it")]
+        if member.role == "worker":
+            told += self._same_weights.note(member.rank, beat.weights, self._roster.expected)
+            left_out = self.figures.note(member.rank, beat.reports, now)
+            told += [Warn(left_out)] if left_out else []
+        return told
+
+    def settle(self, now: float) -> None:
+        """Work out the figures of the job, if it is time."""
+        if now - self._settled >= SETTLE_INTERVAL_S:
+            self._settled = now
+            self.figures.settle([one.member.rank for one in self._roster.of_role("worker") if one.live], now)
+
+    def uneven(self) -> list[Action]:
+        """Return lines about workers without which others train on, or have until now."""
+        if self._waits.pools.exist:
+            return []
+        return self._rounds.check(self._roster.of_role("worker"), self._waits.barriers.entered())
+
+    def end(self) -> list[Action]:
+        """Return the lines for the end of the job: rounds that differ, and processes that were slow."""
+        workers = self._roster.of_role("worker")
+        return [*([] if self._waits.pools.exist else self._rounds.summary(workers)), *self.verdicts.end()]
+
+    def status(self, deaths: Sequence[m.Death], now: float) -> m.Status:
+        """Return the members, their rounds, and how long each was not heard."""
+        records = sorted(self._roster.items())
+        return m.Status(
+            [without_token(record.member) for _, record in records],
+            [self._state(key, record, now) for key, record in records],
+            list(deaths),
+            self.following.sentences,
+            self.verdicts.sentences,
+            self.verdicts.told(now),
+            self.figures.of_job(),
+            self.verdicts.cohorts,
+            self.verdicts.staleness,
+        )
+
+    def _state(self, key: MemberKey, one: MemberRecord, now: float) -> m.MemberState:
+        phase = "dead" if one.dead else "left" if one.left else "silent" if one.warned else "live"
+        waits_for = " ".join(map(str, self._waits.missing_for(key)))
+        figures = self.figures.of_worker(key[1]) if key[0] == "worker" else {}
+        return m.MemberState(
+            one.round, one.pace, now - one.heard, one.memory, one.sent, one.received, phase, waits_for, one.step_s,
+            self.verdicts.recent(key), self.verdicts.whole(key), figures, *self.verdicts.late(key),
+            self.verdicts.held(key), one.progress,
+        )  # fmt: skip
+
+
+class TrainedRounds:
+    """Lines of the log about unequal rounds."""
+
+    def __init__(self) -> None:
+        self._said: set[int] = set()
+
+    def check(self, workers: Sequence[MemberRecord], at_barrier: Collection[MemberKey]) -> list[Action]:
+        """Return a line for each worker without which others have begun to train on.
+
+        Args:
+            workers: the workers of the job.
+            at_barrier: the members that wait there.
+        """
+        training = [one for one in workers if one.live and _key(one) not in at_barrier]
+        first = max(training, key=lambda one: one.round, default=None)
+        behind = [] if first is None else [one for one in workers if one.round < first.round and not one.dead]
+        found = [one for one in behind if (one.left or _key(one) in at_barrier) and one.member.rank not in self._said]
+        self._said.update(one.member.rank for one in found)
+        return [Warn(f"{one} {_what(one)}; the others train on without it ({_at(first)})") for one in found if first]
+
+    def summary(self, workers: Sequence[MemberRecord]) -> list[Action]:
+        """Return a line about how many rounds each worker has trained, if not all have trained as many."""
+        ranks = defaultdict(list)
+        for one in workers:
+            ranks[one.round].append(one.member.rank)
+        told = [f"{round} by {describe_workers(sorted(found))}" for round, found in sorted(ranks.items(), reverse=True)]
+        return [Warn(f"not all workers have trained as many rounds: {'; '.join(told)}")] if len(told) > 1 else []
+
+
+def _key(one: MemberRecord) -> MemberKey:
+    return one.member.role, one.member.rank
+
+
+def _what(one: MemberRecord) -> str:
+    return f"left the job after round {one.round}" if one.left else f"waits at a barrier after round {one.round}"
+
+
+def _at(one: MemberRecord) -> str:
+    return f"worker {one.member.rank} is in round {one.round}"
