@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-#: Set for the workers of ``paceline launch --ddp``.
-VARIABLE = "PACELINE_DDP"
+#: Set for the workers of ``paceline launch --ddp``: ``1``, or with ``--shares measured`` the latter word.
+VARIABLE, MEASURED = "PACELINE_DDP", "measured"
 
 
 def on_torch_import() -> None:
@@ -23,7 +23,7 @@ def on_torch_import() -> None:
         from paceline.c10d import backend
 
         backend.register()
-        if os.environ.get(VARIABLE) == "1":
+        if os.environ.get(VARIABLE):
             backend.replace_init()
     except Exception as error:  # noqa: BLE001 - border to torch, see above
         import sys

@@ -88,6 +88,13 @@ OPTIONS = (
         section=_ENVIRONMENT,
     ),
     Option(
+        ("--shares",),
+        "with --ddp: deal the samples of a DistributedSampler by measured speed, and weight gradients by samples",
+        "equal|measured",
+        choices=("equal", "measured"),
+        section=_ENVIRONMENT,
+    ),
+    Option(
         ("--staleness",),
         "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)",
         "ROUNDS",

@@ -68,7 +68,7 @@ class Verdicts:
             return self._detector.note_server(member.rank, member.host, parts, account.host)
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
         windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
-        return self._detector.note_worker(member.rank, member.host, windows, account.host, group)
+        return self._detector.note_worker(member.rank, member.host, windows, account.host, group, account.is_ddp)
 
     def leave(self, member: m.Member) -> None:
         """Forget a member that has left."""

@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.observe.account import COMPUTE, DATA, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
+from paceline.observe.account import COMPUTE, DATA, DEVICE, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
 from paceline.observe.host import HostFigures
 from paceline.wire import messages as m
 
@@ -37,6 +38,21 @@ TURN_S = 0.1
 
 #: Returned by :func:`enter` where nothing was entered.
 NOTHING = -1
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """An exchange of gradients that another thread carries out.
+
+    Attributes:
+        began: when it was asked for.
+        ended: when it was over; None: it is not.
+        device_s: seconds in which an accelerator still computed the gradients.
+    """
+
+    began: float
+    ended: float | None = None
+    device_s: float = 0.0
 
 
 class Meter:
@@ -66,6 +82,8 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
+        self._exchange: Exchange | None = None
+        """The last one since the optimizer's step. The thread that trains waits for it at the end of backward."""
         self.last: tuple[int, float] = (0, 1.0)
         """Number and samples of the last round."""
         self.host = HostFigures(threading.get_native_id())
@@ -105,7 +123,36 @@ class Meter:
     @property
     def open_own_s(self) -> float | None:
         """Seconds of the present round, less its waits; None while it waits. Any thread may ask."""
-        return None if self._account.part == WAIT else self._account.open_s(self._clock(), WAIT)
+        if self._account.part == WAIT:
+            return None
+        now, one = self._clock(), self._exchange
+        waited_s = 0.0 if one is None else (one.ended or now) - one.began
+        return max(0.0, self._account.open_s(now, WAIT) - waited_s)
+
+    # ---- exchanges beside the thread that trains ---------------------------------------------------------------------
+
+    def begin_exchange(self) -> Exchange:
+        """Note that another thread is asked to exchange gradients. Any thread may call it."""
+        self._exchange = Exchange(self._clock())
+        return self._exchange
+
+    def end_exchange(self, one: Exchange, device_s: float = 0.0) -> None:
+        """Note that an exchange is over. Any thread may call it."""
+        one.device_s, one.ended = device_s, self._clock()
+
+    def await_exchange(self) -> bool:
+        """Count the last exchange as a wait; returns whether there was one since the last call.
+
+        Those before it took place while the thread went on with the backward pass.
+        """
+        one = self._exchange
+        if one is None or threading.get_ident() != self._thread:
+            return False
+        self._exchange, now = None, self._clock()
+        whole_s = (one.ended or now) - one.began
+        self._account.move(DEVICE, min(one.device_s, whole_s), now)
+        self._account.move(WAIT, max(0.0, whole_s - one.device_s), now)
+        return True
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
 
@@ -164,11 +211,12 @@ class Meter:
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    def report(self, group: int = 0) -> m.AccountReport:
+    def report(self, group: int = 0, is_ddp: bool = False) -> m.AccountReport:
         """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
 
         Args:
             group: number of the worker's group.
+            is_ddp: the rounds are those of a DDP script.
         """
         self.host.stops.start()
         late, self._late = self._late, {}
@@ -180,6 +228,7 @@ class Meter:
             self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,
+            is_ddp,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------
@@ -232,6 +281,17 @@ def forward_begins() -> None:
     """Note that the forward pass of a model begins whose gradients are exchanged."""
     if _active is not None and not is_compiling():
         _active.forward_begins()
+
+
+def begin_exchange() -> Exchange | None:
+    """Note that another thread is asked to exchange gradients; returns the argument for :func:`end_exchange`."""
+    return None if _active is None else _active.begin_exchange()
+
+
+def end_exchange(one: Exchange | None, device_s: float = 0.0) -> None:
+    """Note that an exchange is over, in which an accelerator still computed gradients for so many seconds."""
+    if one is not None and _active is not None:
+        _active.end_exchange(one, device_s)
 
 
 def last_round() -> tuple[int, float]:

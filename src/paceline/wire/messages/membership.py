@@ -126,6 +126,8 @@ class AccountReport(Message):
     """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
     group: Number = 0
     """Number of a worker's group, from 1; 0: all workers step alike."""
+    is_ddp: bool = False
+    """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
 
 
 class ReportedFigures(Message):
