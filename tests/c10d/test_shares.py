@@ -26,7 +26,7 @@ BATCH, LENGTH = 8, 200
 class Work(torch.autograd.Function):
     """Takes a time by samples in the backward pass, three times as long on rank 1."""
 
-    sample_s = 0.0005
+    sample_s = 0.0
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -39,9 +39,14 @@ class Work(torch.autograd.Function):
         return gradient
 
 
+class Slow(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return Work.apply(inputs) if Work.sample_s else inputs
+
+
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), Slow(), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
 
 
 def data() -> TensorDataset:
@@ -57,21 +62,24 @@ def opened() -> None:
     open_group("gloo")
 
 
-def update(model: Any, optimizer: Any, batches: list[Any], no_sync: Callable[[], Any], slow: bool) -> None:
-    """Make one step with the mean over some batches."""
+def epoch(model: Any, optimizer: Any, batches: Any, accumulated: int, no_sync: Callable[[], Any]) -> list[Any]:
+    """Train on batches, some of them in each step; returns their sizes and times."""
+    found, began = [], time.monotonic()
     for number, (x, y) in enumerate(batches, start=1):
-        with no_sync() if number < len(batches) else contextlib.nullcontext():
-            outputs = model(x)
-            loss = torch.nn.functional.cross_entropy(Work.apply(outputs) if slow else outputs, y)
-            (loss / len(batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+        is_last = number % accumulated == 0 or number == len(batches)
+        with contextlib.nullcontext() if is_last else no_sync():
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+        before, began = began, time.monotonic()
+        found.append((len(x), began - before))
+    return found
 
 
 def trained(drop_last: bool, workers: int, accumulated: int, sample_s: float) -> list[Any]:
-    """Train an unchanged loop; returns how far its weights are from one process, its batches, and its step times."""
+    """Train an unchanged loop; returns how far its weights are from one process, sizes of batches, and their times."""
     opened()
-    Work.sample_s = sample_s
     own, size = net(), dist.get_world_size()
     single = copy.deepcopy(own)
     sampler: Any = DistributedSampler(data(), seed=3, drop_last=drop_last)
@@ -79,35 +87,27 @@ def trained(drop_last: bool, workers: int, accumulated: int, sample_s: float) ->
     model = DistributedDataParallel(own)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     alone = torch.optim.SGD(single.parameters(), lr=0.2, momentum=0.9)
-    sizes, times = [], []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        group: list[Any] = []
-        for number, batch in enumerate(loader, start=1):
-            sizes.append(len(batch[0]))
-            group.append(batch)
-            if len(group) == accumulated or number == len(loader):
-                began = time.monotonic()
-                update(model, optimizer, group, model.no_sync, slow=True)
-                times.append((time.monotonic() - began) / len(group))
-                group = []
-        for steps in whole_batches(epoch, drop_last, accumulated, size):
-            update(single, alone, steps, contextlib.nullcontext, slow=False)
+    found = []
+    for number in range(3):
+        sampler.set_epoch(number)
+        Work.sample_s = sample_s
+        found += epoch(model, optimizer, loader, accumulated, model.no_sync)
+        Work.sample_s = 0.0
+        epoch(single, alone, whole_batches(number, drop_last, size), accumulated, contextlib.nullcontext)
     far = max(float((one - two).abs().max()) for one, two in zip(own.parameters(), single.parameters(), strict=True))
     dist.barrier()
-    return [far, sizes, times]
+    return [far, *map(list, zip(*found, strict=True))]
 
 
-def whole_batches(epoch: int, drop_last: bool, accumulated: int, size: int) -> list[list[Any]]:
-    """Return the batches of all ranks together, by step of the optimizer, as PyTorch's own sampler deals them."""
+def whole_batches(epoch: int, drop_last: bool, size: int) -> list[Any]:
+    """Return the batches of all ranks together, as PyTorch's own sampler deals them."""
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(3 + epoch)).tolist()
     total = LENGTH // size * size if drop_last else -(-LENGTH // size) * size
     order = [*order, *order[: max(0, total - LENGTH)]][:total]
     whole = BATCH * size
     stop = total - total % whole if drop_last else total
     x, y = data().tensors
-    batches = [(x[order[at : at + whole]], y[order[at : at + whole]]) for at in range(0, stop, whole)]
-    return [batches[at : at + accumulated] for at in range(0, len(batches), accumulated)]
+    return [(x[order[at : at + whole]], y[order[at : at + whole]]) for at in range(0, stop, whole)]
 
 
 def test_unequal_parts_train_as_one_process_with_the_joined_batches_and_faster() -> None:

@@ -105,7 +105,7 @@ class MeasuredShares:
         """The shares of the loader that was trained on last."""
         self._walks = self._exchanges = 0
         self._batch: dealt.DealtBatch | None = None
-        self._notes: tuple[Any, torch.Tensor, _Part] | None = None
+        self._notes: tuple[Any, list[torch.Tensor], _Part] | None = None
         """The exchange of notes that is under way."""
         self._warned = False
 
@@ -120,25 +120,32 @@ class MeasuredShares:
 
     # ---- models ----------------------------------------------------------------------------------------------------
 
-    def take_model(self, model: DistributedDataParallel) -> None:
-        """Weight the gradients of a model.
+    def check(self, module: torch.nn.Module) -> None:
+        """Check a module before DDP takes it.
 
         Raises:
-            ConfigError: they cannot be exact.
+            ConfigError: its gradients cannot be exact.
         """
-        kinds = {type(one) for one in model.modules()}
+        kinds = {type(one) for one in module.modules()}
         if any(issubclass(one, torch.nn.SyncBatchNorm) for one in kinds):
             raise ConfigError(
                 "--shares measured cannot be exact with SyncBatchNorm, whose backward pass takes batches of all ranks "
                 f"for equally large; use BatchNorm or GroupNorm{_OUT}"
             )
-        if dist.get_world_size(model.process_group) != self._size:
-            raise ConfigError(f"--shares measured needs DDP over all {self._size} workers, not a part of them{_OUT}")
         if any(issubclass(one, _BatchNorm) for one in kinds) and not self._warned:
             self._warned = True
             logger.warning("BatchNorm normalises by each worker's own batch, as under DDP; these have unlike sizes now")
-        self._models[model] = _Model()
+
+    def take_model(self, model: DistributedDataParallel) -> None:
+        """Weight the gradients of a model.
+
+        Raises:
+            ConfigError: not all workers train it.
+        """
         group = model.process_group
+        if dist.get_world_size(group) != self._size:
+            raise ConfigError(f"--shares measured needs DDP over all {self._size} workers, not a part of them{_OUT}")
+        self._models[model] = _Model()
         _register_comm_hook(model, model, lambda state, bucket: self._exchange(group, state, bucket))
 
     def before_forward(self, model: torch.nn.Module, inputs: Any) -> int:
@@ -162,7 +169,7 @@ class MeasuredShares:
             raise ConfigError(
                 f"this worker's part of the batch is {int(part)} samples, and its model was called with inputs of "
                 f"{sorted(rows)} rows: --shares measured needs whole batches in each forward pass, samples along the "
-                f"first dimension{_OUT}"
+                f"first dimension, and a loop that reads no batches ahead{_OUT}"
             )
         is_new, self._batch = batch is not self._batch, batch
         self._begin(model, state, part)
@@ -206,10 +213,9 @@ class MeasuredShares:
         own = self._meter.speed() or Speed(0.0, 0.0)
         walk = part.walk
         note = [walk.number, part.index, part.whole, int(part), walk.dealt, own.fixed_s, own.per_sample_s]
-        table = torch.empty(self._size * len(note), dtype=torch.float64)
         mine = torch.tensor(note, dtype=torch.float64)
-        work = dist.all_gather_into_tensor(table, mine, group=group, async_op=True)
-        self._notes = work, table.view(self._size, -1), part
+        table = [torch.empty_like(mine) for _ in range(self._size)]
+        self._notes = dist.all_gather(table, mine, group=group, async_op=True), table, part
 
     def _take_notes(self) -> None:
         """Follow the speeds of the last exchange.
@@ -221,7 +227,7 @@ class MeasuredShares:
             return
         (work, table, part), self._notes = self._notes, None
         work.wait()
-        notes = table.tolist()
+        notes = [one.tolist() for one in table]
         if len({tuple(note[:3]) for note in notes}) > 1 or sum(note[3] for note in notes) != part.whole:
             told = "; ".join(f"rank {rank}: {n:g} samples of batch {index:g} of walk {walk:g}"
                              for rank, (walk, index, _, n, *_) in enumerate(notes))  # fmt: skip

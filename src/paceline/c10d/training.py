@@ -93,8 +93,10 @@ def watch(session: Session) -> None:
 
 def _watched(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def init(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if _current is not None and _current.shares is not None:
+            _current.shares.check(module)
+        original(self, module, *args, **kwargs)
         if _current is not None and dist.get_backend(self.process_group) == "paceline":
             self.register_forward_pre_hook(_before_forward, with_kwargs=True)
             if _current.shares is not None:
