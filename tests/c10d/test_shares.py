@@ -142,7 +142,7 @@ def refusals() -> list[str]:
         found.append(str(caught.value))
 
     model = DistributedDataParallel(net())
-    x, y = data()[:BATCH]
+    x = data()[:BATCH][0]
     refused(lambda: model(x))
     refused(lambda: model.register_comm_hook(None, lambda state, bucket: None))
     refused(lambda: DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2))))
@@ -173,12 +173,16 @@ def walks_unlike() -> str:
     model = DistributedDataParallel(net())
     loader = DataLoader(data(), batch_size=BATCH, sampler=DistributedSampler(data()))
     batches = iter(loader)
-    with pytest.raises(PacelineError) as caught:
+
+    def train() -> None:
         for number in range(20):
             x, y = next(batches)
             if number == 2 and dist.get_rank() == 1:
                 x, y = next(batches)
             torch.nn.functional.cross_entropy(model(x), y).backward()
+
+    with pytest.raises(PacelineError) as caught:
+        train()
     dist.barrier()
     return str(caught.value)
 

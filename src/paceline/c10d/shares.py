@@ -8,7 +8,7 @@ the global batch: the sum is the gradient of one process with the joined batch. 
 
 | plug point | does |
 |---|---|
-| ``BatchSampler.__iter__``, over a ``DistributedSampler`` that shuffles | deals this worker's part of each global batch |
+| ``BatchSampler.__iter__``, over a ``DistributedSampler`` that shuffles | deals the parts of this worker |
 | the forward pass of a DDP model | notes the part that it computes, and checks that it is all of it |
 | DDP's hook for communication | weights gradients; with some, exchanges speeds and places |
 
@@ -188,7 +188,7 @@ class MeasuredShares:
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, group: Any, model: torch.nn.Module, bucket: dist.GradBucket) -> torch.futures.Future[Any]:
+    def _exchange(self, group: Any, model: torch.nn.Module, bucket: Any) -> Any:
         """Sum the weighted gradients of all ranks: DDP's hook.
 
         Raises:
@@ -251,8 +251,9 @@ class MeasuredShares:
     def deals(self, batches: BatchSampler) -> bool:
         """Tell whether the batches of a loader are cut by speed."""
         one = batches.sampler
-        is_torchs = isinstance(one, DistributedSampler) and type(one).__iter__ is DistributedSampler.__iter__
-        return is_torchs and one.shuffle and one.num_replicas == self._size
+        if not isinstance(one, DistributedSampler) or type(one).__iter__ is not DistributedSampler.__iter__:
+            return False
+        return one.shuffle and one.num_replicas == self._size
 
     def walk(self, batches: BatchSampler) -> Iterator[list[int]]:
         """Deal this worker's part of every global batch."""

@@ -197,7 +197,8 @@ class Session:
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
         weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group, self.is_ddp), weights)
+        account = self.meter.report(self.group, self.is_ddp)
+        return ReportedPace(now, usual or 0.0, pace.samples, spread, account, weights)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
