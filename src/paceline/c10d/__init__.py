@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-#: Set for the workers of ``paceline launch --ddp``: ``1``, or with ``--shares measured`` the latter word.
-VARIABLE, MEASURED = "PACELINE_DDP", "measured"
+#: Set for the workers of ``paceline launch --ddp``: 1, or ``measured`` with ``--shares measured``.
+VARIABLE = "PACELINE_DDP"
 
 
 def on_torch_import() -> None:

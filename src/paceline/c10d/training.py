@@ -24,7 +24,6 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.c10d import MEASURED, VARIABLE
 from paceline.c10d.shares import MeasuredShares
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
@@ -85,7 +84,7 @@ def watch(session: Session) -> None:
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
         DistributedDataParallel.__init__ = _watched(DistributedDataParallel.__init__)  # type: ignore[method-assign]
-    shares = MeasuredShares(session) if os.environ.get(VARIABLE) == MEASURED else None
+    shares = MeasuredShares(session) if os.environ.get("PACELINE_DDP") == "measured" else None
     if shares is not None:
         shares.install()
     _current = Training(session, shares)

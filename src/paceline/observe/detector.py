@@ -421,7 +421,7 @@ class Detector:
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         team = [one for one in self._workers.values() if one.group == worker.group]
-        worker.gain = gain_of(team) if self._merges_rounds and cause in BY_SAMPLES else 0.0
+        worker.gain = gain_of(worker, own_s, team) if self._merges_rounds and cause in BY_SAMPLES else 0.0
         return Verdict(
             worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone,
             gain=worker.gain, is_ddp=self._is_ddp,
