@@ -47,7 +47,7 @@ class Training:
         """Note that a DDP model begins a forward pass."""
         if not (model.training and torch.is_grad_enabled()):
             return
-        meter.forward_begins()
+        meter.active.forward_begins()
         if self.shares is None:
             self._samples += tally(inputs, None).rows
         else:
@@ -57,7 +57,7 @@ class Training:
         """Note that an optimizer begins to step."""
         if not self.session.store_type:
             self._has_exchanged |= self.session.meter.await_exchange()
-            meter.enter(UPDATE)
+            meter.active.enter(UPDATE)
 
     def after_step(self) -> None:
         """Note that an optimizer has stepped."""
@@ -69,7 +69,7 @@ class Training:
             self._samples = 0.0
             if self.shares is not None:
                 self.shares.measure()
-        meter.step_ends()
+        meter.active.step_ends()
 
 
 _current: Training | None = None

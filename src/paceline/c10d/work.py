@@ -73,7 +73,8 @@ class Work(c10d.Work):
         with self._lock:
             self._is_over = True
             base = self._base
-        meter.end_exchange(self._exchange, self.device_s)
+        if self._exchange is not None:
+            meter.active.end_exchange(self._exchange, self.device_s)
         self._running.release()
         if base is not None:
             base.set_result(None)
@@ -87,11 +88,11 @@ class Work(c10d.Work):
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._is_over:
-            before = meter.enter(WAIT)
+            before = meter.active.enter(WAIT)
             try:
                 is_over = self._running.acquire(timeout=seconds if seconds > 0 else -1)
             finally:
-                meter.leave(before)
+                meter.active.leave(before)
             if not is_over:
                 raise DeadlineError(f"{self.what} did not end within {seconds:g} s; it goes on, and you can wait again")
             self._running.release()
@@ -133,9 +134,9 @@ class Work(c10d.Work):
         with self._lock:
             if self._base is None:
                 self._base = torch.futures.Future(devices=sorted(devices, key=str))
-                self._exchange = meter.begin_exchange()
+                self._exchange = meter.active.begin_exchange()
                 if self._is_over:
-                    meter.end_exchange(self._exchange)
+                    meter.active.end_exchange(self._exchange)
                     self._base.set_result(None)
             # Only an error in a callback becomes one of the future in C++, where DDP waits for it.
             return self._base.then(self._value)
@@ -211,11 +212,11 @@ class Runner:
             else:
                 self._queue.put((work, job))
         if is_next:
-            before = meter.enter(WAIT)
+            before = meter.active.enter(WAIT)
             try:
                 self._operations.carry_out(work, job)
             finally:
-                meter.leave(before)
+                meter.active.leave(before)
                 self._turn.release()
                 self._note_end()
         return work

@@ -182,7 +182,7 @@ def _refuse_unused(options: argparse.Namespace) -> None:
     given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in OF_SERVERS}
     if options.launcher != "local":
         given.pop("--start-timeout", None)
-    unused = [flag for flag, value in given.items() if value not in (None, False, [])]
+    unused = [flag for flag, value in given.items() if not (value is None or value is False or value == [])]
     if options.shares and not options.ddp:
         raise UsageError(
             "--shares is for DDP scripts, and needs --ddp; a script with a store takes "
@@ -248,6 +248,8 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "allow": ",".join(options.allow) or None,
         "report_to": ",".join(options.report_to) or None,
         "metrics": options.metrics,
+        "dashboard": options.dashboard,
+        "report": options.report,
         "on_worker_death": options.on_worker_death or ("stop" if options.ddp else None),
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
