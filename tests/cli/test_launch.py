@@ -64,6 +64,8 @@ def test_quiet_launch_says_nothing_on_a_terminal_either() -> None:
         ("--ddp --standalone -n 2 sh", 2, "leave it out: the launcher starts the processes of all hosts"),
         ("--ddp -s 0 -n 2 sh", 2, "--ddp needs a server, and the variables of torchrun; leave out -s 0"),
         ("--ddp --no-torchrun-env -n 2 sh", 2, "leave out --no-torchrun-env"),
+        ("--shares measured -n 2 sh", 2, "--shares is for DDP scripts, and needs --ddp; a script with a store takes"),
+        ("--ddp --shares mesured -n 2 sh", 2, "'mesured' is unknown; did you mean 'measured'?"),
         ("-n 2 --workers 2 sh", 2, "unknown option '--workers'; did you mean '-n'?"),
         ("-n 2 --alow a:B sh", 2, "did you mean '--allow'?"),
         ("-n 2 -- python -u -W ignore no-such-script.py --lr 1", 127, "the script 'no-such-script.py' does not exist"),
@@ -198,6 +200,13 @@ def test_ddp_script_is_planned_as_torchrun_would_start_it(capsys: pytest.Capture
     assert "TORCHELASTIC_RUN_ID=" in plan
 
 
+def test_measured_shares_of_a_ddp_script_are_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--ddp", "--shares", "measured", "-n", "2", "--dry-run", "--", "train.py"]) == 0
+    plan = capsys.readouterr().out
+    assert len(re.findall(r"\bPACELINE_DDP=measured", plan)) == 2
+    assert "--ddp --shares measured: " in plan
+
+
 def test_hosts_may_have_unlike_numbers_of_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("h1 slots=3\nh2\n")
@@ -282,7 +291,7 @@ def test_own_master_port_wins() -> None:
 
 
 def test_options_are_few_and_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(OPTIONS) <= 32
+    assert len(OPTIONS) <= 33
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     shown = capsys.readouterr().out

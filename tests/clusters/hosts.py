@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,9 @@ from paceline.testing.process import start_program
 
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _INTERFACE = "eth0"
+
+#: Addresses of each private network.
+_ROUTER, _BEHIND_ROUTER = "192.168.77.1", "192.168.77.2"
 
 #: A token bucket passes this much at once: below two of the 64 KiB packets of TCP's offload the rate is not reached.
 _BURST_BYTES, _BURST_S = 128 * 1024, 1e-3
@@ -156,25 +159,44 @@ class Hosts(StepwiseStart):
     Args:
         count: of hosts.
         rate_bits_s: what a cable carries in each direction; None: as fast as the machine is.
+        masked: hosts that are each behind a router of their own, which gives their connections its address. All of
+            them have the same private address.
     """
 
-    def __init__(self, count: int = 2, *, rate_bits_s: float | None = None) -> None:
+    def __init__(self, count: int = 2, *, rate_bits_s: float | None = None, masked: Collection[int] = ()) -> None:
         if not 1 <= count <= 200:
             raise ValueError(f"{count} hosts; 1 to 200 are possible")
-        self._count, self._rate_bits_s = count, rate_bits_s
+        self._count, self._rate_bits_s, self._masked = count, rate_bits_s, masked
         self._hosts: list[NamespaceHost] = []
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         namespaces = [_closing(stack, _Namespace()) for _ in range(self._count)]
         self._hosts = [NamespaceHost(one, f"10.77.0.{index + 1}") for index, one in enumerate(namespaces)]
+        ends = [_closing(stack, _Namespace()) if one in self._masked else end for one, end in enumerate(namespaces)]
         if self._count == 2:
-            self._join_directly(namespaces)
+            self._join_directly(ends)
         else:
-            self._join_by_switch(_closing(stack, _Namespace()), namespaces)
-        for host in self._hosts:
+            self._join_by_switch(_closing(stack, _Namespace()), ends)
+        for host, end in zip(self._hosts, ends, strict=True):
             host.run("ip link set lo up")
-            host.run(f"ip addr add {host.address}/24 dev {_INTERFACE}")
-            host.plug()
+            end.run(f"ip addr add {host.address}/24 dev {_INTERFACE}")
+            end.run(f"ip link set {_INTERFACE} up")
+        for index in self._masked:
+            self._hosts[index] = self._mask(namespaces[index], ends[index])
+
+    @staticmethod
+    def _mask(inside: _Namespace, router: _Namespace) -> NamespaceHost:
+        """Put a host behind a router that has an address in the network."""
+        router.run(f"ip link add name inside type veth peer name {_INTERFACE} netns {inside.pid}")
+        router.run(f"ip addr add {_ROUTER}/24 dev inside")
+        router.run("ip link set inside up")
+        router.run("sysctl -qw net.ipv4.ip_forward=1")
+        router.run(f"iptables -t nat -A POSTROUTING -o {_INTERFACE} -j MASQUERADE")
+        inside.run(f"ip addr add {_BEHIND_ROUTER}/24 dev {_INTERFACE}")
+        host = NamespaceHost(inside, _BEHIND_ROUTER)
+        host.plug()
+        host.run(f"ip route add default via {_ROUTER}")
+        return host
 
     def _join_directly(self, ends: Sequence[_Namespace]) -> None:
         ends[0].run(f"ip link add name {_INTERFACE} type veth peer name {_INTERFACE} netns {ends[1].pid}")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.hetero import Shares, Speed, SpeedMeter, fastest_split, split_evenly, step_seconds
+from paceline.hetero.batch_shares import columns_of
 
 speeds = st.builds(Speed, st.floats(0, 0.1), st.floats(1e-4, 0.1))
 
@@ -129,7 +130,7 @@ def test_share_of_a_dead_worker_goes_to_the_others() -> None:
     assert not shares.revise({0: Speed(0, 1)})
     assert shares.revise({1: Speed(0, 2)})
     assert shares.samples == {0: 8, 1: 4}
-    assert shares.columns(1) == (8, 12)
+    assert columns_of(shares.samples, 12)[1] == (8, 12)
     shares.leave(0)
     assert shares.samples == {1: 12}
     with pytest.raises(ValueError, match="last one"):

@@ -439,6 +439,49 @@ def test_summary_names_the_most_expensive_worker_first() -> None:
     )
 
 
+def in_ddp(slow: float) -> Detector:
+    """Return what is known of a DDP job of four workers, of which one computes so many times as long."""
+    detector = Detector()
+    for round in range(1, 40):
+        for worker in range(4):
+            own_s = 0.1 * (slow if worker == 3 else 1.0)
+            parts = [0.0] * len(WORKER_PARTS)
+            parts[COMPUTE], parts[WAIT] = own_s, 0.1 * slow - own_s + 0.01
+            figures = [0] * len(FIGURES)
+            detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], figures, is_ddp=True)
+    return detector
+
+
+def test_slow_rank_of_a_ddp_job_is_named_with_the_gain_of_measured_shares() -> None:
+    detector = in_ddp(2.1)
+    (one,) = detector.verdicts
+    assert (one.rank, one.cause, round(one.ratio, 1)) == (3, "compute", 2.1)
+    gain = (0.21 + 0.01) / (4 / (3 / 0.1 + 1 / 0.21) + 0.01)
+    assert one.gain == pytest.approx(gain, rel=0.01)
+    text = sentence(one)
+    assert "worker 3 on h takes 2.1 times as long as the others" in text
+    assert "with measured shares this job would run up to 1.8 times as fast" in text
+    assert text.endswith("To do: start the job with --ddp --shares measured")
+    detector.leave(3)
+    end = summary(detector.losses)
+    assert "worker 3 on h (computation): " in end
+    assert "With measured shares it would run up to 1.8 times as fast: paceline launch --ddp --shares measured" in end
+    assert "paceline.DistributedOptimizer(optimizer, kvstore=store)" in end
+
+
+def test_ranks_that_wait_for_each_other_in_ddp_are_not_slow() -> None:
+    assert in_ddp(1.0).verdicts == []
+
+
+def test_gain_is_told_where_fewer_samples_help_only() -> None:
+    for part, has_gain in ((DATA, True), (COMPUTE, True), (SEND, False), (OTHER, False)):
+        job = Job(0, 0.05)
+        (one,) = job.run(ONSET) + job.run(30, longer(part, 0.15))
+        assert (one.gain > 1.2) == has_gain
+        assert ("with measured shares" in sentence(one)) == has_gain
+        assert "--ddp" not in sentence(one) + summary(job.detector.losses)
+
+
 def test_worker_that_does_no_rounds_for_hours_takes_no_more_memory() -> None:
     detector, figures = Detector(), [1] * len(FIGURES)
     for round in range(1, 12):

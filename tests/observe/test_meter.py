@@ -16,6 +16,7 @@ from paceline.observe.account import (
     APPLY,
     COMPUTE,
     DATA,
+    DEVICE,
     GC,
     OTHER,
     RECEIVE,
@@ -75,6 +76,27 @@ def test_every_round_is_given_to_its_reader_with_its_parts(one: Meter, clock: Cl
     one.end_round(2, 8.0)
     (steps,) = found
     assert (steps.seconds[COMPUTE], steps.seconds[WAIT], one.waited_s) == (1.0, 2.0, 2.0)
+
+
+def test_wait_for_the_last_exchange_beside_the_thread_is_no_computation(one: Meter, clock: Clock) -> None:
+    found: list[Steps] = []
+    one.on_round = found.append
+    one.end_round(1, 8.0)
+    clock.now += 1.0
+    early = one.begin_exchange()
+    clock.now += 2.0  # the backward pass goes on
+    one.end_exchange(early)
+    last = one.begin_exchange()
+    clock.now += 4.0
+    assert one.open_own_s == 3.0
+    one.end_exchange(last, device_s=1.0)
+    clock.now += 0.5
+    assert one.open_own_s == 3.5
+    assert one.await_exchange()
+    assert not one.await_exchange()
+    one.end_round(2, 8.0)
+    (steps,) = found
+    assert (steps.seconds[COMPUTE], steps.seconds[WAIT], steps.seconds[DEVICE]) == (3.5, 3.0, 1.0)
 
 
 def test_rest_of_a_script_is_no_computation_once_the_forward_pass_is_known(one: Meter, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-#: Set for the workers of ``paceline launch --ddp``.
+#: Set for the workers of ``paceline launch --ddp``: 1, or ``measured`` with ``--shares measured``.
 VARIABLE = "PACELINE_DDP"
 
 
@@ -23,7 +23,7 @@ def on_torch_import() -> None:
         from paceline.c10d import backend
 
         backend.register()
-        if os.environ.get(VARIABLE) == "1":
+        if os.environ.get(VARIABLE):
             backend.replace_init()
     except Exception as error:  # noqa: BLE001 - border to torch, see above
         import sys

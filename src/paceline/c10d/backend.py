@@ -42,9 +42,11 @@ def register() -> None:
 
 def _create(options: Any, pg_options: Any) -> Any:
     from paceline.c10d.group import PacelineGroup
+    from paceline.c10d.training import watch
     from paceline.worker.current import current_session
 
     session = current_session()
+    watch(session)
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
     if members[options.group_rank] != session.rank or max(members) >= len(session.workers):
         raise ConfigError(

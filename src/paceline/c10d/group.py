@@ -414,7 +414,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         is_ready = ready([*work.tensors, *inputs])
 
         def run() -> None:
-            is_ready()
+            work.device_s = is_ready()
             if self._hosts is not None:
                 self._hosts.start(what, timeout_s)
             try:
@@ -423,8 +423,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 raise self._explained(error, f"{what} (number {number})", timeout_s) from error
             finish(work.tensors)
 
-        is_awaited = not getattr(opts, "asyncOp", True)
-        return self._runner.run(work, run, is_awaited=is_awaited)
+        return self._runner.run(work, run, is_awaited=not getattr(opts, "asyncOp", True))
 
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""

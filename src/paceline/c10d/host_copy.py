@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -82,13 +83,15 @@ def _devices(tensors: Tensors) -> list[torch.device]:
     return sorted({one.device for one in tensors if one.device.type == kind}, key=str)
 
 
-def ready(tensors: Tensors) -> Callable[[], None]:
-    """Note the work of devices so far; returns a function that waits for it."""
+def ready(tensors: Tensors) -> Callable[[], float]:
+    """Note the work of devices so far; returns a function that waits for it, and says how many seconds that took."""
     events = [torch.accelerator.current_stream(device).record_event() for device in _devices(tensors)]
 
-    def wait() -> None:
+    def wait() -> float:
+        began = time.monotonic() if events else 0.0
         for event in events:
             event.synchronize()
+        return time.monotonic() - began if events else 0.0
 
     return wait
 

@@ -19,6 +19,8 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._dynamo import eval_frame
 
 from paceline.errors import DeadlineError, PacelineError
+from paceline.observe import meter
+from paceline.observe.account import WAIT
 
 _Kind = TypeVar("_Kind", bound=type)
 
@@ -45,6 +47,7 @@ class Work(c10d.Work):
 
     Attributes:
         tensors: the tensors that it fills.
+        device_s: seconds for which it waited for the devices that compute its tensors.
     """
 
     def __init__(self, what: str, result: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -61,6 +64,8 @@ class Work(c10d.Work):
         self._running.acquire()
         self._is_over = False
         self._base: torch.futures.Future[Any] | None = None
+        self._exchange: meter.Exchange | None = None
+        self.device_s = 0.0
 
     def end(self, error: BaseException | None = None, source: int = -1) -> None:
         """Note that the operation is over."""
@@ -68,6 +73,8 @@ class Work(c10d.Work):
         with self._lock:
             self._is_over = True
             base = self._base
+        if self._exchange is not None:
+            meter.active.end_exchange(self._exchange, self.device_s)
         self._running.release()
         if base is not None:
             base.set_result(None)
@@ -81,7 +88,12 @@ class Work(c10d.Work):
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._is_over:
-            if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+            before = meter.active.enter(WAIT)
+            try:
+                is_over = self._running.acquire(timeout=seconds if seconds > 0 else -1)
+            finally:
+                meter.active.leave(before)
+            if not is_over:
                 raise DeadlineError(f"{self.what} did not end within {seconds:g} s; it goes on, and you can wait again")
             self._running.release()
         if self._error is not None:
@@ -117,12 +129,14 @@ class Work(c10d.Work):
         return self._sender
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the tensors."""
+        """Return a future of the tensors: DDP waits for it at the end of a backward pass."""
         devices = {one.device for one in self.tensors if one.device.type not in ("cpu", "meta")}
         with self._lock:
             if self._base is None:
                 self._base = torch.futures.Future(devices=sorted(devices, key=str))
+                self._exchange = meter.active.begin_exchange()
                 if self._is_over:
+                    meter.active.end_exchange(self._exchange)
                     self._base.set_result(None)
             # Only an error in a callback becomes one of the future in C++, where DDP waits for it.
             return self._base.then(self._value)
@@ -198,9 +212,11 @@ class Runner:
             else:
                 self._queue.put((work, job))
         if is_next:
+            before = meter.active.enter(WAIT)
             try:
                 self._operations.carry_out(work, job)
             finally:
+                meter.active.leave(before)
                 self._turn.release()
                 self._note_end()
         return work

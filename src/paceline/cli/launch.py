@@ -162,6 +162,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         settings=_settings(options),
         torchrun_env=not options.no_torchrun_env,
         ddp=options.ddp,
+        shares=options.shares or "equal",
         graces=_graces(options),
         directory=options.sync_dst_dir or "",
         sync=options.sync_dst_dir is not None,
@@ -187,6 +188,11 @@ def _refuse_unused(options: argparse.Namespace) -> None:
     if options.launcher != "local":
         given.pop("--start-timeout", None)
     unused = [flag for flag, value in given.items() if not (value is None or value is False or value == [])]
+    if options.shares and not options.ddp:
+        raise UsageError(
+            "--shares is for DDP scripts, and needs --ddp; a script with a store takes "
+            "paceline.data.SharedBatchSampler(..., shares='measured')"
+        )
     if options.ddp and (options.num_servers == 0 or options.no_torchrun_env):
         which = "-s 0" if options.num_servers == 0 else "--no-torchrun-env"
         raise UsageError(f"--ddp needs a server, and the variables of torchrun; leave out {which}")

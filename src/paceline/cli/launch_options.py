@@ -44,6 +44,8 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
     "training": (
         Option(("--ddp",), "run an unchanged DDP script: init_process_group opens the backend paceline (see "
                "docs/ddp.md)"),
+        Option(("--shares",), "with --ddp: deal the samples of a DistributedSampler by measured speed, and weight "
+               "gradients by samples", "equal|measured", choices=("equal", "measured")),
         Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
         Option(("--groups",), "groups file of dist_gsync; auto: a short job measures the workers first, also for "
                "dist_auto (default: the worker groups)", "FILE|auto"),

@@ -71,6 +71,7 @@ _FOUND = {
     "--config": "paceline up takes its options on the command line",
     "--dry-run": "nothing runs without a yes: without a terminal, or with the answer no, it only prints the plan",
     "--ddp": "a DDP script makes no pushes that could be timed; use: paceline launch --ddp",
+    "--shares": "it is for DDP scripts; use: paceline launch --ddp --shares measured",
     "--no-torchrun-env": "it is for scripts without a store; paceline up needs one",
 }
 _TAKEN = tuple(option for option in launch_options.OPTIONS if option.flags[-1] not in _FOUND)

@@ -84,7 +84,8 @@ class Dealing:
                 walk.end()
                 raise
             except BaseException:
-                _pop(sizes)
+                if sizes or not isinstance(sizes, deque):  # else it is an error of the sampler itself
+                    _pop(sizes)
                 raise
             walk.hand_out(_pop(sizes))
             return data

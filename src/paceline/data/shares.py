@@ -23,6 +23,7 @@ from paceline.data.sampler import State, epoch_order
 from paceline.data.speeds import MOST_STEPS, Speeds
 from paceline.data.states import place_of
 from paceline.hetero import Shares, Speed, split_evenly
+from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 
@@ -208,7 +209,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         with Dealing(self) as dealing:
             while self._has_batch():
                 first, length = self._first, self._handed_out.length
-                columns = self._columns(length - first)
+                columns = columns_of(self._shares.samples, length - first)
                 start, stop = columns[self._rank]
                 sizes.append(stop - start)
                 begun, waited = self._now(), self._waited()
@@ -258,15 +259,6 @@ class SharedBatchSampler(Sampler[list[int]]):
     def _has_batch(self, more: int = 0) -> bool:
         left = self._handed_out.length + more - self._first
         return left >= (self._shares.global_batch if self._drop_last else 1)
-
-    def _columns(self, left: int) -> dict[int, tuple[int, int]]:
-        """Return which columns of a global batch are each worker's; the last batch is divided in like proportion."""
-        samples = self._shares.samples
-        if left >= self._shares.global_batch:
-            return {worker: self._shares.columns(worker) for worker in samples}
-        parts = split_evenly(max(0, left - len(samples)), list(samples.values()))
-        stops = list(itertools.accumulate(part + 1 for part in parts))
-        return {worker: (stop - part - 1, stop) for worker, part, stop in zip(samples, parts, stops, strict=True)}
 
     # ---- speeds ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ at the same time, and no gradient is stale.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Mapping, Sequence
 
 from paceline.hetero.step_speed import Speed
@@ -97,6 +98,21 @@ def step_seconds(parts: Sequence[int], speeds: Sequence[Speed], max_batch: Seque
     return max(speed.seconds(part, cap) for part, speed, cap in zip(parts, speeds, caps, strict=True))
 
 
+def columns_of(samples: Mapping[int, int], left: int) -> dict[int, tuple[int, int]]:
+    """Return which columns of a global batch are each worker's: they lie side by side in order of rank.
+
+    Args:
+        samples: samples of a whole global batch, by worker.
+        left: samples that are left; a batch that is not whole is divided in like proportion, and everybody gets one or
+            more.
+    """
+    parts = list(samples.values())
+    if left < sum(parts):
+        parts = [1 + part for part in split_evenly(max(0, left - len(parts)), parts)]
+    stops = list(itertools.accumulate(parts))
+    return {worker: (stop - part, stop) for worker, part, stop in zip(samples, parts, stops, strict=True)}
+
+
 class Shares:
     """The shares of a job: fixed fractions, or following measured speeds.
 
@@ -164,11 +180,6 @@ class Shares:
         else:
             parts = split_evenly(self.global_batch, list(self.samples.values()))
             self.samples = dict(zip(self.samples, parts, strict=True))
-
-    def columns(self, worker: int) -> tuple[int, int]:
-        """Return which columns of each global batch are a worker's: shares lie side by side in order of rank."""
-        start = sum(samples for other, samples in self.samples.items() if other < worker)
-        return start, start + self.samples[worker]
 
     def passes(self, worker: int) -> list[int]:
         """Return the batches in which a worker computes its share: as few as fit into its memory, and alike."""

@@ -88,6 +88,8 @@ class JobSpec:
 
     ddp: bool = False
     """Make ``init_process_group`` of the workers' scripts open the backend ``paceline``."""
+    shares: str = "equal"
+    """Samples of the workers of such scripts: ``equal``, or ``measured``, which is by their speed."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:

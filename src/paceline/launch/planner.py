@@ -17,10 +17,12 @@ from paceline.launch.plan import JobPlan, ProcessSpec, Value
 from paceline.launch.worker_groups import WorkerGroup
 
 #: What ``--ddp`` leaves as it is.
-_DDP = (
-    "--ddp: init_process_group opens the backend paceline. It stays DDP: the slowest rank sets the pace; measured "
-    "shares, weights by samples and asynchronous modes need paceline.DistributedOptimizer"
-)
+_DDP = {
+    "equal": "--ddp: init_process_group opens the backend paceline. It stays DDP: the slowest rank sets the pace, if "
+    "--shares measured does not change that; asynchronous modes need paceline.DistributedOptimizer",
+    "measured": "--ddp --shares measured: init_process_group opens the backend paceline, DistributedSampler deals by "
+    "measured speed, and gradients are weighted by samples; asynchronous modes need paceline.DistributedOptimizer",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
         (*scheduler, *servers, *workers),
         spec.job_id,
         spec.graces,
-        (*_notes(machine, spec, places), *((_DDP,) if spec.ddp else ())),
+        (*_notes(machine, spec, places), *((_DDP[spec.shares],) if spec.ddp else ())),
         tuple(host for name, host in hosts.items() if name in used) or (first,),
         spec.directory or machine.directory,
         spec.log_dir,

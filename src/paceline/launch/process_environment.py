@@ -77,7 +77,8 @@ def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict
 
     With ``ddp`` there are those by which libraries recognise torchrun, and the one that paceline's backend reads.
     """
-    as_torchrun: dict[str, Value] = {"TORCHELASTIC_RUN_ID": spec.job_id, "PACELINE_DDP": "1"} if spec.ddp else {}
+    ddp = spec.shares if spec.shares == "measured" else "1"
+    as_torchrun: dict[str, Value] = {"TORCHELASTIC_RUN_ID": spec.job_id, "PACELINE_DDP": ddp} if spec.ddp else {}
     return as_torchrun | {
         "RANK": str(rank),
         "WORLD_SIZE": str(spec.num_workers),

@@ -17,6 +17,8 @@ A step of a worker lasts from the first push of one round to the first push of t
 
 Without a model whose forward pass is watched, ``other`` is a part of ``compute``. A server's account has the parts
 :data:`SERVER_PARTS`.
+
+Of a DDP script a step lasts from one step of its optimizer to the next, and ``wait`` are its collective operations.
 """
 
 from __future__ import annotations
@@ -63,6 +65,13 @@ class Account:
         self._seconds[before] += now - self._since
         self._since, self.part = now, part
         return before
+
+    def move(self, part: int, seconds: float, now: float) -> None:
+        """Count seconds of the present part as those of another one, as far as it has so many."""
+        self.switch(self.part, now)
+        seconds = min(seconds, self._seconds[self.part])
+        self._seconds[self.part] -= seconds
+        self._seconds[part] += seconds
 
     def close(self, now: float) -> list[float]:
         """Return the seconds by part since the last call. Their sum is the time since then."""

@@ -46,6 +46,7 @@ from paceline.observe.history import (
     Reference,
     Round,
     floor_of,
+    gain_of,
     mean_round,
     middle,
     of_others,
@@ -54,7 +55,7 @@ from paceline.observe.history import (
     share_of,
 )  # fmt: skip
 from paceline.observe.servers import SlowServers, WaitShare
-from paceline.observe.verdicts import Cost, Verdict
+from paceline.observe.verdicts import BY_SAMPLES, Cost, Verdict
 
 #: Standard deviations that a window may exceed the others without a count, most that one counts, and the alarm.
 DRIFT, MOST, ALARM = 1.0, 4.2, 9.5
@@ -108,6 +109,8 @@ class _Worker(History):
     """Time that it has cost the others."""
     causes: tuple[str, ...] = ()
     """Of all its verdicts."""
+    gain: float = 0.0
+    """Of its last verdict."""
 
 
 class Detector:
@@ -120,6 +123,7 @@ class Detector:
         self._servers = SlowServers()
         self._merges_rounds = False
         """Whether workers wait for each other."""
+        self._is_ddp = False
 
     # ---- accounts --------------------------------------------------------------------------------------------------
 
@@ -130,6 +134,7 @@ class Detector:
         windows: Iterable[tuple[int, int, float, Sequence[float]]],
         figures: Sequence[int],
         group: int = 0,
+        is_ddp: bool = False,
     ) -> list[Verdict]:
         """Take the account of a worker.
 
@@ -139,12 +144,15 @@ class Detector:
             windows: first round, rounds, samples and seconds by part.
             figures: figures of its host since the last call: :data:`paceline.observe.account.FIGURES`.
             group: number of its group: workers of one group are compared.
+            is_ddp: the rounds are those of a DDP script, whose workers wait for each other.
 
         Returns:
             A change of its state, if there is one.
         """
         worker = self._workers.setdefault(rank, _Worker(rank, host))
         worker.group = group
+        self._is_ddp |= is_ddp
+        self._merges_rounds |= is_ddp
         if len(figures) == len(FIGURES):
             worker.open.append(tuple(figures))
             if worker.rounds:  # at the start a process reads libraries
@@ -176,7 +184,7 @@ class Detector:
         """Forget a worker that has left; the time it has cost is kept."""
         worker = self._workers.pop(rank, None)
         if worker is not None:
-            self._left += _costs([worker])
+            self._left += _costs([worker], self._is_ddp)
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -187,7 +195,7 @@ class Detector:
     @property
     def losses(self) -> list[Cost]:
         """The workers that were slow in this job, the most expensive first."""
-        return sorted([*self._left, *_costs(self._workers.values())], key=lambda one: -one.seconds)
+        return sorted([*self._left, *_costs(self._workers.values(), self._is_ddp)], key=lambda one: -one.seconds)
 
     def recent(self, rank: int) -> tuple[int, float, list[float]] | None:
         """Return rounds, samples and seconds by part of a worker's last windows; None where there are none."""
@@ -412,11 +420,16 @@ class Detector:
         together = [one for one in self._workers.values() if one.rounds] if self._merges_rounds else [worker]
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
-        return Verdict(worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone)
+        team = [one for one in self._workers.values() if one.group == worker.group]
+        worker.gain = gain_of(worker, own_s, team) if self._merges_rounds and cause in BY_SAMPLES else 0.0
+        return Verdict(
+            worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone,
+            gain=worker.gain, is_ddp=self._is_ddp,
+        )  # fmt: skip
 
 
-def _costs(workers: Iterable[_Worker]) -> list[Cost]:
-    return [Cost(one.rank, one.host, one.causes, one.lost_s) for one in workers if one.causes]
+def _costs(workers: Iterable[_Worker], is_ddp: bool) -> list[Cost]:
+    return [Cost(one.rank, one.host, one.causes, one.lost_s, one.gain, is_ddp) for one in workers if one.causes]
 
 
 def _surprise(share: float, usual: float) -> float:

@@ -20,6 +20,9 @@ USUAL, LONG, FIGURES_KEPT = 15, 40, 16
 #: Seconds below which no excess is worth a word.
 LEAST_S = 0.002
 
+#: Factor of a job's rate from which it is worth a word.
+WORTH_GAIN = 1.1
+
 #: Standard deviation of a logarithm that is taken for the least: clocks and counters are no better.
 _LEAST_NOISE = 0.06
 
@@ -159,6 +162,27 @@ def of_past(worker: History, past: Sequence[Round]) -> Reference:
     own_s = before.typical_s
     noise = [_noise(one, len(past)) for one in before.noise]
     return Reference(before.usual, noise, own_s, past[-1].samples, own_s, alone=True)
+
+
+def gain_of(slow: History, own_s: float, team: Iterable[History]) -> float:
+    """Return the factor by which workers in lock step are faster with samples by their speed; 0: not worth a word.
+
+    All of them finish together then. The rest of a round, for which even the slowest one waits, stays.
+
+    Args:
+        slow: the slow worker.
+        own_s: its own time of late.
+        team: all workers that wait for each other.
+    """
+    known = [one for one in team if one.rounds and one.typical_s]
+    samples = [one.rounds[-1].samples for one in known]
+    times = [own_s if one is slow else one.typical_s for one in known]
+    rate = sum(count / seconds for count, seconds in zip(samples, times, strict=True))
+    if len(known) < 2 or not rate:
+        return 0.0
+    rest_s = min(one.usual[WAIT] for one in known)
+    gain = (max(times) + rest_s) / (sum(samples) / rate + rest_s)
+    return gain if gain >= WORTH_GAIN else 0.0
 
 
 def rate_of(worker: History) -> float:

@@ -22,9 +22,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.observe.account import COMPUTE, DATA, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
+from paceline.observe.account import COMPUTE, DATA, DEVICE, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
 from paceline.observe.host import HostFigures
 from paceline.wire import messages as m
 
@@ -42,6 +43,21 @@ NOTHING = -1
 
 #: In place of a thread: no thread counts.
 NO_THREAD = 0
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """An exchange of gradients that another thread carries out.
+
+    Attributes:
+        began: when it was asked for.
+        ended: when it was over; None: it is not.
+        device_s: seconds in which an accelerator still computed the gradients.
+    """
+
+    began: float
+    ended: float | None = None
+    device_s: float = 0.0
 
 
 class Meter:
@@ -74,6 +90,8 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
+        self._exchange: Exchange | None = None
+        """The last one since the optimizer's step. The thread that trains waits for it at the end of backward."""
         self._staleness: Counter[int] = Counter()
         self._held = (0, 0)
         self.last: tuple[int, float] = (0, 1.0)
@@ -119,7 +137,36 @@ class Meter:
     @property
     def open_own_s(self) -> float | None:
         """Seconds of the present round, less its waits; None while it waits. Any thread may ask."""
-        return None if self._account.part == WAIT else self._account.open_s(self._clock(), WAIT)
+        if self._account.part == WAIT:
+            return None
+        now, one = self._clock(), self._exchange
+        waited_s = 0.0 if one is None else (one.ended or now) - one.began
+        return max(0.0, self._account.open_s(now, WAIT) - waited_s)
+
+    # ---- exchanges beside the thread that trains ---------------------------------------------------------------------
+
+    def begin_exchange(self) -> Exchange:
+        """Note that another thread is asked to exchange gradients. Any thread may call it."""
+        self._exchange = Exchange(self._clock())
+        return self._exchange
+
+    def end_exchange(self, one: Exchange, device_s: float = 0.0) -> None:
+        """Note that an exchange is over. Any thread may call it."""
+        one.device_s, one.ended = device_s, self._clock()
+
+    def await_exchange(self) -> bool:
+        """Count the last exchange as a wait; returns whether there was one since the last call.
+
+        Those before it took place while the thread went on with the backward pass.
+        """
+        one = self._exchange
+        if one is None or threading.get_ident() != self._thread:
+            return False
+        self._exchange, now = None, self._clock()
+        whole_s = (one.ended or now) - one.began
+        self._account.move(DEVICE, min(one.device_s, whole_s), now)
+        self._account.move(WAIT, max(0.0, whole_s - one.device_s), now)
+        return True
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
 
@@ -186,11 +233,12 @@ class Meter:
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    def report(self, group: int = 0) -> m.AccountReport:
+    def report(self, group: int = 0, is_ddp: bool = False) -> m.AccountReport:
         """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
 
         Args:
             group: number of the worker's group.
+            is_ddp: the rounds are those of a DDP script.
         """
         self.host.stops.start()
         late, self._late = self._late, {}
@@ -205,6 +253,7 @@ class Meter:
             group,
             list(staleness.items()),
             self._held,
+            is_ddp,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------

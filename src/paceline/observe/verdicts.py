@@ -40,6 +40,25 @@ OF_SERVERS: Mapping[str, tuple[str, str]] = {
     "throttled": ("the CPU quota of its cgroup is used up", "raise the quota (cpu.max)"),
 }
 
+#: Causes that cost less where a worker has fewer samples.
+BY_SAMPLES = frozenset({"data", "compute", "device", "throttled", "busy", "stolen", "batch"})
+
+#: How workers of a job get samples by measured speed, and of a DDP script.
+_SHARES, _SHARES_OF_DDP = (
+    "paceline.data.SharedBatchSampler(data, store, global_batch_size=N, shares='measured') in place of the sampler",
+    "paceline launch --ddp --shares measured, for loaders with a DistributedSampler; or two lines of the script: "
+    "paceline.data.SharedBatchSampler(data, store, global_batch_size=N, shares='measured') in place of the sampler, "
+    "and paceline.DistributedOptimizer(optimizer, kvstore=store) in place of DistributedDataParallel",
+)
+
+#: By cause: the advice to a job that runs a DDP script.
+_ADVICE_OF_DDP: Mapping[str, str] = {
+    "compute": "start the job with --ddp --shares measured",
+    "device": "start the job with --ddp --shares measured",
+    "batch": "start the job with --ddp --shares measured",
+    "throttled": "raise the quota (cpu.max), or start the job with --ddp --shares measured",
+}
+
 _WHOLE = frozenset({"batch", "throttled", "memory", "busy", "stolen", "stopped", "link"})
 
 
@@ -58,6 +77,8 @@ class Verdict:
         lost: samples per second that it costs the job.
         alone: it is compared with its own past.
         role: ``worker`` or ``server``. Of a server, ``share`` is how much of the time it is busy.
+        gain: the factor by which the job would be faster if all had samples by their speed; 0: none that is known.
+        is_ddp: the job runs a DDP script.
     """
 
     rank: int
@@ -70,16 +91,23 @@ class Verdict:
     lost: float
     alone: bool = False
     role: str = "worker"
+    gain: float = 0.0
+    is_ddp: bool = False
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The seconds that a worker has cost the others while it was named as slow, and the causes."""
+    """The seconds that a worker has cost the others while it was named as slow, and the causes.
+
+    ``gain`` and ``is_ddp`` as in :class:`Verdict`.
+    """
 
     rank: int
     host: str
     causes: tuple[str, ...]
     seconds: float
+    gain: float = 0.0
+    is_ddp: bool = False
 
 
 def sentence(one: Verdict) -> str:
@@ -93,7 +121,10 @@ def sentence(one: Verdict) -> str:
     than = "as long as before" if one.alone else "as long as the others"
     subject, advice = CAUSES[one.cause]
     share = f"the reason is {subject}" if one.cause in _WHOLE else f"{one.share:.0%} of its step is {subject}"
-    return f"{who} takes {one.ratio:.1f} times {than} since round {one.round:,}: {share}{cost}. To do: {advice}"
+    gain = f"; with measured shares this job would run up to {one.gain:.1f} times as fast" if one.gain else ""
+    if one.gain and one.is_ddp:
+        advice = _ADVICE_OF_DDP.get(one.cause, advice)
+    return f"{who} takes {one.ratio:.1f} times {than} since round {one.round:,}: {share}{cost}{gain}. To do: {advice}"
 
 
 def _of_server(who: str, cost: str, one: Verdict) -> str:
@@ -111,7 +142,12 @@ def summary(losses: Sequence[Cost]) -> str:
     for one in losses:
         causes = " and ".join(CAUSES[cause][0] for cause in one.causes)
         told.append(f"worker {one.rank} on {one.host} ({causes}): {one.seconds:.1f} s")
-    return f"slow workers of this job, and the time that they cost: {'; '.join(told)}" if told else ""
+    if not told:
+        return ""
+    best = max(losses, key=lambda one: one.gain)
+    way = _SHARES_OF_DDP if best.is_ddp else _SHARES
+    gain = f". With measured shares it would run up to {best.gain:.1f} times as fast: {way}" if best.gain else ""
+    return f"slow workers of this job, and the time that they cost: {'; '.join(told)}{gain}"
 
 
 def _samples(rate: float) -> str:

@@ -74,6 +74,8 @@ class Session:
         """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
+        self.is_ddp = False
+        """Whether the rounds of this worker are those of a DDP script."""
         self.store_type = ""
         """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
@@ -195,7 +197,8 @@ class Session:
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
         weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group), weights)
+        account = self.meter.report(self.group, self.is_ddp)
+        return ReportedPace(now, usual or 0.0, pace.samples, spread, account, weights)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,8 @@ class AccountReport(Message):
     """From a server: how many updates had which staleness."""
     held: tuple[Count, Count] = (0, 0)
     """From a server: its values, and the buckets that they are in."""
+    is_ddp: bool = False
+    """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
 
 
 class ReportedFigures(Message):

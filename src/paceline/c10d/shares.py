@@ -1,0 +1,310 @@
+"""``paceline launch --ddp --shares measured``: an unchanged DDP script whose workers get samples by measured speed.
+
+The global batches stay those of the script: batch k of all ranks together, in the order of its ``DistributedSampler``,
+with the same repeated samples and the same rules of ``drop_last``. Only the cut of each global batch among the workers
+changes. Each rank's gradient, a mean over its own n samples, counts n / N in the sum of all ranks, N being the size of
+the global batch: the sum is the gradient of one process with the joined batch. Shares follow speeds as in
+:class:`paceline.data.SharedBatchSampler`.
+
+| plug point | does |
+|---|---|
+| ``BatchSampler.__iter__``, over a ``DistributedSampler`` that shuffles | deals the parts of this worker |
+| the forward pass of a DDP model | notes the part that it computes, and checks that it is all of it |
+| DDP's hook for communication | weights gradients; with some, exchanges speeds and places |
+
+Every exchange says which batch of which walk over the loader a worker has computed, and how many it has dealt. So all
+workers must be at the same one, and new shares hold from the first batch that nobody has dealt yet. Samplers that do
+not shuffle deal as always: evaluation gathers tensors of equal sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from paceline import dealt
+from paceline.data.fetching import Dealing
+from paceline.errors import ConfigError, PacelineError
+from paceline.hetero import Shares, Speed, SpeedMeter
+from paceline.hetero.batch_shares import columns_of
+from paceline.optim.samples import tensors_in
+from paceline.worker.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: Places and speeds are exchanged at each of the first exchanges of gradients, then at every second one.
+_FIRST, _INTERVAL = 8, 2
+
+_OUT = "; leave out --shares measured"
+
+_register_comm_hook = DistributedDataParallel.register_comm_hook
+
+
+class _Walk:
+    """One walk of this worker over a loader.
+
+    Attributes:
+        number: among the walks that were trained on, which all workers number alike; -1: this one was not yet.
+        dealt: batches that were dealt.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self.shares, self.number, self.dealt = shares, -1, 0
+        self._plan = [(0, dict(shares.samples))]
+
+    def follow(self, first: int) -> None:
+        """Take the present shares from a batch on."""
+        self._plan.append((first, dict(self.shares.samples)))
+
+    def samples(self) -> dict[int, int]:
+        """Return the samples of each worker in the batch that is dealt next."""
+        return next(samples for first, samples in reversed(self._plan) if first <= self.dealt)
+
+
+class _Part(int):
+    """A number of samples: the part of a global batch that this worker gets, and its place."""
+
+    whole: int
+    walk: _Walk
+    index: int
+
+
+class _Model:
+    """A DDP model: the weight of the gradients that it computes."""
+
+    def __init__(self) -> None:
+        self.weight: float | None = None
+        self.has_gradients = False
+        """Whether a forward pass has begun since the last exchange, as in ``no_sync``."""
+        self.part: _Part | None = None
+
+
+class MeasuredShares:
+    """Deals samples by measured speed, and weights gradients by samples.
+
+    Args:
+        session: the job.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._size = session, len(session.workers)
+        self._meter, self._measured = SpeedMeter(), 0
+        self._models: WeakKeyDictionary[torch.nn.Module, _Model] = WeakKeyDictionary()
+        self._shares: WeakKeyDictionary[BatchSampler, Shares] = WeakKeyDictionary()
+        self._last: Shares | None = None
+        """The shares of the loader that was trained on last."""
+        self._walks = self._exchanges = 0
+        self._batch: dealt.DealtBatch | None = None
+        self._notes: tuple[Any, list[torch.Tensor], _Part] | None = None
+        """The exchange of notes that is under way."""
+        self._warned = False
+
+    def install(self) -> None:
+        """Let the plug points of PyTorch call this object, in place of an earlier one."""
+        global _current
+        if _current is None:
+            BatchSampler.__iter__ = _dealing(BatchSampler.__iter__)  # type: ignore[method-assign]
+            for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+                setattr(DistributedDataParallel, name, _refused(getattr(DistributedDataParallel, name)))
+        _current = self
+
+    # ---- models ----------------------------------------------------------------------------------------------------
+
+    def check(self, module: torch.nn.Module) -> None:
+        """Check a module before DDP takes it.
+
+        Raises:
+            ConfigError: its gradients cannot be exact.
+        """
+        kinds = {type(one) for one in module.modules()}
+        if any(issubclass(one, torch.nn.SyncBatchNorm) for one in kinds):
+            raise ConfigError(
+                "--shares measured cannot be exact with SyncBatchNorm, whose backward pass takes batches of all ranks "
+                f"for equally large; use BatchNorm or GroupNorm{_OUT}"
+            )
+        if any(issubclass(one, _BatchNorm) for one in kinds) and not self._warned:
+            self._warned = True
+            logger.warning("BatchNorm normalises by each worker's own batch, as under DDP; these have unlike sizes now")
+
+    def take_model(self, model: DistributedDataParallel) -> None:
+        """Weight the gradients of a model.
+
+        Raises:
+            ConfigError: not all workers train it.
+        """
+        group = model.process_group
+        if dist.get_world_size(group) != self._size:
+            raise ConfigError(f"--shares measured needs DDP over all {self._size} workers, not a part of them{_OUT}")
+        self._models[model] = _Model()
+        _register_comm_hook(model, model, lambda state, bucket: self._exchange(group, state, bucket))
+
+    def before_forward(self, model: torch.nn.Module, inputs: Any) -> int:
+        """Note the batch that a forward pass computes; returns its samples if it is new.
+
+        Raises:
+            ConfigError: it is not certain how many of the samples of the job these are.
+        """
+        state = self._models[model]
+        newest = 0 if self._batch is None else self._batch.number
+        batch = dealt.newest(newest, self._batch)
+        if batch is None or not isinstance(batch.samples, _Part):
+            raise ConfigError(
+                "--shares measured has not dealt the batch that this forward pass computes: the loader needs a "
+                "DistributedSampler of torch with shuffle=True, and batch_size; batches of one loader at a time. "
+                f"With another loader, take paceline.data.SharedBatchSampler and paceline.DistributedOptimizer{_OUT}"
+            )
+        part = batch.samples
+        rows = {one.shape[0] for one in tensors_in(inputs) if one.dim()}
+        if int(part) not in rows:
+            raise ConfigError(
+                f"this worker's part of the batch is {int(part)} samples, and its model was called with inputs of "
+                f"{sorted(rows)} rows: --shares measured needs whole batches in each forward pass, samples along the "
+                f"first dimension, and a loop that reads no batches ahead{_OUT}"
+            )
+        is_new, self._batch = batch is not self._batch, batch
+        self._begin(model, state, part)
+        return int(part) if is_new else 0
+
+    def _begin(self, model: torch.nn.Module, state: _Model, part: _Part) -> None:
+        weight = part / part.whole
+        if state.has_gradients and state.weight not in (None, weight):
+            for one in model.parameters():  # gradients so far were computed with another weight
+                if one.grad is not None:
+                    one.grad.mul_((state.weight or weight) / weight)
+        if part.walk.number < 0:
+            self._walks += 1
+            part.walk.number, self._last = self._walks, part.walk.shares
+        state.weight, state.has_gradients, state.part = weight, True, part
+
+    # ---- exchanges -------------------------------------------------------------------------------------------------
+
+    def _exchange(self, group: Any, model: torch.nn.Module, bucket: Any) -> Any:
+        """Sum the weighted gradients of all ranks: DDP's hook.
+
+        Raises:
+            ConfigError: the weight is not known.
+        """
+        state, gradients = self._models[model], bucket.buffer()
+        if state.weight is None or state.part is None:
+            raise ConfigError(
+                "--shares measured has seen no forward pass of the DDP model before this backward pass; with "
+                f"torch.compile, wrap the compiled model: DistributedDataParallel(torch.compile(model)){_OUT}"
+            )
+        if bucket.index() == 0:
+            self._exchanges += 1
+            if self._exchanges <= _FIRST or self._exchanges % _INTERVAL == 0:
+                self._tell(group, state.part)
+        state.has_gradients = state.has_gradients and not bucket.is_last()
+        work = dist.all_reduce(gradients.mul_(state.weight), group=group, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    def _tell(self, group: Any, part: _Part) -> None:
+        self._take_notes()
+        own = self._meter.speed() or Speed(0.0, 0.0)
+        walk = part.walk
+        note = [walk.number, part.index, part.whole, int(part), walk.dealt, own.fixed_s, own.per_sample_s]
+        mine = torch.tensor(note, dtype=torch.float64)
+        table = [torch.empty_like(mine) for _ in range(self._size)]
+        self._notes = dist.all_gather(table, mine, group=group, async_op=True), table, part
+
+    def _take_notes(self) -> None:
+        """Follow the speeds of the last exchange.
+
+        Raises:
+            PacelineError: the workers are not at the same batch.
+        """
+        if self._notes is None:
+            return
+        (work, table, part), self._notes = self._notes, None
+        work.wait()
+        notes = [one.tolist() for one in table]
+        if len({tuple(note[:3]) for note in notes}) > 1 or sum(note[3] for note in notes) != part.whole:
+            told = "; ".join(f"rank {rank}: {n:g} samples of batch {index:g} of walk {walk:g}"
+                             for rank, (walk, index, _, n, *_) in enumerate(notes))  # fmt: skip
+            raise PacelineError(
+                f"the workers train on parts of unlike batches ({told}), and --shares measured weights parts of one: "
+                f"every worker must walk the loader alike{_OUT}"
+            )
+        speeds = {rank: Speed(*note[5:]) for rank, note in enumerate(notes) if note[6] > 0}
+        if part.walk.shares.revise(speeds):
+            part.walk.follow(round(max(note[4] for note in notes)))
+
+    def measure(self) -> None:
+        """Note the time of the last round."""
+        pace = self._session.pace
+        if pace.rounds > self._measured:
+            self._measured, last = pace.rounds, pace.steps[-1]
+            self._meter.add(last.samples, last.seconds)
+
+    # ---- loaders ---------------------------------------------------------------------------------------------------
+
+    def deals(self, batches: BatchSampler) -> bool:
+        """Tell whether the batches of a loader are cut by speed."""
+        one = batches.sampler
+        if not isinstance(one, DistributedSampler) or type(one).__iter__ is not DistributedSampler.__iter__:
+            return False
+        return one.shuffle and one.num_replicas == self._size
+
+    def walk(self, batches: BatchSampler) -> Iterator[list[int]]:
+        """Deal this worker's part of every global batch."""
+        self._take_notes()
+        walk = _Walk(self._shares_of(batches))
+        order, whole = _order(batches.sampler), walk.shares.global_batch
+        stop = len(order) - (len(order) % whole if batches.drop_last else 0)
+        with Dealing(batches) as dealing:
+            for first in range(0, stop, whole):
+                self._take_notes()
+                samples, left = walk.samples(), min(whole, stop - first)
+                begin, end = columns_of(samples, left)[self._session.rank]
+                part = _Part(end - begin)
+                part.whole, part.walk, part.index = left, walk, walk.dealt
+                walk.dealt += 1
+                dealing.deal(part)
+                yield order[first + begin : first + end]
+
+    def _shares_of(self, batches: BatchSampler) -> Shares:
+        """Return the shares of a loader; of a new one, those of the loader that was trained on last."""
+        if batches not in self._shares:
+            fractions = [1] * self._size if self._last is None else list(self._last.samples.values())
+            self._shares[batches] = Shares(batches.batch_size * self._size, fractions)
+        return self._shares[batches]
+
+
+def _order(sampler: Any) -> list[int]:
+    """Return the indices of all ranks, in the order of the global batches."""
+    whole = copy.copy(sampler)
+    whole.rank, whole.num_replicas, whole.num_samples = 0, 1, sampler.total_size
+    return list(DistributedSampler.__iter__(whole))
+
+
+_current: MeasuredShares | None = None
+
+
+def _dealing(original: Callable[[BatchSampler], Iterator[list[int]]]) -> Callable[[BatchSampler], Iterator[list[int]]]:
+    @functools.wraps(original)
+    def batches(self: BatchSampler) -> Iterator[list[int]]:
+        is_ours = _current is not None and _current.deals(self)
+        return _current.walk(self) if _current is not None and is_ours else original(self)
+
+    return batches
+
+
+def _refused(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def register(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        raise ConfigError(
+            "--shares measured has a communication hook of its own, which weights gradients by samples, and DDP takes "
+            "one; leave out the script's hook, or --shares measured"
+        )
+
+    return register

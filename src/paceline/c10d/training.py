@@ -1,0 +1,119 @@
+"""The rounds of a DDP script, for the account of its process.
+
+Nobody tells where a step of a DDP script begins, so it is seen where PyTorch has hooks for everybody.
+
+| event | the account |
+|---|---|
+| a DDP model begins a forward pass, in training | ``compute`` begins; the rows of its inputs count |
+| DDP waits for the last bucket, at the end of backward | see :meth:`paceline.observe.meter.Meter.await_exchange` |
+| an optimizer begins to step | ``update`` begins |
+| it has stepped, and gradients were exchanged since the last round | the round ends |
+
+Steps of a script that has a store of paceline, too, are not counted here: its pushes are the rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from paceline.c10d.shares import MeasuredShares
+from paceline.observe import meter
+from paceline.observe.account import UPDATE
+from paceline.optim.samples import tally
+from paceline.worker.session import Session
+
+
+class Training:
+    """The steps of this process.
+
+    Args:
+        session: the job.
+        shares: deals samples by measured speed; None: DDP's equal batches.
+    """
+
+    def __init__(self, session: Session, shares: MeasuredShares | None) -> None:
+        self.session, self.shares = session, shares
+        self._samples, self._rounds, self._has_exchanged = 0.0, 0, False
+
+    def before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
+        """Note that a DDP model begins a forward pass."""
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        meter.active.forward_begins()
+        if self.shares is None:
+            self._samples += tally(inputs, None).rows
+        else:
+            self._samples += self.shares.before_forward(model, inputs)
+
+    def before_step(self) -> None:
+        """Note that an optimizer begins to step."""
+        if not self.session.store_type:
+            self._has_exchanged |= self.session.meter.await_exchange()
+            meter.active.enter(UPDATE)
+
+    def after_step(self) -> None:
+        """Note that an optimizer has stepped."""
+        if self.session.store_type:
+            return
+        if self._has_exchanged:
+            self._rounds, self._has_exchanged, self.session.is_ddp = self._rounds + 1, False, True
+            self.session.note_round(self._rounds, self._samples or 1.0)
+            self._samples = 0.0
+            if self.shares is not None:
+                self.shares.measure()
+        meter.active.step_ends()
+
+
+_current: Training | None = None
+
+
+def watch(session: Session) -> None:
+    """Watch the steps of this process, from now on for this job. Idempotent."""
+    global _current
+    if _current is not None and _current.session is session:
+        return
+    if _current is None:
+        register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_post_hook(_after_step)
+        DistributedDataParallel.__init__ = _watched(DistributedDataParallel.__init__)  # type: ignore[method-assign]
+    shares = MeasuredShares(session) if os.environ.get("PACELINE_DDP") == "measured" else None
+    if shares is not None:
+        shares.install()
+    _current = Training(session, shares)
+
+
+def _watched(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if _current is not None and _current.shares is not None:
+            _current.shares.check(module)
+        original(self, module, *args, **kwargs)
+        if _current is not None and dist.get_backend(self.process_group) == "paceline":
+            self.register_forward_pre_hook(_before_forward, with_kwargs=True)
+            if _current.shares is not None:
+                _current.shares.take_model(self)
+
+    return init
+
+
+def _before_forward(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    if _current is not None and not torch.compiler.is_compiling():
+        _current.before_forward(model, (args, kwargs))
+
+
+def _before_step(optimizer: object, args: Any, kwargs: Any) -> None:
+    if _current is not None and not torch.compiler.is_compiling():
+        _current.before_step()
+
+
+def _after_step(optimizer: object, args: Any, kwargs: Any) -> None:
+    if _current is not None and not torch.compiler.is_compiling():
+        _current.after_step()
