@@ -152,6 +152,8 @@ class Settings:
     report_to: str = ""
     """Tools to which the scheduler gives the figures of the job: ``NAME`` or ``NAME:TARGET``, comma separated
     (``paceline launch --report-to``)."""
+    recorder: bool = True
+    """Keep the last events of each process in memory, for ``paceline story`` and ``paceline trace``."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

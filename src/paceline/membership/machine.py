@@ -84,6 +84,7 @@ from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
 from paceline.membership.same_weights import SameWeights
+from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.observe.job_figures import JobFigures
 from paceline.wire import messages as m
@@ -109,6 +110,7 @@ class Membership:
         cause: the member that failed first, and how.
         losses: the workers that the job goes on without.
         figures: those that the workers' scripts report.
+        traces: the trace that is made.
         verdicts: the slow processes, and the reasons.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
@@ -124,7 +126,7 @@ class Membership:
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
         self._rounds, self._same_weights, self.verdicts = TrainedRounds(), SameWeights(), Verdicts()
-        self.figures, self._settled = JobFigures(), now
+        self.figures, self.traces, self._settled = JobFigures(), Traces(), now
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -145,6 +147,8 @@ class Membership:
         key = self._roster.of(peer)
         if key is None and isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [Answer(peer, seq, self.status(now))]
+        if isinstance(body, m.AskTrace):
+            return [Answer(peer, seq, self.traces.ask(body, now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         record = self._roster[key]
@@ -185,7 +189,15 @@ class Membership:
             other = self._roster.get((one.role, one.rank))
             if other is not None and other.member.host_id == record.member.host_id:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
-        return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
+        self.note_trace(record.member, beat.trace)
+        return self._news(self._liveness.suspects_near(record, self._roster.values(), now), now)
+
+    def note_trace(self, member: m.Member, events: m.TraceEvents | None) -> None:
+        """Take events of a process for the trace."""
+        if events is not None:
+            live = {(one.member.role, one.member.rank): one.round for one in self._roster.live()}
+            rounds = {rank: round for (role, rank), round in live.items() if role == "worker"}
+            self.traces.note(member, events, rounds, live.keys())
 
     def _told(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
         """Return the lines that follow from a member's account, weights and figures."""
@@ -211,6 +223,10 @@ class Membership:
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
         return self._roster.of(peer) is not None
+
+    def member_of(self, peer: bytes) -> MemberKey | None:
+        """Return the member that a connection belongs to; None: no member's."""
+        return self._roster.of(peer)
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
         known = self._roster.of(peer)
@@ -279,6 +295,7 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
+        self.traces.tick(now)
         if now - self._settled >= SETTLE_INTERVAL_S:
             self._settled = now
             self.figures.settle([one.member.rank for one in self._roster.of_role("worker") if one.live], now)
@@ -454,11 +471,12 @@ class Membership:
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
-    def _news(self, suspects: Sequence[m.SilentMember] = ()) -> m.News:
+    def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
         left = {record.member.rank for record in self._roster.of_role("worker") if record.left}
         out = sorted(left | self.losses.ranks)
         ends, groups = self._ending is not None, self._following.groups
-        return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
+        lost, trace = list(self.losses.deaths), self.traces.number
+        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""

@@ -15,6 +15,8 @@ import msgspec
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
+from paceline.observe import ring
+from paceline.observe.events import TOOK
 from paceline.server import commands, notices, pulls, push, setup
 from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
@@ -120,6 +122,7 @@ class RequestHandler:
         if rank < 0 or isinstance(body, m.Claim):
             handlers = OF_STRANGERS
         asker = Asker(peer, seq, rank, self._members, self._answer)
+        ring.note(TOOK, seq, asker.number, m.tag_of(body))
         try:
             handler = handlers.get(type(body))
             if handler is None:

@@ -62,6 +62,7 @@ from paceline.wire.messages.membership import (
     AskAbsent,
     AskSamples,
     AskStatus,
+    AskTrace,
     AwaitSamples,
     BlockSpec,
     Bye,
@@ -89,6 +90,9 @@ from paceline.wire.messages.membership import (
     Status,
     TakeSamples,
     Told,
+    TraceEvents,
+    TraceIs,
+    TracePart,
     WeightSums,
     Welcome,
     Window,
@@ -97,7 +101,7 @@ from paceline.wire.messages.membership import (
 PROTOCOL = 1
 
 Request: TypeAlias = (
-    Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
+    Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent | AskTrace
     | TakeSamples | AwaitSamples | ReturnSamples | AskSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | Away | Back | PullRows | AskValues | ForwardBuckets
@@ -113,6 +117,7 @@ Reply: TypeAlias = (
     | PoolSamples
     | SamplesLeft
     | Status
+    | TraceIs
     | Values
     | StateIs
     | CommandAnswer
@@ -128,6 +133,11 @@ Reply: TypeAlias = (
 )
 
 Body: TypeAlias = Request | Reply
+
+
+def tag_of(body: Body) -> int:
+    """Return the number that stands for the type of a message."""
+    return int(type(body).__struct_config__.tag)  # type: ignore[arg-type]
 
 
 class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -153,6 +163,7 @@ __all__ = [
     "AskSamples",
     "AskStats",
     "AskStatus",
+    "AskTrace",
     "AskValues",
     "AwaitSamples",
     "Away",
@@ -226,6 +237,9 @@ __all__ = [
     "TakeAny",
     "TakeSamples",
     "Told",
+    "TraceEvents",
+    "TraceIs",
+    "TracePart",
     "Unknown",
     "UseBoard",
     "Values",
@@ -233,4 +247,5 @@ __all__ = [
     "WeightSums",
     "Welcome",
     "Window",
+    "tag_of",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS
+from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS, MAX_TRACE_BYTES
 from paceline.wire.messages.fields import (
     Amount,
     Count,
@@ -146,6 +146,25 @@ class WeightSums(Message):
     """Of each parameter its name, the sum, and by how much rounding may have changed that."""
 
 
+class TraceEvents(Message):
+    """Events of a process for a trace."""
+
+    trace: Number
+    """Number of the trace."""
+    since: Finite
+    """Time on its clock from which on it sends all events."""
+    unix: Finite
+    """Unix time less its clock, in seconds."""
+    offset: Finite
+    """The scheduler's clock less its clock."""
+    error: Amount
+    """Bound of the offset's error."""
+    lost: Count
+    """Events that were written over before this heartbeat."""
+    records: Annotated[bytes, Meta(max_length=MAX_TRACE_BYTES)]
+    """As in :mod:`paceline.observe.ring`."""
+
+
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
@@ -171,6 +190,8 @@ class Heartbeat(Message, tag=3):
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
+    trace: TraceEvents | None = None
+    """Events since the last heartbeat, while a trace is made."""
 
 
 class Death(Message):
@@ -198,6 +219,10 @@ class News(Message, tag=4):
     """Generation of the groups; 0: those of the start."""
     groups: list[list[Rank]] = msgspec.field(default_factory=list)
     """The groups that fit the measured speeds, from generation 1 on."""
+    at: Amount = 0.0
+    """In an answer: the scheduler's clock."""
+    trace: Number = 0
+    """Number of the trace for which heartbeats bring events; 0: none."""
 
 
 class Bye(Message, tag=5):
@@ -437,3 +462,35 @@ class SamplesLeft(Message, tag=61):
     """Positions; none: all."""
     held: list[tuple[Rank, list[tuple[Count, Count]], float]] = msgspec.field(default_factory=list)
     """Other workers that hold some of them: the positions, and the seconds since the worker got samples last."""
+
+
+class AskTrace(Message, tag=19):
+    """Begin a trace, or ask for what it has; answered with :class:`TraceIs`. Every holder of the job's key may."""
+
+    number: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    """Chosen by the asker."""
+    rounds: Annotated[int, Meta(ge=1, le=10_000)]
+    """Whole rounds of every worker."""
+    timeout_s: Annotated[float, Meta(ge=0, le=3600)]
+    part: Count
+    """The first part to return."""
+
+
+class TracePart(Message):
+    """Events of a member."""
+
+    role: Role
+    rank: Rank
+    host: Name
+    pid: Number
+    events: TraceEvents
+
+
+class TraceIs(Message, tag=45):
+    """Parts of a trace."""
+
+    parts: list[TracePart]
+    is_over: bool
+    """No part follows."""
+    says: Text
+    """Why the trace has less than was asked for."""
