@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import itertools
 import logging
 import math
@@ -19,7 +20,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from paceline import forks
@@ -32,6 +33,12 @@ logger = logging.getLogger(__name__)
 
 #: Events of a ring, and jobs that have ended whose rings are kept.
 CAPACITY, KEPT_JOBS = 8192, 4
+
+#: Rings of a job on one host that are kept in any case: jobs without a key that are started by hand share a folder.
+KEPT_RINGS = 256
+
+#: File of the other hosts of a job.
+_HOSTS = "hosts"
 
 #: Magic, version, capacity, pid, member; the clock's distance to Unix time and to the scheduler's, and its error; host.
 _HEADER = struct.Struct("<8sIIIIddd64s")
@@ -90,14 +97,10 @@ class Ring:
 
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
-        first = max(count, self.written - self._capacity + 1)
+        first = max(count, self.written - self._capacity)
         places = (_HEADER_BYTES + one % self._capacity * RECORD.size for one in range(first + 1, self.written + 1))
         found = b"".join(bytes(self._memory[at : at + RECORD.size]) for at in itertools.islice(places, most))
         return found, first - count
-
-    def last(self, count: int) -> float:
-        """Return the time of an event that is in the ring; 0 before the first one."""
-        return float(RECORD.unpack_from(self._memory, _HEADER_BYTES + count % self._capacity * RECORD.size)[1])
 
     def name(self, role: str, rank: int) -> None:
         """Say who this process is."""
@@ -145,10 +148,10 @@ def start(settings: Settings) -> None:
     if not settings.recorder or active is not None:
         return
     try:
-        path = folder_of(settings.job_id)
+        path = folder_of(settings.job_id, settings.job_key)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         forget_old(path)
-        name = f"{settings.restart}-{settings.role}-{os.getpid()}.ring"
+        name = f"{settings.role}-{os.getpid()}.ring"
         with forks.held():
             _file = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             _reserve(_file, Ring.size())
@@ -194,13 +197,17 @@ def jobs_folder() -> Path:
     return folder() / "rings"
 
 
-def folder_of(job_id: str) -> Path:
-    """Return the folder of a job's rings."""
-    return jobs_folder() / (re.sub(r"[^\w.-]", "_", job_id).lstrip(".") or "job")
+def folder_of(job_id: str, key: str) -> Path:
+    """Return the folder of the rings of a job, of each of its starts another one: each has a key of its own."""
+    start = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    return jobs_folder() / (re.sub(r"[^\w-]", "_", job_id) + f".{start}")
 
 
 def forget_old(own: Path) -> None:
-    """Delete the rings of jobs that have ended, except the last ones."""
+    """Delete the rings of jobs that have ended, except the last ones; and old ones of the own job, if it has many."""
+    for path in sorted(own.glob("*.ring"), key=_when)[:-KEPT_RINGS]:
+        if not is_held(path):
+            path.unlink(missing_ok=True)
     others = [one for one in own.parent.iterdir() if one != own]
     for path in sorted(others, key=_when, reverse=True)[KEPT_JOBS - 1 :]:
         if not any(is_held(ring) for ring in path.glob("*.ring")):
@@ -224,10 +231,26 @@ def is_held(path: Path) -> bool:
 
 
 def rings(path: Path) -> Iterator[tuple[Source, list[Event], bool]]:
-    """Return the processes of a job's last start on this host, their events, and whether they run."""
-    files = sorted(path.glob("*.ring"))
-    last = max((int(one.name.split("-")[0]) for one in files), default=0)
-    for one in files:
-        if one.name.startswith(f"{last}-"):
-            with contextlib.suppress(OSError, ValueError):
-                yield *read(one), is_held(one)
+    """Return the processes of a job on this host, their events, and whether they run."""
+    for one in sorted(path.glob("*.ring")):
+        with contextlib.suppress(OSError, ValueError):
+            yield *read(one), is_held(one)
+
+
+def note_hosts(job_id: str, key: str, hosts: Iterable[str]) -> None:
+    """Write down the other hosts of a job, which keep events of their own.
+
+    Raises:
+        OSError: the folder cannot be written.
+        LaunchError: it cannot be used.
+    """
+    path = folder_of(job_id, key)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
+
+
+def other_hosts(path: Path) -> list[str]:
+    """Return the other hosts of a job, if its launcher ran here."""
+    with contextlib.suppress(OSError):
+        return (path / _HOSTS).read_text().split()
+    return []

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from paceline.observe.account import SERVER_PARTS, WAIT, WORKER_PARTS
-from paceline.observe.events import ANSWERED, GOT, PART, ROLES, SENT, TOOK, Event, Source, member_of
+from paceline.observe.events import ANSWERED, GOT, PART, ROLES, ROUND, SENT, TOOK, Event, Source, member_of
 
 MemberKey: TypeAlias = tuple[str, int]
 
@@ -115,6 +115,12 @@ class Timeline:
         return {way: Request(way[0], way[1], **{**empty, **events}) for way, events in found.items()}
 
     @cached_property
+    def rounds(self) -> Mapping[MemberKey, int]:
+        """The last round of each worker."""
+        last = {key: [one.number for one in made.events if one.kind == ROUND] for key, made in self.processes.items()}
+        return {key: max(numbers) for key, numbers in last.items() if numbers}
+
+    @cached_property
     def _got(self) -> Mapping[MemberKey, list[tuple[float, Request]]]:
         """By asker, the requests whose answers came, in that order."""
         found: dict[MemberKey, list[tuple[float, Request]]] = {}
@@ -134,7 +140,14 @@ class Timeline:
         if last >= 0 and got[last][0] >= wait.begin:
             return self._cause(got[last][1])
         pending = [one for one in self.requests.values() if one.asker == key and one.sent and one.got is None]
-        return pending[-1].asked if pending else None
+        return self._missing(pending[-1]) if pending else None
+
+    def _missing(self, request: Request) -> MemberKey:
+        """Return the worker that is furthest behind, if the asked one has taken a request and not answered it."""
+        rounds = self.rounds
+        behind = min(rounds, key=lambda one: rounds[one], default=request.asker)
+        is_held = request.took is not None and request.answered is None
+        return behind if is_held and rounds.get(behind, 0) < rounds.get(request.asker, 0) else request.asked
 
     def _cause(self, request: Request, depth: int = 0) -> MemberKey:
         """Return the sender of the last request that the asked one took before it answered this one."""

@@ -20,6 +20,7 @@ from paceline.errors import LaunchError
 from paceline.exitcodes import WORKER_LOST
 from paceline.launch import runtime
 from paceline.launch.backends import Job
+from paceline.launch.hosts import LOCALHOST
 from paceline.launch.plan import JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
 from paceline.launch.supervise.console import Console
@@ -44,6 +45,7 @@ from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
 from paceline.launch.table import plural
 from paceline.net.security import new_job_key
+from paceline.observe import ring
 
 if TYPE_CHECKING:
     from paceline.launch.supervise.watch import Watch
@@ -197,6 +199,8 @@ class Supervisor:
         """Tell ``paceline status`` of this job. A job runs without that if its file cannot be written."""
         with contextlib.suppress(OSError, LaunchError):
             runtime.write(replace(self._job, scheduler=scheduler or ""))
+            if self._plan.scheduler is not None:
+                ring.note_hosts(self._job.id, self._job.key, [one for one in self._job.hosts if one != LOCALHOST])
 
     def _forget(self) -> None:
         with contextlib.suppress(OSError, LaunchError):
@@ -215,6 +219,8 @@ class Supervisor:
         if blame.cause is not None:
             tail, host = self._tail_and_host(blame.cause.member)
             self._console.block(failure_block(blame.cause, tail, blame.aftermath, host))
+            if self._plan.scheduler is not None:
+                self._console.say(f"the last seconds of all processes: paceline story {self._plan.job_id}")
 
     def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
         return self._console.tail(member), self._processes[member].host
