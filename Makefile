@@ -17,7 +17,7 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/i
   ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers check format docs fuzz mutations oracle \
-  blame slow busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
+  blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
+	@echo "make pictures  docs/images from real jobs (half a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
@@ -151,6 +152,9 @@ busy: $(READY)
 soak: $(READY)
 	PACELINE_TEST_ROUNDS=10000 $(BIN)/python -m pytest --timeout 600 tests/observe/test_detector.py
 	$(BIN)/python -m tests.soak $(SOAK)
+
+pictures: $(READY)
+	$(BIN)/python docs/images/panel.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

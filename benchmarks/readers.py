@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.data import Records, RecordWriter, TarSamples, TarWriter
-from paceline.data.records import ImageHeader, pack, unpack
+from paceline.data.record_files import ImageHeader, pack, unpack
 from paceline.data.sampler import epoch_order
 
 BATCH = 32

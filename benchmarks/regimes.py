@@ -25,8 +25,8 @@ import numpy as np
 from paceline.consistency import policy_of
 from paceline.hetero import Choice, Speed, choose
 from paceline.sim import SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
-from paceline.sim.job import measure
 from paceline.sim.problem import Teacher
+from paceline.sim.simulation import measure
 
 BATCH = 32
 TARGET = 0.77

@@ -25,7 +25,7 @@ from sklearn.datasets import dump_svmlight_file
 from torch.nn import functional as F
 
 import paceline
-from paceline.data.records import ImageHeader, pack
+from paceline.data.record_files import ImageHeader, pack
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from paceline.consistency import Policy, policy_of
 from paceline.hetero import Speed
-from paceline.sim.job import ShareKind
+from paceline.sim.simulation import ShareKind
 
 #: Seconds of a batch, by class of workers.
 CLASSES = (0.15, 0.3, 0.6)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import paceline
 from common.fit import Batch, own_part
-from paceline.data.records import unpack
+from paceline.data.record_files import unpack
 from paceline.data.tar import Archive, grouped
 from paceline.kvstore import KVStoreBase
 

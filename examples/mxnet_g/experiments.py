@@ -120,7 +120,7 @@ def _job(options: argparse.Namespace, mode: str) -> list[str]:
 
 
 def _number_of(hosts: str) -> int:
-    from paceline.launch.hosts import parse_hosts  # takes longer than all else here
+    from paceline.launch.host_list import parse_hosts  # takes longer than all else here
 
     return len(parse_hosts(Path(hosts).read_text(), hosts))
 

@@ -17,7 +17,7 @@ from paceline.hetero import WorkerRound
 from paceline.hetero.files import report_text, steps_line
 from paceline.launch import Host
 from paceline.launch.link_rates import KEY_VARIABLE, MARK
-from paceline.launch.remote.doctor import Finding
+from paceline.launch.remote.host_checks import Finding
 
 ABOUT = {"version": "3.11.7", "cores": 4, "python": "/usr/bin/python3"}
 FACTS = {"versions": {"paceline": "1.0", "torch": "2.13.0"}, "address": "10.0.0.1", "shared": True}

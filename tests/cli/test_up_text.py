@@ -9,7 +9,7 @@ import pytest
 from paceline.cli.hosts import read_hosts
 from paceline.cli.up_text import WIDTH, host_list, shown_command, shown_findings
 from paceline.launch import Host
-from paceline.launch.remote.doctor import Finding
+from paceline.launch.remote.host_checks import Finding
 
 HOSTS = (
     Host("h1", port=2222, weight=3, interface="eth1"),

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.data.pool import Walker
 from paceline.errors import DeadlineError
-from paceline.membership.actions import Answer, Waiting
+from paceline.membership.effects import Answer, Waiting
 from paceline.membership.pools import Pools
 from paceline.wire import messages as m
 

@@ -53,8 +53,8 @@ def test_job_file_makes_a_plan(
     assert "--batch-size 64" in capsys.readouterr().out
 
 
-def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    [_, script] = blocks("README.md", "python")
+def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    [script] = blocks("docs/saving.md", "python")
     script = script.replace("batch_size=32", "batch_size=128").replace("first_epoch, 4", "first_epoch, 2")
     runs = [("whole", 1, script), ("broken", 1, script.replace("first_epoch, 2", "1")), ("broken", 2, script)]
     for folder, servers, text in runs:

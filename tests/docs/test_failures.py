@@ -9,8 +9,8 @@ from dataclasses import asdict
 import pytest
 
 from paceline.config import Settings
-from paceline.launch.remote.protocol import SILENCE_S
-from paceline.launch.spec import Graces
+from paceline.launch.job_spec import Graces
+from paceline.launch.remote.agent_link import SILENCE_S
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S
 from paceline.net import call, client, connection, endpoints, lifeline, sockets

@@ -26,11 +26,12 @@ SCRIPTS = Path(__file__).with_name("typed")
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
-    """Lines with errors, by file: of the two scripts, and of README's."""
+    """Lines with errors, by file: of the two scripts, and of those in README and saving.md."""
     folder = tmp_path_factory.mktemp("typed")
     for path in SCRIPTS.glob("*.py"):
         (folder / path.name).write_text(path.read_text())
-    for index, script in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)):
+    texts = (ROOT / "README.md").read_text() + (ROOT / "docs/saving.md").read_text()
+    for index, script in enumerate(re.findall(r"```python\n(.*?)```", texts, re.DOTALL)):
         (folder / f"readme{index}.py").write_text(script)
     files = sorted(map(str, folder.glob("*.py")))
     out, problem, _ = api.run(["--strict", "--config-file=", f"--cache-dir={folder}/cache", *files])

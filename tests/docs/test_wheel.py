@@ -75,12 +75,12 @@ def test_ddp_script_runs_unchanged(user: Path) -> None:
 
 
 def test_readme_scripts_run_word_for_word(user: Path) -> None:
-    first, second = blocks("README.md", "python")
+    [first], [second] = blocks("README.md", "python"), blocks("docs/saving.md", "python")
     (user / "train.py").write_text(first)
     (user / "resume.py").write_text(second)
-    readme = (ROOT / "README.md").read_text()
+    shown = (ROOT / "README.md").read_text() + (ROOT / "docs/saving.md").read_text()
     for command in ("paceline launch -n 4 -s 2 -- python train.py", "paceline launch -n 2 -s 1 -- python resume.py"):
-        assert command in readme
+        assert command in shown
         assert "[worker 0] epoch 2: " in call(command.split(), user).stdout
     assert "epoch" not in call(command.split(), user).stdout  # it goes on after the last epoch
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import paceline
-from paceline.launch.remote.protocol import SILENCE_S
+from paceline.launch.remote.agent_link import SILENCE_S
 from tests.clusters.ssh import SshHosts, why_no_ssh
 from tests.engines.small_jobs import trained, write_training
 

@@ -107,8 +107,9 @@ def train(name, dtype, update, mode="dist_sync"):
         (joined_loss(model, number, [store.rank]) / SAMPLES[store.rank]).backward()
         if update == "server":
             store.set_options(option_groups(sparse_one))
-        exchange.push(model.rare.weight)
-        exchange.finish()
+        exchange.push_rest(store.carried())
+        exchange.settle()
+        exchange.take()
         grads = [param.grad for param in dense.values()]
         rest.pushpull(list(dense), grads, grads)
         if update == "worker":

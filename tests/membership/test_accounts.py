@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.membership.accounts import Verdicts, why_damaged
-from paceline.membership.actions import Warn
+from paceline.membership.effects import Warn
 from paceline.observe.account import COMPUTE, DATA, FIGURES, SERVER_PARTS, WORKER_PARTS
 from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.membership import Finish, Membership
-from paceline.membership.actions import Action
+from paceline.membership.effects import Action
 from paceline.wire import messages as m
 from tests.membership.test_machine import JOB, answers, joined
 

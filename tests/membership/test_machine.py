@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
-from paceline.membership.actions import Waiting
+from paceline.membership.effects import Waiting
 from paceline.net.answerer import Answerer
 from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client

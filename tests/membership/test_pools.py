@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.membership.actions import Answer, Waiting
+from paceline.membership.effects import Answer, Waiting
 from paceline.membership.pools import MAX_POOLS, Pools
 from paceline.wire import messages as m
 from tests.membership.test_machine import JOB, answers, joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.membership import Membership, Warn
-from paceline.membership.actions import Action
+from paceline.membership.effects import Action
 from paceline.wire import messages as m
 from tests.membership.test_machine import JOB, joined
 

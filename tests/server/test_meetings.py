@@ -132,7 +132,7 @@ def test_board_refuses_requests_without_their_names_and_numbers(body: m.UseBoard
 
 def test_groups_leave_nothing_behind() -> None:
     job = OneProcess("aa")
-    meetings = job.services[0]._host.meetings
+    meetings = job.services[0].meetings
     for group in ("one", "other"):
         ask(job, 0, m.TakeAny(group))
         ask(job, 1, m.Meet(group, 1, [1, 0], "send and recv", [0]), (b"x",))

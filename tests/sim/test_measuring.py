@@ -7,8 +7,8 @@ import pytest
 
 from paceline.hetero import Speed
 from paceline.sim import SimulatedCluster, SimulatedWorker
-from paceline.sim.job import measure
 from paceline.sim.problem import OwnData, Teacher
+from paceline.sim.simulation import measure
 
 CLASSES = tuple(SimulatedWorker(Speed(0.2 * one, 0.8 * one / 32)) for one in (1.0, 1.0, 2.0, 4.0))
 

@@ -12,7 +12,7 @@ from paceline.cli.options import Option, Parser, UsageError
 from paceline.launch import Host, with_default_interface
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_script, explain
-from paceline.launch.remote.doctor import Doctor, Finding
+from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import ssh_command
 from paceline.launch.table import table
 

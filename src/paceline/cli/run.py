@@ -9,7 +9,7 @@ from dataclasses import replace
 from paceline.cli.options import Parser, UsageError
 from paceline.launch import Machine, backend
 from paceline.launch.engines.slurm import SPEC_VARIABLE, lead_s
-from paceline.launch.spec import from_json
+from paceline.launch.job_spec import from_json
 
 _DESCRIPTION = """\
 Run a job inside an allocation of Slurm. paceline launch --launcher slurm submits a script that calls it; the job comes

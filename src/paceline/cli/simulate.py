@@ -13,8 +13,8 @@ from paceline.hetero import choose
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
 from paceline.sim import Result, SimulatedCluster, SimulatedTraining, read_cluster, simulate
-from paceline.sim.job import ShareKind, measure
-from paceline.sim.picture import draw
+from paceline.sim.plots import draw
+from paceline.sim.simulation import ShareKind, measure
 
 if TYPE_CHECKING:
     from paceline.sim.problem import Problem

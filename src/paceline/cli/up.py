@@ -30,7 +30,7 @@ from paceline.hetero.files import parse_report
 from paceline.launch import Host, JobSpec, Machine, backend, runtime
 from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, explain
-from paceline.launch.remote.doctor import Doctor, Finding
+from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import run_all
 from paceline.launch.table import duration, plural
 from paceline.net.security import new_job_key

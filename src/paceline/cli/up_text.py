@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.launch import Host
-from paceline.launch.remote.doctor import Finding
+from paceline.launch.remote.host_checks import Finding
 from paceline.launch.table import plural, table
 from paceline.sim.hosts_plan import HostPlanner, HostsPlan, PlannedJob
 

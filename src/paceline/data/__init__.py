@@ -5,7 +5,7 @@ from paceline.data.dataset import ArrayDataset, Batches, batches
 from paceline.data.digits import digits
 from paceline.data.partition import read_spans
 from paceline.data.pool import PooledBatchSampler
-from paceline.data.records import Records, RecordWriter
+from paceline.data.record_files import Records, RecordWriter
 from paceline.data.sampler import ShardedSampler
 from paceline.data.shards import Shards, shards
 from paceline.data.shares import SharedBatchSampler

@@ -34,13 +34,15 @@ Either way neither key nor user's variables are ever words of a command line, an
 
 from __future__ import annotations
 
+import typing
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from paceline import extensions
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine
-from paceline.launch.spec import JobSpec
+from paceline.naming import nearest
 
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
@@ -48,10 +50,10 @@ BACKENDS: dict[str, str] = {
     "mpi": "paceline.launch.engines.mpi:MpiBackend",
     "slurm": "paceline.launch.engines.slurm:SlurmBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
-    "ray": "paceline.launch.engines.ray_cluster.backend:RayBackend",
-    "sge": "paceline.launch.engines.sge.backend:SgeBackend",
-    "k8s": "paceline.launch.engines.k8s.backend:KubernetesBackend",
-    "yarn": "paceline.launch.engines.yarn.backend:YarnBackend",
+    "ray": "paceline.launch.engines.ray_cluster.ray_backend:RayBackend",
+    "sge": "paceline.launch.engines.sge:SgeBackend",
+    "k8s": "paceline.launch.engines.k8s.kubernetes:KubernetesBackend",
+    "yarn": "paceline.launch.engines.yarn.yarn_backend:YarnBackend",
 }
 
 R = TypeVar("R")
@@ -89,6 +91,7 @@ class Job(Protocol):
 class Backend(Protocol[R]):
     """A way to run a job. ``R`` is its form of a job spec."""
 
+    @abstractmethod
     def plan(self, spec: JobSpec, machine: Machine) -> R:
         """Turn a job spec into what will be run. Pure.
 
@@ -96,9 +99,11 @@ class Backend(Protocol[R]):
             ValueError: the spec does not fit this backend; the message says what would.
         """
 
+    @abstractmethod
     def render(self, request: R) -> str:
         """Return the request as text, secrets masked."""
 
+    @abstractmethod
     def check(self, request: R) -> None:
         """Check that the request can run. Starts nothing.
 
@@ -106,6 +111,7 @@ class Backend(Protocol[R]):
             paceline.errors.LaunchError: it cannot; the message says why and what to do.
         """
 
+    @abstractmethod
     def submit(self, request: R) -> Job:
         """Start the job.
 
@@ -127,3 +133,63 @@ def backend(name: str) -> Backend[Any]:
     """
     found = extensions.load(BACKENDS[name]) if name in BACKENDS else extensions.find("launcher", name, BACKENDS)
     return cast("Backend[Any]", found())
+
+
+T = TypeVar("T")
+
+
+def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, str]) -> Mapping[str, str]:
+    """Check the options of a backend and return them.
+
+    Args:
+        backend: its name, for messages.
+        known: meaning of each option.
+        given: the user's options.
+
+    Raises:
+        ValueError: one is unknown; the message lists what there is.
+    """
+    for name in given:
+        if name not in known:
+            _refuse(backend, name, known, "; ".join(f"{one}: {text}" for one, text in known.items()))
+    return given
+
+
+def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
+    """Return the options of a backend as a dataclass.
+
+    Args:
+        backend: its name, for messages.
+        form: a dataclass; its fields, with hyphens, are the names. Each is a ``str``, ``int``, ``float``, or a tuple of
+            ``str``, which is written with commas.
+        given: the user's options.
+
+    Raises:
+        ValueError: an unknown name, or a value that cannot be.
+    """
+    types = {name.replace("_", "-"): kind for name, kind in typing.get_type_hints(form).items()}
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        plain = name.replace("_", "-")
+        if plain not in types:
+            _refuse(backend, name, types, ", ".join(types))
+        values[plain.replace("-", "_")] = _value(plain, types[plain], text)
+    return form(**values)
+
+
+def _value(name: str, kind: Any, text: str) -> Any:
+    if kind not in (str, int, float):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"-o {name}={text} is not a {'whole ' if kind is int else ''}number") from None
+
+
+def _refuse(backend: str, name: str, known: Iterable[str], there: str) -> None:
+    if not there:
+        raise ValueError(f"launcher {backend!r} has no options: leave out -o {name}=...")
+    meant = nearest(name, known)
+    if meant:
+        raise ValueError(f"launcher {backend!r} has no option {name!r}; did you mean {meant!r}?")
+    raise ValueError(f"launcher {backend!r} has no option {name!r}; it has {there}")

@@ -5,26 +5,21 @@ from __future__ import annotations
 import os
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import Job
-from paceline.launch.environment import OWNED
-from paceline.launch.hosts import LOCALHOST
-from paceline.launch.options import backend_options
+from paceline.launch.backends import Job, backend_options
+from paceline.launch.host_list import LOCALHOST
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
+from paceline.launch.process_environment import OWNED
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 
 
 class LocalBackend:
     """Every process is a child of the launcher."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
-        """Place everything on this machine.
-
-        Raises:
-            ValueError: see :func:`~paceline.launch.make_plan`; or there is an option, or a copy of a directory.
-        """
+        """Place everything on this machine."""
         backend_options("local", {}, spec.options)
         if spec.sync:
             raise ValueError("--sync-dst-dir copies to other hosts, and this job has none: name them with -H")
@@ -35,11 +30,7 @@ class LocalBackend:
         return describe(request)
 
     def check(self, request: JobPlan) -> None:
-        """Refuse processes for other hosts and commands that do not exist.
-
-        Raises:
-            LaunchError: the plan is wrong; the message says how to correct it.
-        """
+        """Refuse processes for other hosts and commands that do not exist."""
         for process in request:
             if process.host not in (LOCALHOST, "localhost"):
                 raise LaunchError(
@@ -48,11 +39,7 @@ class LocalBackend:
             check_command(process.argv, os.environ | {k: v for k, v in process.env.items() if isinstance(v, str)})
 
     def submit(self, request: JobPlan) -> Job:
-        """Return the job, which runs while its ``wait`` does.
-
-        Raises:
-            LaunchError: see :meth:`check`; no process has been started.
-        """
+        """Return the job, which runs while its ``wait`` does."""
         from paceline.launch.supervise.supervisor import SupervisedJob, local_crew  # a dry run does not need it
 
         self.check(request)

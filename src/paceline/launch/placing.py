@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from paceline.launch.groups import WorkerGroup
-from paceline.launch.hosts import Host
-from paceline.launch.spec import JobSpec
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
+from paceline.launch.worker_groups import WorkerGroup
 
 
 class Placement(NamedTuple):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from paceline.config import variable
-from paceline.launch.hosts import LOCALHOST, Host
-from paceline.launch.spec import Graces
+from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.job_spec import Graces
 
 
 class Late(enum.Enum):

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from paceline.consistency import name_ranks
 from paceline.cores import usable_cores
-from paceline.launch import environment
-from paceline.launch.groups import WorkerGroup
-from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch import process_environment as environment
+from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.placing import Placement, place_alone, place_servers, place_workers
 from paceline.launch.plan import JobPlan, ProcessSpec, Value
-from paceline.launch.spec import JobSpec
+from paceline.launch.worker_groups import WorkerGroup
 
 #: What ``--ddp`` leaves as it is.
 _DDP = (

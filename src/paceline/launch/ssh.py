@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.errors import LaunchError
-from paceline.launch.hosts import Host
-from paceline.launch.options import backend_options
+from paceline.launch.backends import backend_options
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.preflight import check_program
-from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.spec import JobSpec
+from paceline.launch.remote import AgentBackend, RemoteJob, RemoteRequest, remote_request
 from paceline.launch.supervise.child import die_with_parent
 
 #: What never belongs to a copy.
@@ -31,15 +30,13 @@ OPTIONS = {
 _SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no")
 
 
-class SshBackend:
+class SshBackend(AgentBackend):
     """Starts an agent per host with the OpenSSH client; the user's configuration counts."""
 
-    def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
-        """Deal the processes to the hosts.
+    package = "openssh-client"
 
-        Raises:
-            ValueError: see :func:`~paceline.launch.make_plan`; or an unknown option of this backend.
-        """
+    def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
+        """Deal the processes to the hosts."""
         options = backend_options("ssh", OPTIONS, spec.options)
         plan = make_plan(spec, machine)
         ssh = shlex.split(options.get("ssh", "ssh"))
@@ -54,28 +51,16 @@ class SshBackend:
         sync = [rsync_command(ssh_command(ssh, host), host, plan.directory) for host in plan.hosts] if spec.sync else []
         return replace(request, sync=tuple(map(tuple, sync)))
 
-    def render(self, request: RemoteRequest) -> str:
-        """Return the processes and the commands that reach their hosts."""
-        return request.text
-
     def check(self, request: RemoteRequest) -> None:
-        """Look for the programs that are needed here.
-
-        Raises:
-            LaunchError: ssh or rsync is missing.
-        """
-        check_program(request.command(request.plan.hosts[0])[0], "openssh-client")
+        """Look for the programs that are needed here."""
+        super().check(request)
         if request.sync and shutil.which("rsync") is None:
             raise LaunchError(
                 "--sync-dst-dir needs the program 'rsync' here and on every host; install the package rsync"
             )
 
     def submit(self, request: RemoteRequest) -> SshJob:
-        """Return the job, which runs while its ``wait`` does.
-
-        Raises:
-            LaunchError: see :meth:`check`.
-        """
+        """Return the job, which runs while its ``wait`` does."""
         self.check(request)
         return SshJob(request)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.membership.actions import Action, MemberKey, Warn
+from paceline.membership.effects import Action, MemberKey, Warn
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps, joined
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import Verdict, sentence, summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from paceline.membership.actions import Action, Answer, MemberKey, Waiting
+from paceline.membership.effects import Action, Answer, MemberKey, Waiting
 from paceline.membership.losses import Losses
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.config import variable
-from paceline.membership.actions import MemberKey
+from paceline.membership.effects import MemberKey
 from paceline.start_clock import StartClock
 
 

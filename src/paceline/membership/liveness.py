@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.config import Settings, variable
-from paceline.membership.actions import Action, Warn
+from paceline.membership.effects import Action, Warn
 from paceline.membership.roster import MemberRecord
 from paceline.own_time import OwnTime
 from paceline.wire import messages as m

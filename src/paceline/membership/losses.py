@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from paceline.membership.actions import describe
+from paceline.membership.effects import describe
 from paceline.wire import messages as m
 
 

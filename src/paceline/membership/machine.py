@@ -75,7 +75,7 @@ from collections.abc import Callable, Sequence
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.membership.accounts import Verdicts, why_damaged
-from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
+from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.config import Settings
-from paceline.membership.actions import MemberKey, describe
+from paceline.membership.effects import MemberKey, describe
 from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from paceline.hetero.sample_pool import Answer as PoolAnswer
 from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Wait, WalkStart
-from paceline.membership.actions import Action, Answer, Waiting, refuse
+from paceline.membership.effects import Action, Answer, Waiting, refuse
 from paceline.wire import messages as m
 
 #: Pools of one job. A job needs one per data set.

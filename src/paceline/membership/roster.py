@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import Settings
 from paceline.membership.accounts import Verdicts
-from paceline.membership.actions import MemberKey
+from paceline.membership.effects import MemberKey
 from paceline.observe.job_figures import JobFigures
 from paceline.wire import messages as m
 

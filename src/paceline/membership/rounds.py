@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from paceline.membership.actions import Action, MemberKey, Warn, describe_workers
+from paceline.membership.effects import Action, MemberKey, Warn, describe_workers
 from paceline.membership.roster import MemberRecord
 
 

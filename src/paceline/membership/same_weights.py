@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 
-from paceline.membership.actions import Action, MemberKey, Warn, describe_workers
+from paceline.membership.effects import Action, MemberKey, Warn, describe_workers
 from paceline.wire import messages as m
 
 #: Steps whose sums are kept until all workers have sent theirs.

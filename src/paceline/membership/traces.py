@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from paceline.membership.actions import MemberKey, describe_workers
+from paceline.membership.effects import MemberKey, describe_workers
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_TRACE_BYTES
 

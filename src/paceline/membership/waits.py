@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.membership.actions import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
+from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.losses import Losses
 from paceline.membership.pools import Pools
 from paceline.membership.roster import Roster

@@ -31,7 +31,7 @@ Errors travel as the name of a class, and a text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from paceline import errors
 from paceline.errors import PacelineError, RemoteError
@@ -75,24 +75,36 @@ class Call:
     Args:
         whom: the peer, for messages: ``server 1 on 10.0.0.2``.
         what: the request, for messages: ``push of round 3``.
+        request: the request itself.
+        frames: its payload, unchanged until the answer.
         on_answer: called with the body and the frames of an answer that is not a failure.
         on_failed: called with a failure.
 
     Attributes:
         channel: index of the hub's channel; -1 until a client has the call.
-        seq: the number of the request; 0 until it has one.
+        seq: the number of the request; 0 until it is sent.
+        frames: the payload; empty when the call is done, so that the memory is free.
         done: the answer has come and the callback has returned.
         body: the answer, unless it is a failure.
         error: the peer's failure, or the callback's exception. The thread that waits for the call raises it.
         crashed: ``error`` was raised by a callback.
     """
 
-    __slots__ = ("_on_answer", "_on_failed", "body", "channel", "crashed", "done", "error", "seq", "what", "whom")
+    __slots__ = (
+        "_on_answer", "_on_failed", "body", "channel", "crashed", "done", "error", "frames", "request", "seq", "what",
+        "whom",
+    )  # fmt: skip
 
     def __init__(
-        self, whom: str, what: str, on_answer: OnAnswer | None = None, on_failed: OnFailed | None = None
+        self,
+        whom: str,
+        what: str,
+        request: m.Request,
+        frames: Frames = (),
+        on_answer: OnAnswer | None = None,
+        on_failed: OnFailed | None = None,
     ) -> None:
-        self.whom, self.what = whom, what
+        self.whom, self.what, self.request, self.frames = whom, what, request, frames
         self.channel, self.seq = -1, 0
         self.done = self.crashed = False
         self.body: m.Body | None = None
@@ -120,6 +132,7 @@ class Call:
         self._finish(self._on_failed, failed(error))
 
     def _finish(self, callback: Callable[..., None] | None, *arguments: object) -> None:
+        self.frames = ()
         try:
             if callback is not None:
                 callback(*arguments)
@@ -147,16 +160,8 @@ class Call:
             raise error
 
 
-class _Asked(NamedTuple):
-    """A request as it was asked; a probe has no call."""
-
-    call: Call | None
-    body: m.Request
-    frames: Frames
-
-
-class ChannelRequests:
-    """The requests over one channel of a hub: numbers them, and keeps each until it is answered. Pure.
+class ChannelRequests(Outbox[Call]):
+    """The calls over one channel of a hub: numbers their requests, and keeps each until it is answered. Pure.
 
     Methods return the messages to be sent, in order. The caller owns the lock, the clock and the transport.
 
@@ -166,67 +171,50 @@ class ChannelRequests:
     """
 
     def __init__(self, channel: int, name: str) -> None:
+        super().__init__()
         self.channel, self.name = channel, name
-        self._outbox: Outbox[_Asked] = Outbox()
-        self._held: list[_Asked] | None = None
+        self._held: list[Call] | None = None
         """Requests that wait until the peer has admitted this process; None: nothing waits any more."""
 
-    def __len__(self) -> int:
-        """Return how many requests are sent and not answered, probes included."""
-        return len(self._outbox)
-
-    def ask(self, call: Call | None, body: m.Request, frames: Frames, now: float) -> list[Frames]:
-        """Take a request, or a probe, which has no call. A claim holds back later requests."""
-        asked = _Asked(call, body, frames)
-        if self._held is not None and call is not None:
-            self._held.append(asked)
+    def ask(self, call: Call, now: float) -> list[Frames]:
+        """Take a request. A claim holds back later requests, except probes."""
+        if self._held is not None and not isinstance(call.request, m.Probe):
+            self._held.append(call)
             return []
-        if isinstance(body, m.Claim):
+        if isinstance(call.request, m.Claim):
             self._held = []
-        seq = self._outbox.add(asked, now)
-        if call is not None:
-            call.seq = seq
-        return [[encode(seq, self._outbox.acked, body), *frames]]
+        call.channel, call.seq = self.channel, self.add(call, now)
+        return [self._message(call)]
+
+    def _message(self, call: Call) -> Frames:
+        return [encode(call.seq, self.acked, call.request), *call.frames]
 
     def admit(self, now: float) -> list[Frames]:
         """Send the requests that were held back, and hold back nothing more."""
         held, self._held = self._held or [], None
-        return [message for asked in held for message in self.ask(*asked, now)]
+        return [message for call in held for message in self.ask(call, now)]
 
     def turn_away(self) -> list[Call]:
         """Forget the requests that were held back, and hold back nothing more; returns the calls."""
         held, self._held = self._held or [], None
-        return [asked.call for asked in held if asked.call is not None]
-
-    def answer(self, seq: int) -> Call | None:
-        """Note an answer; returns the call, or None when it is a repeat or no call asked."""
-        asked = self._outbox.answer(seq)
-        return None if asked is None else asked.call
+        return held
 
     def again(self, probe: int, seqs: Sequence[int]) -> list[Frames]:
         """Send again the requests that have never arrived, as the answer to a probe says."""
-        self._outbox.answer(probe)
-        found = [(seq, self._outbox.content(seq)) for seq in seqs]
-        acked = self._outbox.acked
-        return [[encode(seq, acked, one.body), *one.frames] for seq, one in found if one is not None]
+        self.answer(probe)
+        return [self._message(call) for call in map(self.content, seqs) if call is not None]
 
     def probe(self, now: float, at_once: bool = False) -> list[Frames]:
         """Ask after requests whose answer is overdue; after all of them ``at_once`` when the connection was lost."""
         late = []
-        for seq in self._outbox.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
-            asked = self._outbox.content(seq)
-            if asked is not None and asked.call is None:
-                self._outbox.answer(seq)  # a lost probe is replaced by a new one
+        for seq in self.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
+            call = self.content(seq)
+            if call is not None and isinstance(call.request, m.Probe):
+                self.answer(seq)  # a lost probe is replaced by a new one
             else:
                 late.append(seq)
-        return self.ask(None, m.Probe(late), (), now) if late else []
+        return self.ask(Call(self.name, "a probe", m.Probe(late)), now) if late else []
 
     def drop(self) -> list[Call]:
         """Forget all requests, because the peer will answer none; returns their calls."""
-        unanswered = [asked.call for asked in self._outbox.drop() if asked.call is not None]
-        return unanswered + self.turn_away()
-
-    def request(self, seq: int) -> m.Request | None:
-        """Return a request that is not answered yet."""
-        asked = self._outbox.content(seq)
-        return None if asked is None else asked.body
+        return super().drop() + self.turn_away()

@@ -145,11 +145,10 @@ class Client:
         """
         requests = self._channels[channel]
         logger.debug("to %s: %s (%s)", requests.name, what, type(body).__name__)
-        call = Call(requests.name, what, on_answer, on_failed)
-        call.channel = channel
+        call = Call(requests.name, what, body, frames, on_answer, on_failed)
         with self._mutex:
             self._check_open()
-            messages = requests.ask(call, body, frames, self._clock())
+            messages = requests.ask(call, self._clock())
             if not isinstance(body, m.Heartbeat):
                 ring.note(events.SENT, call.seq, self._members[channel], m.tag_of(body))
             for message in messages:
@@ -180,11 +179,6 @@ class Client:
                 call.complete(body, ())
 
         return self.ask(channel, claim, "joining", (), admitted, turned_away)
-
-    def request(self, call: Call) -> m.Request | None:
-        """Return the request of a call, as long as it is sent and not answered."""
-        with self._mutex:
-            return self._channels[call.channel].request(call.seq)
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 

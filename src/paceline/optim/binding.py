@@ -89,18 +89,11 @@ class Bound:
         """Return whether the parameter differs from the arena's value."""
         return not same_bits(self.param.data, self.value)
 
-    def take_weight(self) -> None:
-        """Copy the arena's value to the parameter."""
-        self._copy_out(self.param)
-
-    def take_grad(self) -> None:
-        """Copy the arena's value, a merged gradient, to ``param.grad``."""
-        grad = self.param.grad
-        if grad is None or not _takes_values(grad):
-            grad = self.param.grad = torch.empty_like(self.param)
-        self._copy_out(grad)
-
-    def _copy_out(self, target: torch.Tensor) -> None:
+    def take(self, weights: bool) -> None:
+        """Copy the arena's value out: a weight to the parameter, or a merged gradient to ``param.grad``."""
+        target: torch.Tensor | None = self.param if weights else self.param.grad
+        if target is None or not (weights or _takes_values(target)):
+            target = self.param.grad = torch.empty_like(self.param)
         if self.side is None:
             real_view(target).copy_(self.value)
         else:
@@ -118,10 +111,8 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
         if one.side is None and target is not None and _takes_values(target):
             targets.append(real_view(target))
             values.append(one.value)
-        elif weights:
-            one.take_weight()
         else:
-            one.take_grad()
+            one.take(weights)
     if targets:
         torch._foreach_copy_(targets, values)
 

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from paceline import compression as codecs
+from paceline.hetero import free_policy
 from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.dist.free import able_to_regroup
+from paceline.kvstore.dist.store_policy import revises
 from paceline.net.allocator import give_back_freed_memory
 from paceline.optim.buffers import Buffers, shared_of
 from paceline.optim.exchange import ServerExchange
@@ -86,13 +87,32 @@ def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
 
 def _make_server(setup: StrategySetup, store: DistStore) -> ServerUpdate:
     if setup.choices.reduction == "mean" and setup.choices.clip_norm is None:
-        store = able_to_regroup(store)
+        store = _able_to_regroup(store)
     clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
     own = store.for_optimizer(setup.choices.reduction == "mean", clip_norm or 0.0)
     buffers = _prepare(setup, own, "server")
     strategy = ServerUpdate(setup, own, _weighs(own), buffers)
     _wait_for_all(own)
     return strategy
+
+
+def _able_to_regroup(store: DistStore) -> DistStore:
+    """Return a store in the form in which ``dist_auto`` can change its workers' groups, if it can; else the same store.
+
+    For one optimizer at a time, which moves its workers between rounds (:meth:`StoreLifecycle.follow_groups`), and
+    whose updates are means: those of a larger group are then no larger.
+    """
+    session = store.session
+    policy = free_policy(store.policy, store.num_workers)
+    if policy.merge != "groups" or not session.auto or session.grouped_store or not revises(session.settings):
+        return store
+    session.auto = "free"
+    if policy == store.policy:
+        return store
+    free = store.sibling("free", policy=policy)
+    for leg, codec in store.traffic.codecs.items():
+        free.set_gradient_compression(codec.params() | {"leg": leg})
+    return free
 
 
 _MAKERS: dict[Kind, Callable[[StrategySetup, Any], Strategy]] = {

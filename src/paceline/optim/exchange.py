@@ -262,7 +262,7 @@ class ServerExchange(Exchange):
         if self._held is not None:
             self._start(self._held, carried)
         if self._has_rows:
-            self.sparse.push(carried=carried)
+            self.sparse.push_rest(carried)
 
     def _start(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
@@ -309,7 +309,7 @@ class ServerExchange(Exchange):
         take_all(self.bound.values(), weights=self._brings_weights)
         meter.leave(before)
         if self._has_rows:
-            self.sparse.finish()
+            self.sparse.take()
 
     # ---- options that it carries, and errors that it finds ---------------------------------------------------------
 
@@ -324,7 +324,7 @@ class ServerExchange(Exchange):
         for block in self._blocks:
             if not sums_up(block.values):
                 return True
-        return self._has_rows and not self.sparse.all_sum_up()
+        return self._has_rows and self.sparse.suspicious()
 
     def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
         """Return the error about merged gradients that are not finite. All workers find them in the same step."""

@@ -101,24 +101,20 @@ class SparseExchange:
         """Return the number of parameters."""
         return len(self._places)
 
-    def push(self, *params: nn.Parameter, carried: Carried | None = None) -> None:
-        """Push ``param.grad`` of these parameters, or of all that were not pushed in this round. Does not wait.
+    # ---- a round, as of paceline.optim.exchange ----------------------------------------------------------------------
+
+    def push_rest(self, carried: Carried) -> None:
+        """Push the gradients of all parameters, once per round. Does not wait.
 
         A parameter without gradient is pushed as absent.
-
-        Args:
-            params: parameters.
-            carried: data that the pushes carry besides gradients; None: the store's weight and options.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf, and ``carried`` says that this is an error.
             PacelineError: a gradient is not row-sparse, or was pushed in this round already; with ``server``, weights
                 were changed in this process alone (changes through ``.data`` are not detected).
         """
-        carried = self._store.carried() if carried is None else carried
-        for param in params or [one for one in self._places if one not in self._under_way]:
-            name, place = self._places[param]
-            counts = carried.samples and not carried.skip
+        counts = carried.samples and not carried.skip
+        for param, (name, place) in self._places.items():
             if carried.nan == "error" and counts and param.grad is not None and not is_finite(param.grad):
                 raise not_finite_in(self._store, name, carried.round)
             if param in self._under_way:
@@ -129,32 +125,21 @@ class SparseExchange:
             self._under_way[param] = self._store.rows.exchange(place, param.grad, carried)
 
     def settle(self) -> None:
-        """Push the remaining parameters, and wait for all answers of the round; changes no weight or gradient.
+        """Wait for all answers of the round, and end it; changes no weight or gradient.
 
         Raises:
             PeerDiedError: a member of the job died.
             DeadlineError: other workers did not push in time.
         """
-        self.push()
-        try:
-            self._store.session.wait([one.call for one in self._under_way.values()])
-        except BaseException:
-            self._under_way = {}  # the round is over
-            raise
-
-    def finish(self) -> None:
-        """Push the remaining parameters, and wait for all answers of the round.
-
-        With ``worker`` every ``param.grad`` is then the merged gradient, the same bits on every worker, or None where
-        no worker had one. With ``server`` ``param`` has the new weights; ``param.grad`` is not changed.
-
-        Raises:
-            PeerDiedError: a member of the job died.
-            DeadlineError: other workers did not push in time.
-        """
-        self.push()
         self._last, self._under_way = self._under_way, {}
         self._store.session.wait([one.call for one in self._last.values()])
+
+    def take(self) -> None:
+        """Use the answers of the last round.
+
+        With ``worker`` every ``param.grad`` becomes the merged gradient, the same bits on every worker, or None where
+        no worker had one. With ``server`` ``param`` gets the new weights; ``param.grad`` is not changed.
+        """
         for param, one in self._last.items():
             if self._in_worker:
                 param.grad = None if one.rows is None else one.rows.to(param.device)
@@ -165,9 +150,9 @@ class SparseExchange:
         _put(one.rows, param)
         self._versions[param] = param._version
 
-    def all_sum_up(self) -> bool:
-        """Return whether the rows of the last round are finite. True is certain, False is not."""
-        return all(one.rows is None or sums_up(one.rows) for one in self._last.values())
+    def suspicious(self) -> bool:
+        """Return whether the rows of the last round may hold NaN or Inf. False is certain, True is not."""
+        return not all(one.rows is None or sums_up(one.rows) for one in self._last.values())
 
     def not_finite(self) -> list[str]:
         """Return the names of the parameters of which this worker pushed NaN or Inf in the last round."""

@@ -31,20 +31,19 @@ class Members:
         self.servers: dict[bytes, int] = {}
         self.rank = 0
         self.worker_hosts: list[str] = []
-        self._worker_pids: list[int] = []
-        self._server_hosts: list[str] = []
+        self._members: dict[tuple[str, int], m.Member] = {}
+        """By role and rank, in the order of ranks."""
         self._host_id = ""
-        self._tokens: dict[tuple[str, int], bytes] = {}
         self._dead: set[int] = set()
 
     def admit(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
         """Learn who the members of the job are, and which of them this server is."""
         self._host_id, self.rank = host_id, rank
-        self._tokens = {(one.role, one.rank): one.token for one in members}
-        ordered = sorted(members, key=lambda one: one.rank)
-        self.worker_hosts = [one.host_id for one in ordered if one.role == "worker"]
-        self._worker_pids = [one.pid for one in ordered if one.role == "worker"]
-        self._server_hosts = [one.host_id for one in ordered if one.role == "server"]
+        self._members = {(one.role, one.rank): one for one in sorted(members, key=lambda one: one.rank)}
+        self.worker_hosts = self._hosts("worker")
+
+    def _hosts(self, role: str) -> list[str]:
+        return [one.host_id for one in self._members.values() if one.role == role]
 
     def claim(self, peer: bytes, claim: m.Claim) -> None:
         """Note which member a connection belongs to.
@@ -53,10 +52,10 @@ class Members:
             ProtocolError: wrong token.
         """
         of_role = {"worker": self.workers, "server": self.servers}.get(claim.role)
-        token = self._tokens.get((claim.role, claim.rank), b"")
+        member = self._members.get((claim.role, claim.rank))
         if claim.role == "worker" and claim.rank in self._dead:
             raise ProtocolError(f"worker {claim.rank} was taken for dead; the others have gone on without it")
-        if of_role is None or token != claim.token or not claim.token:
+        if of_role is None or member is None or member.token != claim.token or not claim.token:
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
         # A member has one connection: a new one replaces the last, so that no member can open many.
         for other in [other for other, rank in of_role.items() if rank == claim.rank]:
@@ -84,7 +83,8 @@ class Members:
         Raises:
             ProtocolError: it is of another process, or the worker lives on another host.
         """
-        if self.worker_hosts[worker] != self._host_id or self._worker_pids[worker] != pid:
+        member = self._members["worker", worker]
+        if member.host_id != self._host_id or member.pid != pid:
             raise ProtocolError(f"worker {worker} offers memory of process {pid} of this host, which is not its own")
 
     def is_far(self, peer: bytes) -> bool:
@@ -93,7 +93,7 @@ class Members:
 
     def local_merge(self, units: Sequence[int]) -> LocalMerge:
         """Return where local merge takes place for workers of these units."""
-        return LocalMerge(self.worker_hosts, self._server_hosts, units)
+        return LocalMerge(self.worker_hosts, self._hosts("server"), units)
 
 
 class Asker:

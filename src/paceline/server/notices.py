@@ -48,7 +48,7 @@ def back(host: ServerState, asker: Asker, body: m.Back, frames: Frames) -> m.Rep
     """Let others wait for a worker's pushes again."""
     hosted = host.stores[body.store]
     for part in hosted.parts:
-        part.store.come_back(asker.rank, body.phase)
+        part.store.change(lambda rule: rule.come_back(asker.rank, body.phase))
     if hosted.forward is not None:
         hosted.forward.flush()
     return m.Done()
@@ -142,9 +142,9 @@ def _apply_here(hosted: HostedStore, worker: int, body: Notice, direct: bool) ->
 def _apply(store: BucketStore, worker: int, body: Notice) -> None:
     match body:
         case m.Pause():
-            store.pause(worker)
+            store.change(lambda rule: rule.pause(worker))
         case m.Away():
-            store.go_away(worker)
+            store.change(lambda rule: rule.go_away(worker))
         case m.Leave():
             store.leave(worker)
 

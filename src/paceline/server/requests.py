@@ -70,7 +70,7 @@ OF_SERVERS: Handlers = {m.PushSum: push.push_sum, m.OnBehalf: notices.on_behalf}
 OF_STRANGERS: Handlers = {m.Claim: claim}
 
 
-class RequestHandler:
+class RequestHandler(ServerState):
     """The stores of one server, and the requests on them.
 
     Args:
@@ -78,30 +78,26 @@ class RequestHandler:
         answer: function that sends an answer.
         ask: function that sends a request to another server.
         members: members of the job, who may be admitted later.
-
-    Attributes:
-        stores: stores that are open here.
     """
 
     def __init__(
         self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection, members: Members | None = None
     ) -> None:
-        self._host = ServerState(settings, ask, members or Members())
-        self._members, self._answer = self._host.members, answer
-        self.stores = self._host.stores
+        super().__init__(settings, ask, members or Members())
+        self._answer = answer
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
         """Workers, and how many stores were ever open, at the last :meth:`take_out`."""
 
     def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
         """Learn who the members of the job are, and which of them this server is."""
-        self._members.admit(members, host_id, rank)
+        self.members.admit(members, host_id, rank)
 
     def take_out(self, workers: frozenset[int]) -> None:
         """Wait no more for workers that have left the job, in any store; called again after each request."""
         if workers and self._taken_out != (workers, self.stores.opened):
             self._taken_out = workers, self.stores.opened
-            notices.take_out(self._host, workers)
-            self._host.meetings.take_out(workers)
+            notices.take_out(self, workers)
+            self.meetings.take_out(workers)
 
     def bury(self, worker: int) -> int | None:
         """Take a worker out that has died.
@@ -109,19 +105,19 @@ class RequestHandler:
         Returns:
             Its last round here; None while servers to which this one forwards have not taken it out.
         """
-        self._members.bury(worker)
+        self.members.bury(worker)
         self.take_out(self._taken_out[0] | {worker})
-        return None if self._host.unconfirmed[worker] else self.stores.last_round(worker)
+        return None if self.unconfirmed[worker] else self.stores.last_round(worker)
 
     def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
         """Carry out one request. An error is answered to the peer, and changes nothing here."""
-        members, handlers = self._members, OF_WORKERS
+        members, handlers = self.members, OF_WORKERS
         rank = members.workers.get(peer, -1)
         if rank < 0:
             rank, handlers = members.servers.get(peer, -1), OF_SERVERS
         if rank < 0 or isinstance(body, m.Claim):
             handlers = OF_STRANGERS
-        asker = Asker(peer, seq, rank, self._members, self._answer)
+        asker = Asker(peer, seq, rank, members, self._answer)
         ring.note(TOOK, seq, asker.number, m.tag_of(body))
         try:
             handler = handlers.get(type(body))
@@ -129,7 +125,7 @@ class RequestHandler:
                 raise _refusal(body, handlers is OF_SERVERS, rank)
             if frames:
                 check_memory(frames, f"a {type(body).__name__}")
-            result = handler(self._host, asker, body, frames)
+            result = handler(self, asker, body, frames)
             if isinstance(result, tuple):
                 reply, made = result
                 asker.answer(reply, lambda: made)

@@ -28,7 +28,7 @@ the `take` of two slots; a slot that is cut while a caller still uses slots that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,6 +42,7 @@ from paceline.consistency import (
     Refuse,
     Release,
     Repeat,
+    Rule,
     Stats,
     new_rule,
 )  # fmt: skip
@@ -213,26 +214,16 @@ class BucketStore:
 
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
-    def pause(self, worker: int) -> None:
-        """Note that a worker enters a barrier: until all have, no worker waits for its pushes."""
-        self.unpushed.pause(worker)
-        for bucket in self.buckets:
-            for slot in bucket.slots:
-                self._perform(bucket, slot, slot.rule.pause(worker), None)
+    def change(self, event: Callable[[Rule], Sequence[Action]]) -> None:
+        """Let all rules take an event of a worker, those of slots to come too, and carry out what they say.
 
-    def go_away(self, worker: int) -> None:
-        """Note that no worker waits for a worker's pushes until it comes back, or a barrier has opened."""
-        self.unpushed.go_away(worker)
+        Args:
+            event: gives the event to a rule; returns the rule's actions.
+        """
+        event(self.unpushed)
         for bucket in self.buckets:
             for slot in bucket.slots:
-                self._perform(bucket, slot, slot.rule.go_away(worker), None)
-
-    def come_back(self, worker: int, phase: int) -> None:
-        """Note that a worker steps with those in a phase from its next round on."""
-        self.unpushed.come_back(worker, phase)
-        for bucket in self.buckets:
-            for slot in bucket.slots:
-                self._perform(bucket, slot, slot.rule.come_back(worker, phase), None)
+                self._perform(bucket, slot, event(slot.rule), None)
 
     def regroup(self, worker: int, generation: int, groups: Groups) -> None:
         """Let a worker step with another group from its next round on.

@@ -81,8 +81,8 @@ class _Session:
     def ask_server(
         self, server: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
     ) -> Call:
-        call = Call(f"server {server}", what, on_answer)
-        self._job.send_request(self.rank, server, body, frames, call)
+        call = Call(f"server {server}", what, body, frames, on_answer)
+        call.seq = self._job.send(f"worker {self.rank}", server, body, frames, call.complete)
         return call
 
     def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
@@ -182,10 +182,6 @@ class OneProcess:
         deliver = partial(self._arrive, peer, self._seq, server, body, frames)
         self._send(peer, f"server {server}", deliver)
         return self._seq
-
-    def send_request(self, rank: int, server: int, body: m.Request, frames: Frames, call: Call) -> None:
-        """Send a worker's request, whose answer completes a call."""
-        call.seq = self.send(f"worker {rank}", server, body, frames, call.complete)
 
     def _arrive(self, peer: str, seq: int, server: int, body: m.Request, frames: Frames) -> None:
         self.requests.append((peer, server, body))

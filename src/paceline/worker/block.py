@@ -198,6 +198,15 @@ class WorkerBlock:
         """Return the buckets that hold elements of a key."""
         return {one.bucket for one in self._ranges[key]}
 
+    def parts_of(self, key: int) -> list[tuple[int, m.Span, int]]:
+        """Return (server, range, first element of the key in the range) for each part of a key."""
+        return [
+            (bucket.server, m.Span(self.spec.block, index, part.start, part.length), part.key_start)
+            for index, bucket in ((index, self.layout.buckets[index]) for index in sorted(self.buckets_of(key)))
+            for part in bucket.parts
+            if part.key == key
+        ]
+
     def arena_slice(self, span: m.Span) -> slice:
         """Return the slice of the arena that is a range of a bucket."""
         first = self.layout.buckets[span.bucket].start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,9 @@ import torch
 
 from paceline.keys import Key
 from paceline.net.base import Frames
-from paceline.net.call import Call
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
-from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
 
@@ -57,12 +55,9 @@ def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Ke
     """Set the optimizer's state of keys on the servers that own them."""
     calls = []
     for (block, index), state in zip(table.locate(list(states)), states.values(), strict=True):
-        for one in block.ranges([index]):
-            bucket = block.layout.buckets[one.bucket]
-            key_start = next(part.key_start for part in bucket.parts if part.key == index)
+        for server, one, key_start in block.parts_of(index):
             items, frames = _items(block, index, one, key_start, state)
-            body = m.SetState(store, items)
-            calls.append(session.ask_server(bucket.server, body, "setting optimizer state", frames))
+            calls.append(session.ask_server(server, m.SetState(store, items), "setting optimizer state", frames))
     session.wait(calls)
 
 
@@ -77,48 +72,6 @@ def _items(
         items.append(m.StateItem(*one.place, one.start, one.length, name, dtype, shape))
         frames.append(to_frame(part))
     return items, frames
-
-
-def send_values(
-    session: Session, store: str, plan: CallPlan, values: Sequence[torch.Tensor], wait: Callable[[CallStep], None]
-) -> list[Call]:
-    """Send values of a plan's keys to their owners. Once the returned requests are answered, the owners have them.
-
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        plan: plan of the keys.
-        values: one per key, in its shape.
-        wait: waits for this worker's own requests on the keys of a step.
-    """
-    calls: list[Call] = []
-    for step in plan.steps:
-        wait(step)
-        found: dict[int, tuple[list[m.Entry], list[Any]]] = {}
-        for (block, index), value in zip(step.places, (values[position] for position in step.positions), strict=True):
-            flat = value.detach().to("cpu", block.dtype).contiguous().view(-1)
-            for server, entry, start in _located(block, index):
-                entries, frames = found.setdefault(server, ([], []))
-                entries.append(entry)
-                frames.append(to_frame(flat[start : start + entry.length]))
-        for server, (entries, frames) in found.items():
-            calls.append(session.ask_server(server, m.SetValues(store, entries), "setting values", frames))
-        step.set_fresh(False)
-    return calls
-
-
-def _located(block: WorkerBlock, key: int) -> list[tuple[int, m.Entry, int]]:
-    """Return (server, range, first element of the key in the range) for each part of a key."""
-    return [
-        (
-            block.layout.buckets[index].server,
-            m.Entry(block.spec.block, index, part.start, part.length, 0),
-            part.key_start,
-        )
-        for index in sorted(block.buckets_of(key))
-        for part in block.layout.buckets[index].parts
-        if part.key == key
-    ]
 
 
 def residuals(table: KeyTable) -> dict[Key, dict[str, torch.Tensor]]:

@@ -296,7 +296,7 @@ class Session:
 
         The story of the push goes to the log, at level DEBUG.
         """
-        request = self._client.request(late)
+        request = late.request if late.seq else None
         questions: list[m.Request] = []
         if isinstance(request, m.Push):
             questions = [m.AskMissing(request.store, request.entries[0])]

@@ -107,6 +107,27 @@ class Traffic:
             if not self._merges_rounds:
                 step.set_fresh(False)
 
+    def set_values(self, plan: CallPlan, values: Sequence[torch.Tensor]) -> list[Call]:
+        """Send values of the plan's keys, each in its shape, to their owners, which have them when the calls are done.
+
+        The values must not change until then.
+        """
+        calls: list[Call] = []
+        for step in plan.steps:
+            self.wait(step)
+            found: dict[int, tuple[list[m.Entry], list[Any]]] = {}
+            for (block, index), position in zip(step.places, step.positions, strict=True):
+                flat = values[position].detach().to("cpu", block.dtype).contiguous().view(-1)
+                for server, one, start in block.parts_of(index):
+                    entries, frames = found.setdefault(server, ([], []))
+                    entries.append(m.Entry(*one.place, one.start, one.length, 0))
+                    frames.append(to_frame(flat[start : start + one.length]))
+            for server, (entries, frames) in found.items():
+                body = m.SetValues(self._store, entries)
+                calls.append(self._session.ask_server(server, body, "setting values", frames))
+            step.set_fresh(False)
+        return calls
+
     def wait(self, step: CallStep) -> None:
         """Wait for the answers to requests on a step's keys."""
         self._session.check()  # also before a forked child writes to the arena of its parent

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.launch import Host, JobSpec, Machine, backend, parse_group
 from paceline.launch.engines.slurm import expand_nodes, place_on_nodes
-from paceline.launch.spec import from_json, to_json
+from paceline.launch.job_spec import from_json, to_json
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ time.sleep(600)
 
 SIGNALLED = """
 import os, signal, sys, time
-from paceline.launch.supervise.signals import SignalPipe
+from paceline.launch.supervise.child import SignalPipe
 
 with SignalPipe() as pipe:
     child = os.fork()

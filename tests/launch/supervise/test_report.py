@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from paceline.launch import ProcessName
-from paceline.launch.supervise.blame import Failure
-from paceline.launch.supervise.report import failure_block
+from paceline.launch.supervise.blame import Failure, failure_block
 
 
 def test_block_names_who_failed_first_and_shows_its_last_words() -> None:

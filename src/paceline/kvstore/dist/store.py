@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import torch
 
 from paceline import arguments as check
+from paceline import compression
 from paceline.compression import Compression
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
@@ -15,7 +17,6 @@ from paceline.keys import Key, Keys, Values, normalise
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
-from paceline.kvstore.dist.compression import set_compression
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.options import no_optimizer
@@ -24,7 +25,7 @@ from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
-from paceline.worker.key_states import get_states, merge_stats, residuals, send_values, set_residuals, set_states
+from paceline.worker.key_states import get_states, merge_stats, residuals, set_residuals, set_states
 from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
@@ -239,7 +240,7 @@ class DistStore(KVStore):
         (plan, values), by_rows = plan_push(self.table, key, value)
         if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one dense value per key")
-        return send_values(self.session, self.name, plan, values, self.traffic.wait)
+        return self.traffic.set_values(plan, values)
 
     def clip_round(self, skip_nonfinite: bool = False) -> float:
         """Clip the merged gradient of all pushes since the last call; returns its norm before clipping.
@@ -312,7 +313,19 @@ class DistStore(KVStore):
             ValueError: unknown settings, or a leg has another codec already.
             TypeError: pulls are compressed, and a key is not float32.
         """
-        set_compression(self.name, compression_params, self.lifecycle, self.table, self.traffic)
+        known = self.traffic.codecs
+        codecs = compression.by_leg(compression_params)
+        for leg, codec in codecs.items():
+            if leg in known and codec.params() != known[leg].params():
+                raise ValueError(f"store {self.name!r} compresses its {leg} leg with {known[leg].params()} already")
+        if "pull" in codecs:
+            for block in self.table.blocks.values():
+                check.float32_for_pulls([key.name for key in block.spec.keys], [block.dtype] * len(block.spec.keys))
+        for leg, codec in codecs.items():
+            self.lifecycle.open()
+            body = m.SetCompression(self.name, msgspec.msgpack.encode(codec.params()), leg)
+            self.lifecycle.ask_all_servers(body, f"setting compression of the {leg} leg")
+            known[leg] = codec
 
     @property
     def spec(self) -> UpdaterSpec:

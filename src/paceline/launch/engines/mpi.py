@@ -12,12 +12,12 @@ import subprocess
 from collections.abc import Sequence
 
 from paceline.errors import LaunchError
-from paceline.launch.hosts import LOCALHOST, Host
-from paceline.launch.options import backend_options
+from paceline.launch.backends import backend_options
+from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
-from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.spec import JobSpec
+from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 
 OPTIONS = {
     "mpirun": "the command and options of its own, as in: mpirun.openmpi --mca btl_tcp_if_include eth1",
@@ -28,17 +28,13 @@ OPTIONS = {
 _SIGNS = {"openmpi": ("Open MPI", "OpenRTE", "PRTE"), "mpich": ("HYDRA", "Intel(R) MPI")}
 
 
-class MpiBackend:
+class MpiBackend(AgentBackend):
     """Starts an agent per host with mpirun."""
 
-    def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
-        """Deal the processes to the hosts. Asks mpirun for its version unless the option ``mpi`` is given.
+    package = "openmpi-bin or mpich"
 
-        Raises:
-            ValueError: see :func:`~paceline.launch.make_plan`; or an option is wrong, or the copy of a directory is
-                asked for, which mpirun cannot make.
-            LaunchError: mpirun does not run, or is of an unknown kind.
-        """
+    def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
+        """Deal the processes to the hosts. Asks mpirun for its version unless the option ``mpi`` is given."""
         options = backend_options("mpi", OPTIONS, spec.options)
         if spec.sync:
             raise ValueError("launcher 'mpi' cannot copy a directory; use --launcher ssh, or a shared directory")
@@ -53,27 +49,6 @@ class MpiBackend:
 
         return remote_request(plan, machine, options.get("python", ""), reach)
 
-    def render(self, request: RemoteRequest) -> str:
-        """Return the processes and the commands that reach their hosts."""
-        return request.text
-
-    def check(self, request: RemoteRequest) -> None:
-        """Look for mpirun.
-
-        Raises:
-            LaunchError: it is missing.
-        """
-        check_program(request.command(request.plan.hosts[0])[0], "openmpi-bin or mpich")
-
-    def submit(self, request: RemoteRequest) -> RemoteJob:
-        """Return the job, which runs while its ``wait`` does.
-
-        Raises:
-            LaunchError: see :meth:`check`.
-        """
-        self.check(request)
-        return RemoteJob(request)
-
 
 def implementation(mpirun: Sequence[str]) -> str:
     """Return which MPI a command belongs to.
@@ -81,7 +56,7 @@ def implementation(mpirun: Sequence[str]) -> str:
     Raises:
         LaunchError: it does not run, or says something unknown.
     """
-    check_program(mpirun[0], "openmpi-bin or mpich")
+    check_program(mpirun[0], MpiBackend.package)
     done = subprocess.run(
         [mpirun[0], "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

@@ -9,25 +9,23 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
-import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import LaunchError
-from paceline.launch.backends import Job
-from paceline.launch.groups import WorkerGroup
-from paceline.launch.hosts import Host
-from paceline.launch.options import backend_options
+from paceline.launch.backends import Job, backend_options
+from paceline.launch.engines.programs import FileTail, run_program
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.spec import JobSpec, to_json
 from paceline.launch.supervise.guardian import Canceller
+from paceline.launch.worker_groups import WorkerGroup
 
 OPTIONS = {
     "partition": "of all groups that select none",
@@ -49,6 +47,7 @@ SPEC_VARIABLE = "PACELINE_SPEC"
 #: Options that become directives of the same name, for every component.
 _DIRECTIVES = ("partition", "account", "qos", "time", "reservation", "constraint")
 
+_PACKAGE = "slurm-client"
 _POLL_S = 0.5
 _RUNS = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING"})
 _CODES = {"TIMEOUT": 124, "CANCELLED": 130, "OUT_OF_MEMORY": 137, "NODE_FAIL": 1, "PREEMPTED": 143}
@@ -68,11 +67,7 @@ class SlurmBackend:
     """Submits a batch job, or runs a job inside an allocation."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> SlurmBatch | RemoteRequest:
-        """Make a batch script; inside an allocation deal the processes to its nodes.
-
-        Raises:
-            ValueError: see :func:`~paceline.launch.make_plan`; or an option is wrong.
-        """
+        """Make a batch script; inside an allocation deal the processes to its nodes."""
         options = backend_options("slurm", OPTIONS, spec.options)
         if spec.sync:
             raise ValueError("launcher 'slurm' does not copy a directory: use one that the nodes share")
@@ -99,23 +94,15 @@ class SlurmBackend:
         return request.script if isinstance(request, SlurmBatch) else request.text
 
     def check(self, request: SlurmBatch | RemoteRequest) -> None:
-        """Look for Slurm's programs.
-
-        Raises:
-            LaunchError: they are missing.
-        """
-        check_program("sbatch" if isinstance(request, SlurmBatch) else "srun", "slurm-client")
+        """Look for Slurm's programs."""
+        check_program("sbatch" if isinstance(request, SlurmBatch) else "srun", _PACKAGE)
 
     def submit(self, request: SlurmBatch | RemoteRequest) -> Job:
-        """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does.
-
-        Raises:
-            LaunchError: Slurm refuses the job.
-        """
+        """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does."""
         self.check(request)
         if isinstance(request, RemoteRequest):
             return RemoteJob(request)
-        text = slurm(["sbatch", "--parsable"], request.script, {SPEC_VARIABLE: to_json(request.spec)})
+        text = run_program(["sbatch", "--parsable"], _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)})
         job_id = text.strip().partition(";")[0]
         path = Path(request.directory, output(request.spec).replace("%j", job_id))
         return SlurmJob(job_id, path, request.detach)
@@ -134,32 +121,28 @@ class SlurmJob(Job):
         self.id = job_id
         self._path, self._detach = path, detach
         self._canceller = None if detach else Canceller(["scancel", job_id])
-        self._shown = 0
 
-    def wait(self, show: Callable[[str], None] = lambda text: print(text, end="", flush=True)) -> int:
-        """Show the output until the job ends; return its exit code.
-
-        Raises:
-            LaunchError: Slurm does not know the job any more.
-        """
-        show(f"[launch] Slurm job {self.id}, output in {self._path}\n")
+    def wait(self) -> int:
+        """Show the output until the job ends; return its exit code."""
+        print(f"[launch] Slurm job {self.id}, output in {self._path}", flush=True)
         if self._detach:
             return 0
+        tail = FileTail(self._path, sys.stdout)
         state, code = self._state()
         while state in _RUNS:
             time.sleep(_POLL_S)
-            show(self._more())
+            tail.show()
             state, code = self._state()
-        show(self._more())
+        tail.show(is_over=True)
         self._release()
         if state not in ("COMPLETED", "FAILED"):
-            show(f"[launch] Slurm job {self.id} ended: {state}\n")
+            print(f"[launch] Slurm job {self.id} ended: {state}", flush=True)
             return code or _CODES.get(state, 1)
         return code
 
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone."""
-        slurm(["scancel", self.id])
+        run_program(["scancel", self.id], _PACKAGE)
         while self._state()[0] in _RUNS:
             time.sleep(_POLL_S)
         self._release()
@@ -172,21 +155,9 @@ class SlurmJob(Job):
         if self._canceller is not None:
             self._canceller.release()
 
-    def _more(self) -> str:
-        """Return the job's output since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._shown)
-                data = file.read()
-        except FileNotFoundError:
-            return ""
-        data = data[: data.rfind(b"\n") + 1]
-        self._shown += len(data)
-        return data.decode(errors="replace")
-
     def _state(self) -> tuple[str, int]:
         """Return Slurm's word for the job's state, and its exit code."""
-        text = slurm(["scontrol", "show", "job", "-o", self.id]).splitlines()[0]
+        text = run_program(["scontrol", "show", "job", "-o", self.id], _PACKAGE).splitlines()[0]
         found = dict(re.findall(r"(\w+)=(\S*)", text))
         code, _, signum = found["ExitCode"].partition(":")
         return found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
@@ -243,21 +214,6 @@ def srun_command(host: Host, component: str) -> list[str]:
         *("srun", *group, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--cpu-bind=none"),
         *("--mem=0", "--unbuffered", "--kill-on-bad-exit=0", "--export=ALL"),
     ]
-
-
-def slurm(argv: list[str], text: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """Run a program of Slurm and return its output.
-
-    Raises:
-        LaunchError: it failed; with its message.
-    """
-    done = subprocess.run(
-        argv, input=text, capture_output=True, text=True, check=False, env=os.environ | dict(environ or {})
-    )
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise LaunchError(f"{argv[0]} refused: {said[-1] if said else f'exit code {done.returncode}'}")
-    return done.stdout
 
 
 def _known(hosts: tuple[Host, ...], nodes: list[str]) -> tuple[Host, ...]:
@@ -345,6 +301,5 @@ def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
 def _memory(text: str, tasks: int) -> str:
     """Return the memory of a node in MiB from that of a worker, as in ``8Gi`` or ``500M``."""
     number = text.rstrip("KMGTibB")
-    unit = text[len(number) :][:1]
-    factor = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024 * 1024}[unit]
+    factor = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024 * 1024}[text[len(number) :][:1]]
     return str(math.ceil(float(number) * factor * tasks))

@@ -33,10 +33,19 @@ dies with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts
 more, names the cause first when a network fails. The time in which an end did not run is no silence of the other one.
 """
 
-from paceline.launch.remote.crew import HostCommand, RemoteCrew
-from paceline.launch.remote.job import RemoteJob, RemoteRequest, agent_script, explain, forwarded, remote_request
+from paceline.launch.remote.remote_crew import HostCommand, RemoteCrew
+from paceline.launch.remote.remote_job import (
+    AgentBackend,
+    RemoteJob,
+    RemoteRequest,
+    agent_script,
+    explain,
+    forwarded,
+    remote_request,
+)
 
 __all__ = [
+    "AgentBackend",
     "HostCommand",
     "RemoteCrew",
     "RemoteJob",

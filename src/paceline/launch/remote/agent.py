@@ -17,15 +17,24 @@ from typing import Any
 from paceline.cores import usable_cores
 from paceline.errors import PacelineError
 from paceline.interfaces import address_of, address_towards, interfaces
-from paceline.launch.hosts import LOCALHOST
+from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
-from paceline.launch.remote import doctor
-from paceline.launch.remote.protocol import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode, members, text
+from paceline.launch.remote import host_checks
+from paceline.launch.remote.agent_link import (
+    LONGEST_TURN_S,
+    MAGIC,
+    PING_S,
+    SILENCE_S,
+    AgentLines,
+    encode,
+    members,
+    text,
+)
+from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
-from paceline.launch.supervise.signals import SignalPipe
 from paceline.own_time import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.
@@ -140,10 +149,10 @@ class Agent:
             case ["address", list() as wanted, list() as targets]:
                 self._say(*_addresses(wanted, targets))
             case ["facts", str() as interface, str() as witness]:
-                self._listening = doctor.listen()
-                self._say("facts", doctor.facts(interface, witness), self._listening.getsockname()[1])
+                self._listening = host_checks.listen()
+                self._say("facts", host_checks.facts(interface, witness), self._listening.getsockname()[1])
             case ["reach", list() as targets]:
-                self._say("reached", doctor.reach(targets))
+                self._say("reached", host_checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["look", list() as given]:

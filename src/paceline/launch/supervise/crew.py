@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import selectors
 import socket
@@ -40,10 +41,10 @@ class Output(Protocol):
         """Take note that a stream has ended."""
 
 
-class Processes(Protocol):
+class Processes(abc.ABC):
     """Starts processes and signals them; reports their state by events."""
 
-    hears_scheduler: bool
+    hears_scheduler = True
     """Whether the scheduler says which process failed first, and whether the others go on without a worker."""
 
     def opening(self) -> bool:
@@ -52,39 +53,48 @@ class Processes(Protocol):
         Raises:
             LaunchError: they never will; no process has been started.
         """
+        return False
 
+    @abc.abstractmethod
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
         """Return the late values that follow from the scheduler's address (None: the job has no scheduler)."""
 
+    @abc.abstractmethod
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Start a process; the event ``Started`` or ``NotStarted`` follows, now or later."""
 
+    @abc.abstractmethod
     def check(self) -> None:
         """Look for children of this process that have ended or are stopped."""
 
+    @abc.abstractmethod
     def look(self, members: Collection[ProcessName]) -> None:
         """Find out how much CPU time some processes have used; an event ``Runs`` for each follows, now or later."""
 
-    def ask_status(self) -> None:
+    def ask_status(self) -> None:  # noqa: B027 - not all crews hear the scheduler
         """Ask the scheduler how all members do; an event ``StatusSaid`` follows if it answers."""
 
+    @abc.abstractmethod
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
 
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
+        return []
 
     def deadline(self) -> float | None:
         """Return when :meth:`opening` or :meth:`check` must be called again, on the clock of ``time.monotonic``."""
+        return None
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - nothing to do where all processes are of this host
         """End the processes elsewhere. The guardian ends those of this host."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Show the remaining output, and release everything."""
 
 
-class LocalCrew:
+class LocalCrew(Processes):
     """The processes of one job on this host, and the pipes on which they print.
 
     Args:
@@ -94,8 +104,6 @@ class LocalCrew:
         environ: variables that every process inherits.
         take: is called with events.
     """
-
-    hears_scheduler = True
 
     def __init__(
         self,
@@ -117,16 +125,9 @@ class LocalCrew:
         """Set the variables that processes inherit from now on."""
         self._environ = dict(environ)
 
-    def opening(self) -> bool:
-        """Return False."""
-        return False
-
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
         """Return the parts of the scheduler's address, and a free port for torch.distributed."""
         return {Late.MASTER_PORT: str(free_port()), **address_parts(scheduler)}
-
-    def deadline(self) -> float | None:
-        """Return None: SIGCHLD says when to check."""
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Start a process; it has started, or not, when this returns."""
@@ -184,9 +185,6 @@ class LocalCrew:
         """Return the processes that still run or left something running behind."""
         alive = processes.living({child.pid for child in self._children.values()})
         return [member for member, child in self._children.items() if child.pid in alive]
-
-    def finish(self) -> None:
-        """Do nothing."""
 
     def close(self) -> None:
         """Show the rest in the pipes, then close pipes and release processes. Does not wait."""

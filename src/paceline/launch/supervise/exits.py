@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.launch.job_spec import Graces
 from paceline.launch.plan import ProcessName
-from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import Runs
 
 #: Interval at which processes that are to exit are looked at, and named.

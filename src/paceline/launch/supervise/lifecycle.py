@@ -39,7 +39,7 @@ worker has joined, the scheduler says nothing when they exit, and ends nothing: 
 **Blame.** :mod:`paceline.launch.supervise.blame` judges which failure is the first cause, and whether a worker's death
 is one. It says so where the exit of others, or the scheduler, may still tell more; then this machine waits.
 
-Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
+Limits (:class:`~paceline.launch.job_spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
 Processes are left only if the kernel cannot end them within ``kill_s``.
 ``survivors_s`` must exceed ``LAST_WORDS_S``, after which survivors learn of a death, plus the time in
 which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
@@ -57,8 +57,8 @@ import enum
 import signal
 from collections.abc import Sequence
 
+from paceline.launch.job_spec import Graces
 from paceline.launch.plan import ProcessName
-from paceline.launch.spec import Graces
 from paceline.launch.supervise.blame import Blame
 from paceline.launch.supervise.events import (
     Action,

@@ -20,9 +20,11 @@ from paceline.errors import LaunchError
 from paceline.exitcodes import WORKER_LOST
 from paceline.launch import runtime
 from paceline.launch.backends import Job
-from paceline.launch.hosts import LOCALHOST
+from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
+from paceline.launch.supervise.blame import failure_block, lost_block
+from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import LocalCrew, Processes, Take
 from paceline.launch.supervise.events import (
@@ -41,14 +43,12 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
-from paceline.launch.supervise.report import failure_block, lost_block
-from paceline.launch.supervise.signals import SignalPipe
 from paceline.launch.table import plural
 from paceline.net.security import new_job_key
 from paceline.observe import ring
 
 if TYPE_CHECKING:
-    from paceline.launch.supervise.watch import Watch
+    from paceline.launch.supervise.progress import Watch
 
 #: How long leftover processes may take to exit by themselves (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
@@ -144,7 +144,7 @@ class Supervisor:
             around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
             self._crew = self._make_crew(around)
             if is_watched and self._crew.hears_scheduler:
-                from paceline.launch.supervise.watch import Watch  # takes msgspec
+                from paceline.launch.supervise.progress import Watch  # takes msgspec
 
                 self._watch = Watch(self._job, self._console, time.monotonic())
             try:

@@ -62,7 +62,6 @@ from paceline.wire.messages.membership import (
     AskAbsent,
     AskSamples,
     AskStatus,
-    AskTrace,
     AwaitSamples,
     BlockSpec,
     Bye,
@@ -90,13 +89,11 @@ from paceline.wire.messages.membership import (
     Status,
     TakeSamples,
     Told,
-    TraceEvents,
-    TraceIs,
-    TracePart,
     WeightSums,
     Welcome,
     Window,
 )
+from paceline.wire.messages.tracing import AskTrace, TraceEvents, TraceIs, TracePart
 
 PROTOCOL = 1
 

@@ -7,9 +7,9 @@ import pytest
 
 from paceline.config import check_names
 from paceline.launch import JobSpec, Late, Machine, WorkerGroup
+from paceline.launch.backends import typed_options
 from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
 from paceline.launch.engines.k8s.pods import LAYOUTS, KubernetesOptions
-from paceline.launch.options import typed_options
 from tests.launch import golden
 
 GOLDEN = Path(__file__).parent / "golden"

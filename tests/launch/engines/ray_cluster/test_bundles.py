@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.launch import Host, JobSpec, Machine, WorkerGroup, make_plan
-from paceline.launch.engines.ray_cluster.bundles import RayOptions, bundles
-from paceline.launch.options import typed_options
+from paceline.launch.backends import typed_options
+from paceline.launch.engines.ray_cluster.ray_backend import RayOptions, bundles
 
 
 def texts(spec: JobSpec, options: RayOptions | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.errors import ProtocolError
-from paceline.launch.engines.yarn.channel import AgentChannel, accept, connect
+from paceline.launch.engines.yarn.container import AgentChannel, accept, connect
 from paceline.launch.engines.yarn.hub import ContainerHub
 from paceline.net.handshake import HandshakeError
 from paceline.net.security import new_job_key

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.launch.engines.yarn import hub as module
-from paceline.launch.engines.yarn.channel import AgentChannel, connect
+from paceline.launch.engines.yarn.container import AgentChannel, connect
 from paceline.launch.engines.yarn.hub import ContainerHub
 from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, accept_all, unpack
 from paceline.net.security import new_job_key

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.launch import JobSpec, Machine, backend, parse_group
-from paceline.launch.engines.yarn.backend import YarnRequest, resource_manager
 from paceline.launch.engines.yarn.service import with_launcher
+from paceline.launch.engines.yarn.yarn_backend import YarnRequest, resource_manager
 from tests.engines.yarn_stand_in import faults
 
 MACHINE = Machine("/usr/bin/python3", {}, {"PYTHONPATH": "/home/ada/train/src"}, "/home/ada/train")

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.errors import LaunchError
+from paceline.launch.engines.programs import run_program
 from paceline.launch.plan import ProcessName
 
 _CALL_S = 60.0
+_PACKAGE = "kubectl, or write the manifests with --dry-run"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 #: Reasons for which a container waits that time does not mend.
 _HOPELESS = frozenset(
@@ -34,23 +36,13 @@ class Kubectl:
         """Return the command line of a call."""
         return [*self._base, *words]
 
-    def run(self, words: Sequence[str], text: str | None = None, limit_s: float = _CALL_S) -> str:
+    def run(self, words: Sequence[str], text: str = "", limit_s: float = _CALL_S) -> str:
         """Run one call and return its output.
 
         Raises:
             LaunchError: it failed; with kubectl's message.
         """
-        try:
-            done = subprocess.run(
-                self.words(words), input=text, capture_output=True, text=True, check=False, timeout=limit_s
-            )
-        except FileNotFoundError:
-            raise LaunchError("kubectl is not on the PATH; install it, or write the manifests with --dry-run") from None
-        except subprocess.TimeoutExpired:
-            raise LaunchError(f"kubectl {words[0]} did not answer within {limit_s:g} s") from None
-        if done.returncode:
-            raise LaunchError(f"kubectl {' '.join(words[:3])}: {done.stderr.strip() or 'failed without a word'}")
-        return done.stdout
+        return run_program(self.words(words), _PACKAGE, text, limit_s=limit_s)
 
     def get(self, words: Sequence[str]) -> dict[str, Any]:
         """Return the objects that ``kubectl get`` finds.

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.launch.backends import typed_options
 from paceline.launch.engines.k8s.pods import (
     KEY,
     KubernetesOptions,
@@ -27,10 +28,9 @@ from paceline.launch.engines.k8s.pods import (
     labels,
     pod_template,
 )
-from paceline.launch.options import typed_options
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.spec import JobSpec
 
 _RESTART_LABEL = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 _COORDINATOR = "metadata.annotations['jobset.sigs.k8s.io/coordinator']"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from paceline import config
-from paceline.launch.groups import WorkerGroup
 from paceline.launch.plan import JobPlan, Late, ProcessSpec
+from paceline.launch.worker_groups import WorkerGroup
 from paceline.naming import suggestion
 
 Object: TypeAlias = dict[str, Any]

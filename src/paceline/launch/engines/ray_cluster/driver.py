@@ -27,7 +27,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.launch.engines.ray_cluster.actor import Shell
-from paceline.launch.engines.ray_cluster.bundles import PlacementRequest
+from paceline.launch.engines.ray_cluster.ray_backend import PlacementRequest
 from paceline.launch.remote.shell import ERR, EXIT, LOST, READ_BYTES, accept_all, pack, read_request
 
 _REACH_S = 10.0

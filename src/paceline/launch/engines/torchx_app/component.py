@@ -10,10 +10,10 @@ from typing import Dict, List, NamedTuple, Optional  # noqa: UP035 - TorchX know
 from torchx import specs
 
 from paceline.launch.engines.torchx_app.start import FILLED_IN, START, default_key_file
-from paceline.launch.groups import WorkerGroup, amount, parse_group
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.spec import JobSpec
+from paceline.launch.worker_groups import WorkerGroup, amount, parse_group
 
 _MB = 1024 * 1024
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Collection
 
 from paceline.errors import PacelineError
-from paceline.launch.engines.yarn.channel import AgentChannel, accept
+from paceline.launch.engines.yarn.container import AgentChannel, accept
 from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, READ_BYTES, accept_all, pack, read_request
 from paceline.net.handshake import HandshakeError
 

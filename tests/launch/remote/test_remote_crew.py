@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.launch.remote.crew import RemoteCrew
-from paceline.launch.remote.link import AgentLink
+from paceline.launch.remote.agent_link import AgentLink
+from paceline.launch.remote.remote_crew import RemoteCrew
 
 #: Fails as ssh does, as often as there are lines in the file `fails`, and says one of them each time.
 _SSH = """#!/bin/sh
@@ -47,7 +47,7 @@ def launch(
 def test_host_that_is_too_busy_to_answer_is_reached_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.launch.remote.crew._SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("paceline.launch.remote.remote_crew._SHORTEST_PAUSE_S", 0.0)
     assert launch(tmp_path, monkeypatch, BANNER, "kex_exchange_identification: read: Connection reset by peer") == 7
     lines = [line for line in capfd.readouterr().err.splitlines() if "trying again" in line]
     assert lines == [
@@ -61,7 +61,7 @@ def test_host_that_is_too_busy_to_answer_is_reached_again(
 def test_host_that_never_answers_is_given_up_when_the_time_for_the_start_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.launch.remote.crew._LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("paceline.launch.remote.remote_crew._LONGEST_PAUSE_S", 0.1)
     reach_again = RemoteCrew._reach_again
 
     def reach_later(self: RemoteCrew, link: AgentLink, now: float) -> None:

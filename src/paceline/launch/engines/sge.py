@@ -1,31 +1,40 @@
-"""The backend that runs a job as one job of Grid Engine."""
+"""The backend that runs a job as one job of Grid Engine, with a parallel environment; inside, an agent per host.
+
+| where | what |
+|---|---|
+| the user's shell | writes a folder with the spec, submits a script with ``qsub``, shows its output |
+| first host of the job | the script runs ``python -m paceline.launch.engines.sge FOLDER``, which supervises |
+| each host of the job | an agent, started with ``qrsh -inherit``, so that Grid Engine ends it with the job |
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from types import FrameType
 
-from paceline.errors import LaunchError
-from paceline.launch.backends import Job
-from paceline.launch.engines.sge.inside import CODE, SPEC, Inside, explain
-from paceline.launch.engines.sge.inside import request as inside_request
-from paceline.launch.options import backend_options
+from paceline.errors import LaunchError, PacelineError
+from paceline.launch.backends import Job, backend_options
+from paceline.launch.engines.programs import FileTail, run_program
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec, from_json, to_json
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, forwarded
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded, remote_request
+from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.guardian import Canceller
-from paceline.launch.supervise.signals import SignalPipe
 
 OPTIONS = {
     "pe": "parallel environment with control_slaves TRUE (default: paceline)",
@@ -36,10 +45,11 @@ OPTIONS = {
     "python": "interpreter on the hosts (default: the launcher's)",
 }
 
+_SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")
+_PACKAGE = "gridengine-client, or run this on a submit host of Grid Engine"
 
-_SHOW_S, _LOOK_S = 0.2, 1.0
-_CALL_S = 60.0
+_SHOW_S, _LOOKS = 0.2, 5
 #: How long a job may take to end after qdel: the queue's ``notify`` is 60 s as installed.
 _DELETE_S = 90.0
 
@@ -62,11 +72,7 @@ class SgeBackend:
     """Submits a script, or starts agents in the job that the launcher runs in."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> SgeRequest:
-        """Write the script.
-
-        Raises:
-            ValueError: an option cannot be; see also :func:`~paceline.launch.make_plan`.
-        """
+        """Write the script."""
         options = options_of(spec)
         directory = spec.directory or machine.directory
         folder = os.path.join(directory, f".paceline-{spec.job_id}")
@@ -86,16 +92,10 @@ class SgeBackend:
         return f"{request.script}\n{describe(plan, environ=request.environ)}"
 
     def check(self, request: SgeRequest) -> None:
-        """Look for the programs and the parallel environment.
-
-        Raises:
-            LaunchError: something is missing; the message lists the choices.
-        """
-        program = "qrsh" if request.inside else "qsub"
-        if shutil.which(program) is None:
-            raise LaunchError(f"the program {program!r} is not on the PATH: run this on a submit host of Grid Engine")
+        """Look for the programs and the parallel environment."""
+        check_program("qrsh" if request.inside else "qsub", _PACKAGE)
         if not request.inside:
-            there = _call(["qconf", "-spl"]).split()
+            there = run_program(["qconf", "-spl"], _PACKAGE).split()
             if request.pe not in there:
                 raise LaunchError(
                     f"Grid Engine has no parallel environment {request.pe!r}; it has {', '.join(there) or 'none'}: "
@@ -103,11 +103,7 @@ class SgeBackend:
                 )
 
     def submit(self, request: SgeRequest) -> Job:
-        """Submit the script; inside a job, return the job that starts agents when it is waited for.
-
-        Raises:
-            LaunchError: Grid Engine refused the script.
-        """
+        """Submit the script; inside a job, return the job that starts agents when it is waited for."""
         self.check(request)
         return InsideJob(request) if request.inside else SgeJob(request)
 
@@ -124,15 +120,11 @@ class InsideJob(Job):
         self.id = request.spec.job_id
 
     def wait(self) -> int:
-        """Run the job and return its exit code.
-
-        Raises:
-            LaunchError: the allocation or a host cannot be used; no process runs.
-        """
+        """Run the job and return its exit code."""
         folder = Path(self._request.folder)
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            return RemoteJob(inside_request(self._request.spec, self._request.machine, folder), explain).wait()
+            return _run(self._request.spec, self._request.machine, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -152,13 +144,12 @@ class SgeJob(Job):
         self._ended = False
         try:
             self._folder.mkdir(mode=0o700)
-            given = Inside(request.spec, request.environ, request.machine.python)
-            spec = self._folder / SPEC
-            spec.touch(0o600)
-            spec.write_text(given.text)
+            spec = self._folder / _SPEC
+            spec.touch(0o600)  # it holds the user's variables
+            spec.write_text(json.dumps([to_json(request.spec), dict(request.environ), request.machine.python]))
             script = self._folder / "script"
             script.write_text(request.script)
-            self.id = _call(["qsub", "-terse", str(script)]).strip()
+            self.id = run_program(["qsub", "-terse", str(script)], _PACKAGE).strip()
             self._canceller = Canceller(["qdel", self.id])
         except OSError as error:
             raise LaunchError(f"the folder of the job cannot be made: {error}") from error
@@ -167,37 +158,24 @@ class SgeJob(Job):
             raise
 
     def wait(self) -> int:
-        """Show the job's output until it ends; return its exit code, 1 if Grid Engine ended it.
-
-        Raises:
-            LaunchError: Grid Engine does not answer, or cannot end the job.
-        """
-        interrupted = 0
+        """Show the job's output until it ends; return its exit code, 1 if Grid Engine ended it."""
         print(f"[launch] Grid Engine job {self.id}", file=sys.stderr, flush=True)
-        with SignalPipe() as signals, contextlib.ExitStack() as stack:
-            stack.callback(self.cancel)
-            streams = [(self._folder / "out", sys.stdout.fileno()), (self._folder / "err", sys.stderr.fileno())]
-            tails = [stack.enter_context(FileTail(path, fd)) for path, fd in streams]
+        tails = [FileTail(self._folder / name, stream) for name, stream in (("out", sys.stdout), ("err", sys.stderr))]
+        try:
             while self._is_there():
-                look_at = time.monotonic() + _LOOK_S
-                while time.monotonic() < look_at and not interrupted:
+                for _ in range(_LOOKS):
                     time.sleep(_SHOW_S)
                     for tail in tails:
                         tail.show()
-                    interrupted = next(iter(signals.read()), 0)
-                if interrupted:
-                    self._delete()
             self._ended = True
             for tail in tails:
-                tail.show()
-            return 128 + interrupted if interrupted else self._code()
+                tail.show(is_over=True)
+            return self._code()
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
-        """Delete the job, wait until it has ended, and remove its folder. Idempotent.
-
-        Raises:
-            LaunchError: Grid Engine cannot end it.
-        """
+        """Delete the job, wait until it has ended, and remove its folder."""
         if not self._ended:
             self._delete()
         self._canceller.release()
@@ -206,7 +184,7 @@ class SgeJob(Job):
     def _delete(self) -> None:
         """Delete the job and wait for its end, a moment longer than queues give notice."""
         with contextlib.suppress(LaunchError):  # it ended meanwhile
-            _call(["qdel", self.id])
+            run_program(["qdel", self.id], _PACKAGE)
         until = time.monotonic() + _DELETE_S
         while self._is_there():
             if time.monotonic() > until:
@@ -224,7 +202,7 @@ class SgeJob(Job):
 
     def _is_there(self) -> bool:
         try:
-            _call(["qstat", "-j", self.id])
+            run_program(["qstat", "-j", self.id], _PACKAGE)
         except LaunchError as error:
             if "do not exist" in str(error):
                 return False
@@ -234,57 +212,10 @@ class SgeJob(Job):
     def _code(self) -> int:
         """Return the job's exit code that the launcher inside has left."""
         try:
-            return int((self._folder / CODE).read_text())
+            return int((self._folder / _CODE).read_text())
         except (FileNotFoundError, ValueError):
             print(f"[launch] Grid Engine ended job {self.id}: qacct -j {self.id} says why", file=sys.stderr, flush=True)
             return 1
-
-
-class FileTail:
-    """Shows the additions to a growing file since the last look.
-
-    Args:
-        path: path of the file, which need not exist yet.
-        fd: output descriptor.
-    """
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path, self._fd = path, fd
-        self._file: IO[bytes] | None = None
-
-    def __enter__(self) -> FileTail:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def show(self) -> None:
-        """Show the new text."""
-        if self._file is None:
-            with contextlib.suppress(FileNotFoundError):
-                self._file = open(self._path, "rb")  # noqa: SIM115 - closed at exit
-        while self._file is not None and (data := self._file.read(65536)):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-
-
-def _call(words: list[str]) -> str:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_CALL_S)
-    except FileNotFoundError:
-        raise LaunchError(f"the program {words[0]!r} is not on the PATH: run this on a submit host") from None
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"{words[0]} did not answer within {_CALL_S:g} s") from None
-    if done.returncode:
-        raise LaunchError(f"{' '.join(words[:2])}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
-
-
-def slots(spec: JobSpec) -> int:
-    """Return how many slots a job takes: one per worker and server. The scheduler needs next to nothing."""
-    return spec.num_workers + spec.servers
 
 
 def options_of(spec: JobSpec) -> Mapping[str, str]:
@@ -309,7 +240,7 @@ def options_of(spec: JobSpec) -> Mapping[str, str]:
 def job_script(
     spec: JobSpec, options: Mapping[str, str], python: str, folder: str, directory: str, pythonpath: str
 ) -> str:
-    """Return the script.
+    """Return the script. It asks for a slot per worker and server; the scheduler needs next to nothing.
 
     Args:
         spec: the job spec.
@@ -319,12 +250,104 @@ def job_script(
         directory: processes' working directory.
         pythonpath: the launcher's ``PYTHONPATH``.
     """
-    lines = [f"-N pl-{spec.job_id}", f"-pe {options.get('pe', 'paceline')} {slots(spec)}"]
+    lines = [f"-N pl-{spec.job_id}", f"-pe {options.get('pe', 'paceline')} {spec.num_workers + spec.servers}"]
     lines += [f"-q {options['queue']}"] if "queue" in options else []
     lines += [f"-l {options['resources']}"] if "resources" in options else []
     lines += [f"-l h_rt={options['time']}"] if "time" in options else []
     lines += [f"-P {options['project']}"] if "project" in options else []
     lines += [f"-wd {directory}", f"-o {folder}/out", f"-e {folder}/err", "-S /bin/sh", "-notify", "-r no", "-R yes"]
-    command = shlex.join([python, "-m", "paceline.launch.engines.sge.inside", folder])
+    command = shlex.join([python, "-m", "paceline.launch.engines.sge", folder])
     path = [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
     return "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), *path, f"exec {command}", ""])
+
+
+# ---- the launcher inside a job ---------------------------------------------------------------------------------------
+
+
+def read_hostfile(text: str) -> dict[str, int]:
+    """Read lines of the form ``HOST SLOTS QUEUE@HOST PROCESSORS``; return the slots of each host.
+
+    Raises:
+        ValueError: a line has another form, or there is none.
+    """
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 2 or not words[1].isdecimal():
+            raise ValueError(f"PE_HOSTFILE: {line!r} is not HOST SLOTS QUEUE@HOST PROCESSORS")
+        found[words[0]] += int(words[1])
+    if not found:
+        raise ValueError("PE_HOSTFILE names no host")
+    return dict(found)
+
+
+def on_allocation(spec: JobSpec, slots: Mapping[str, int]) -> JobSpec:
+    """Return the spec with the hosts of an allocation: a slot for each server, the others for workers."""
+    names = list(slots)
+    taken = Counter(names[index % len(names)] for index in range(spec.servers))
+    left = {name: max(0, slots[name] - taken[name]) for name in names}
+    if sum(left.values()) < spec.num_workers:  # more servers than hosts: several share a slot
+        left = dict(slots)
+    return replace(spec, hosts=tuple(Host(name, slots=left[name]) for name in names))
+
+
+def _run(spec: JobSpec, machine: Machine, folder: Path) -> int:
+    """Run a job on the hosts of this one, and return its exit code.
+
+    Raises:
+        LaunchError: this is no job with a parallel environment, or a host cannot be used; no process runs.
+        ValueError: the job does not fit its slots.
+    """
+    try:
+        slots = read_hostfile(Path(os.environ["PE_HOSTFILE"]).read_text())
+    except (KeyError, OSError) as error:
+        raise LaunchError(f"this is not a Grid Engine job with a parallel environment: {error}") from error
+    file = folder / _AGENT
+
+    def reach(host: Host, script: list[str]) -> list[str]:
+        if not file.exists():
+            file.write_text(agent_file(script))
+        return ["qrsh", "-inherit", host.name, "/bin/sh", str(file)]
+
+    plan = make_plan(on_allocation(spec, slots), machine)
+    request: RemoteRequest = remote_request(plan, machine, spec.options.get("python", ""), reach)
+    return RemoteJob(request, _explain).wait()
+
+
+def agent_file(script: list[str]) -> str:
+    """Return the file that starts an agent: qrsh loses quotes, so its command has none.
+
+    Grid Engine warns of a job's end by SIGUSR1 and SIGUSR2 to all its processes; only the launcher acts on it.
+    """
+    return f"#!/bin/sh\ntrap '' USR1 USR2\nexec {shlex.join(script)}\n"
+
+
+def _explain(host: Host, link: AgentLink) -> str:
+    """Return why the agent of a host ended."""
+    text = "\n".join(link.errors) or link.noise or "no word"
+    return f"the agent on {host.name} ended: `{shlex.join(['qrsh', '-inherit', host.name])}` says: {text}"
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the job that a folder describes, and leave its exit code there."""
+    [folder] = map(Path, words)
+    text, environ, python = json.loads((folder / _SPEC).read_text())
+    spec = from_json(text)
+    signal.signal(signal.SIGUSR2, _terminate)  # Grid Engine's notice of the end
+    try:
+        code = _run(spec, Machine(python, {}, environ, spec.directory), folder)
+    except (PacelineError, ValueError) as error:
+        print(f"paceline launch: {error}", file=sys.stderr)
+        code = 1
+    unfinished = folder / f"{_CODE}.new"
+    unfinished.write_text(str(code))
+    unfinished.rename(folder / _CODE)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+import msgspec
 
 from paceline import config
 from paceline.errors import ConfigError
-from paceline.launch.groups import WorkerGroup
-from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.worker_groups import WorkerGroup
 
 #: More are a slip of the fingers; a plan of them would take minutes.
 MOST_PROCESSES = 65536
@@ -152,7 +152,7 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
 def to_json(spec: JobSpec) -> str:
     """Return a spec as JSON. It holds the user's variables: it must not be shown."""
-    return json.dumps(asdict(spec))
+    return msgspec.json.encode(spec).decode()
 
 
 def from_json(text: str) -> JobSpec:
@@ -162,18 +162,6 @@ def from_json(text: str) -> JobSpec:
         ValueError: it is none.
     """
     try:
-        values: dict[str, Any] = json.loads(text)
-        values["command"] = tuple(values["command"])
-        values["hosts"] = _hosts(values["hosts"])
-        values["groups"] = tuple(
-            WorkerGroup(**(one | {"hosts": _hosts(one["hosts"]), "args": tuple(one["args"])}))
-            for one in values["groups"]
-        )
-        values["graces"] = Graces(**values["graces"])
-        return JobSpec(**values)
-    except (TypeError, KeyError) as error:
+        return msgspec.json.decode(text, type=JobSpec)
+    except msgspec.ValidationError as error:
         raise ValueError(f"this is not a job of this version of paceline: {error}") from error
-
-
-def _hosts(given: list[dict[str, Any]]) -> tuple[Host, ...]:
-    return tuple(Host(**one) for one in given)

@@ -13,9 +13,9 @@ import pytest
 from paceline.errors import LaunchError
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import Graces, JobSpec, Late, Machine, ProcessName
-from paceline.launch.engines.k8s import crew as module
-from paceline.launch.engines.k8s.crew import KubernetesCrew
+from paceline.launch.engines.k8s import kubernetes as module
 from paceline.launch.engines.k8s.kubectl import Kubectl
+from paceline.launch.engines.k8s.kubernetes import KubernetesCrew
 from paceline.launch.engines.k8s.manifests import make_manifests
 from paceline.launch.supervise.console import ERR, OUT, Console
 from paceline.launch.supervise.events import Complete, Event, Exited, NotStarted, Ready, Runs, Started

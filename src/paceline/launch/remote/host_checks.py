@@ -17,9 +17,9 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.interfaces import address_of, interfaces
-from paceline.launch.hosts import Host
-from paceline.launch.remote.crew import Explain, HostCommand
-from paceline.launch.remote.link import AgentLink
+from paceline.launch.host_list import Host
+from paceline.launch.remote.agent_link import AgentLink
+from paceline.launch.remote.remote_crew import Explain, HostCommand
 from paceline.launch.supervise.guardian import Guardian
 
 #: Clocks that differ by more make logs hard to read; nothing else depends on them.

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch import Host, JobSpec, WorkerGroup
-from paceline.launch.engines.sge.backend import job_script, options_of
-from paceline.launch.engines.sge.inside import agent_file
+from paceline.launch.engines.sge import agent_file, job_script, on_allocation, options_of, read_hostfile
 
 
 def script(**options: str) -> list[str]:
@@ -19,7 +18,7 @@ def test_options_become_directives() -> None:
     lines = script(pe="mpi", queue="a.q,b.q", resources="gpu=1", time="1:00:00", project="p")
     for line in ("-pe mpi 3", "-q a.q,b.q", "-l gpu=1", "-l h_rt=1:00:00", "-P p", "-wd /d", "-notify"):
         assert f"#$ {line}" in lines
-    assert lines[-2:] == ["export PYTHONPATH='a b'", "exec /py -m paceline.launch.engines.sge.inside /f"]
+    assert lines[-2:] == ["export PYTHONPATH='a b'", "exec /py -m paceline.launch.engines.sge /f"]
 
 
 def test_what_no_directive_can_hold_is_refused() -> None:
@@ -40,3 +39,33 @@ def test_agent_file_keeps_words_and_ignores_notices(tmp_path: Path) -> None:
     file.write_text(agent_file(["sh", "-c", 'kill -USR2 $$; echo "$1"', "sh", "a 'b' $c"]))
     done = subprocess.run(["/bin/sh", str(file)], capture_output=True, text=True, check=True)
     assert done.stdout == "a 'b' $c\n"
+
+
+def free(spec: JobSpec, **slots: int) -> dict[str, int | None]:
+    placed = on_allocation(spec, slots)
+    return {host.name: host.slots for host in placed.hosts}
+
+
+def test_lines_of_the_hostfile_are_hosts_with_slots() -> None:
+    text = "h1 2 main.q@h1 UNDEFINED\nh2 1 main.q@h2 UNDEFINED\n"
+    assert read_hostfile(text) == {"h1": 2, "h2": 1}
+
+
+@pytest.mark.parametrize("text", ["", "h1\n", "h1 two q@h1\n"])
+def test_another_file_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="PE_HOSTFILE"):
+        read_hostfile(text)
+
+
+def test_workers_get_the_slots_that_servers_leave() -> None:
+    assert free(JobSpec(("x",), 2, 2), h1=2, h2=1, h3=1) == {"h1": 1, "h2": 0, "h3": 1}
+
+
+def test_two_lines_of_one_host_count_together() -> None:
+    assert read_hostfile("h1 1 q\nh2 1 q\nh1 1 q\n") == {"h1": 2, "h2": 1}
+
+
+def test_servers_that_crowd_a_host_take_no_slot_from_workers() -> None:
+    spec = JobSpec(("x",), 2, 3)
+    assert free(spec, h1=1, h2=4) == {"h1": 0, "h2": 3}
+    assert free(JobSpec(("x",), 4, 1), h1=1, h2=3) == {"h1": 1, "h2": 3}

@@ -15,7 +15,7 @@ from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective, tensor_file
 from paceline.mx.context import cpu
-from paceline.saving.job import KIND
+from paceline.saving.job_state import KIND
 
 TWO_BIT = {"type": "2bit", "threshold": 0.02}
 

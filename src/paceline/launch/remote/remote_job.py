@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.launch.environment import OWNED
-from paceline.launch.hosts import Host
+from paceline.launch.backends import Backend
+from paceline.launch.host_list import Host
 from paceline.launch.plan import JobPlan
 from paceline.launch.planner import Machine
-from paceline.launch.remote.crew import Explain, HostCommand, RemoteCrew
-from paceline.launch.remote.link import AgentLink
+from paceline.launch.preflight import check_program
+from paceline.launch.process_environment import OWNED
+from paceline.launch.remote.agent_link import AgentLink
+from paceline.launch.remote.remote_crew import Explain, HostCommand, RemoteCrew
 from paceline.launch.render import describe
 from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
 
@@ -156,3 +158,26 @@ class RemoteJob(SupervisedJob):
             )
 
         super().__init__(request.plan, crew)
+
+
+class AgentBackend(Backend[RemoteRequest]):
+    """A backend that starts an agent per host with a program of this machine.
+
+    Attributes:
+        package: the package that has the program.
+    """
+
+    package: str
+
+    def render(self, request: RemoteRequest) -> str:
+        """Return the processes and the commands that reach their hosts."""
+        return request.text
+
+    def check(self, request: RemoteRequest) -> None:
+        """Look for the program."""
+        check_program(request.command(request.plan.hosts[0])[0], self.package)
+
+    def submit(self, request: RemoteRequest) -> RemoteJob:
+        """Return the job, which runs while its ``wait`` does."""
+        self.check(request)
+        return RemoteJob(request)

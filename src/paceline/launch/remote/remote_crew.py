@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
-from paceline.launch.remote.link import AgentLink
-from paceline.launch.remote.protocol import data, members
-from paceline.launch.supervise.crew import address_parts
+from paceline.launch.remote.agent_link import AgentLink, data, members
+from paceline.launch.supervise.crew import Processes, address_parts
 from paceline.launch.supervise.events import Event, Exited, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 
@@ -35,7 +34,7 @@ Explain = Callable[[Host, AgentLink], str]
 """Says in one sentence why a remote shell ended, and what to do."""
 
 
-class RemoteCrew:
+class RemoteCrew(Processes):
     """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
     Args:
@@ -47,8 +46,6 @@ class RemoteCrew:
         shell_environ: variables of the remote shells.
         environ: variables of every process, besides its agent's environment.
     """
-
-    hears_scheduler = True
 
     def __init__(
         self,

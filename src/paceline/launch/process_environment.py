@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from paceline import config
 from paceline.consistency import groups_line
-from paceline.launch.groups import WorkerGroup
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import Late, Value
-from paceline.launch.spec import JobSpec
+from paceline.launch.worker_groups import WorkerGroup
 
 #: Variables that give a process its identity. Only the launcher sets them.
 OWNED = frozenset(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import MissingExtraError
-from paceline.sim.job import Result
 from paceline.sim.scaling import LAYOUTS, Estimate
+from paceline.sim.simulation import Result
 
 
 def draw(results: Mapping[str, Result], path: str | Path) -> None:

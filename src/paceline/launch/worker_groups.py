@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from paceline.launch.hosts import Host, parse_host_list
+from paceline.launch.host_list import Host, parse_host_list
 from paceline.naming import nearest, suggestion
 
 N = TypeVar("N", int, float)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from paceline.data import ShardedSampler
-from paceline.data.records import ImageHeader, Records, RecordWriter, pack, unpack
+from paceline.data.record_files import ImageHeader, Records, RecordWriter, pack, unpack
 from paceline.errors import PacelineError
 
 MAGIC = struct.pack("<I", 0xCED7230A)

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.launch.runtime import JobRecord
 from paceline.launch.supervise.console import ERR, OUT, Console
-from paceline.launch.supervise.watch import Watch
+from paceline.launch.supervise.progress import Watch
 from paceline.observe.account import WORKER_PARTS
 from paceline.wire import messages as m
 from tests.launch.supervise.screens import Terminal

@@ -16,18 +16,17 @@ from xml.etree import ElementTree
 
 from paceline.errors import LaunchError
 from paceline.interfaces import address_of, address_towards
+from paceline.launch.backends import typed_options
 from paceline.launch.engines.k8s.pods import crews
 from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
-from paceline.launch.engines.yarn.rest import Services
-from paceline.launch.engines.yarn.service import Service, YarnOptions, make_service, names, with_launcher
-from paceline.launch.hosts import Host
-from paceline.launch.options import typed_options
+from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names, with_launcher
+from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.remote.broker import Broker, shell_command
-from paceline.launch.remote.link import AgentLink
+from paceline.launch.remote.agent_link import AgentLink
+from paceline.launch.remote.shell import Broker, shell_command
 from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.guardian import Canceller
 from paceline.net.security import new_job_key
 
@@ -64,11 +63,7 @@ class YarnBackend:
     """Asks for a service, and starts an agent in each of its containers."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> YarnRequest:
-        """Make the service. Reads ``yarn-site.xml`` if the option ``rm`` is not given.
-
-        Raises:
-            ValueError: an option cannot be; see also :func:`~paceline.launch.make_plan`.
-        """
+        """Make the service. Reads ``yarn-site.xml`` if the option ``rm`` is not given."""
         if spec.sync:
             raise ValueError("launcher 'yarn' does not copy a directory: use one that the nodes share")
         options = typed_options("yarn", YarnOptions, spec.options)
@@ -102,19 +97,11 @@ class YarnBackend:
         )
 
     def check(self, request: YarnRequest) -> None:
-        """Ask the ResourceManager whether it has the Services API.
-
-        Raises:
-            LaunchError: it has not, or does not answer.
-        """
+        """Ask the ResourceManager whether it has the Services API."""
         _services(request).check()
 
     def submit(self, request: YarnRequest) -> YarnJob:
-        """Ask for the service.
-
-        Raises:
-            LaunchError: YARN refuses it.
-        """
+        """Ask for the service."""
         return YarnJob(request)
 
 
@@ -180,7 +167,7 @@ class YarnJob(RemoteJob):
             raise LaunchError("no address of this machine reaches the ResourceManager: -o address=ADDRESS")
         host = f"[{host}]" if ":" in host else host
         url, user, path = self._services.url, self._services.user, self._request.key_file
-        undo = [sys.executable, "-m", "paceline.launch.engines.yarn.rest", url, user, self.id]
+        undo = [sys.executable, "-m", "paceline.launch.engines.yarn.service", url, user, self.id]
         self._canceller = Canceller([*undo, path] if path else undo)
         try:
             self._pass_key(key)

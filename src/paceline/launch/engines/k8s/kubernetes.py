@@ -22,18 +22,26 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from paceline.errors import LaunchError
+from paceline.launch.backends import Job
 from paceline.launch.engines.k8s.kubectl import Kubectl, Pod, pods, verdict
 from paceline.launch.engines.k8s.manifests import Manifests, documents, make_manifests
+from paceline.launch.engines.k8s.pods import LAYOUTS
+from paceline.launch.host_list import LOCALHOST
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
+from paceline.launch.planner import Machine
 from paceline.launch.supervise.console import OUT
+from paceline.launch.supervise.crew import Processes
 from paceline.launch.supervise.events import Complete, Exited, NotStarted, Ready, Runs, Started
 from paceline.launch.supervise.guardian import Canceller
-from paceline.launch.supervise.supervisor import Surroundings
+from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
 
 _POLL_S = 1.0
 #: How long kubectl waits until a job is gone. Its call may take longer, so that kubectl names objects left.
@@ -51,7 +59,7 @@ _KINDS = {
 }
 
 
-class KubernetesCrew:
+class KubernetesCrew(Processes):
     """Creates the objects of a job, follows its pods, and deletes everything.
 
     Args:
@@ -82,11 +90,7 @@ class KubernetesCrew:
         self._canceller = Canceller(kubectl.words(self._deletion()))
 
     def opening(self) -> bool:
-        """Create the Secret and all objects; return False.
-
-        Raises:
-            LaunchError: the cluster refused one.
-        """
+        """Create the Secret and all objects; return False."""
         if not self._is_created:
             self._is_created = True
             key = self._around.known.get(Late.JOB_KEY)
@@ -140,25 +144,14 @@ class KubernetesCrew:
             if member.role != "worker":
                 self._around.take(Runs(member, 0.0))
 
-    def ask_status(self) -> None:
-        """Do nothing: the scheduler is not heard."""
-
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Delete the job: Kubernetes has no other signal."""
         self._delete()
         for process in self._manifests.plan:
             self._end(process.member, 128 + signal.SIGTERM)
 
-    def living(self) -> list[ProcessName]:
-        """Return no process: none outlives its pod."""
-        return []
-
     def finish(self) -> None:
-        """Delete everything of the job and wait until it is gone.
-
-        Raises:
-            LaunchError: kubectl failed; the message says what to try.
-        """
+        """Delete everything of the job and wait until it is gone."""
         self._delete()
 
     def close(self) -> None:
@@ -249,3 +242,57 @@ class KubernetesCrew:
         self._around.selector.unregister(fd)
         process.kill()
         process.communicate()
+
+
+#: The first version whose Indexed Jobs are stable.
+_INDEXED = (1, 24)
+
+
+class KubernetesBackend:
+    """Every process is a pod; the engine starts them, and the launcher supervises."""
+
+    def plan(self, spec: JobSpec, machine: Machine) -> Manifests:
+        """Make the objects of the job."""
+        return make_manifests(spec, machine)
+
+    def render(self, request: Manifests) -> str:
+        """Return the objects as YAML that kubectl takes, the key masked."""
+        return request.text
+
+    def check(self, request: Manifests) -> None:
+        """Ask the cluster whether it knows the objects of the layout, and whether we may create them."""
+        kubectl = Kubectl(request.options.namespace)
+        names = set(kubectl.run(["api-resources", "--output", "name"]).split())
+        layout = request.options.layout
+        missing = JUDGES.get(layout, "")
+        if missing and missing not in names:
+            others = ", ".join(f"{name} ({what})" for name, what in LAYOUTS.items() if name != layout)
+            raise LaunchError(
+                f"the cluster has no {missing}: layout {layout} needs {LAYOUTS[layout]}; "
+                f"-o layout=… chooses another: {others}"
+            )
+
+    def submit(self, request: Manifests) -> Job:
+        """Return the job; layout ``jobs`` becomes ``pods`` on a cluster without Indexed Jobs."""
+        request = _fitting(request)
+        processes = tuple(replace(process, host=LOCALHOST) for process in request.plan)  # Kubernetes chooses nodes
+        restarts = 0 if request.options.layout in JUDGES else request.plan.max_restarts
+        plan = replace(request.plan, processes=processes, hosts=(), max_restarts=restarts)
+        kubectl = Kubectl(request.options.namespace)
+        return SupervisedJob(plan, lambda around: KubernetesCrew(around, request, kubectl))
+
+
+def _fitting(request: Manifests) -> Manifests:
+    """Return the objects that this cluster knows.
+
+    Raises:
+        LaunchError: the cluster does not answer.
+    """
+    if request.options.layout != "jobs":
+        return request
+    major, minor = Kubectl(request.options.namespace).version()
+    if (major, minor) >= _INDEXED:
+        return request
+    print(f"[launch] Kubernetes {major}.{minor} has no Indexed Jobs: a Job per process", file=sys.stderr, flush=True)
+    spec = replace(request.spec, options={**request.spec.options, "layout": "pods"})
+    return make_manifests(spec, request.machine)

@@ -18,7 +18,7 @@ from paceline.launch.preflight import read_text
 from paceline.launch.table import plural, table
 from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
-from paceline.sim.picture import draw_scaling
+from paceline.sim.plots import draw_scaling
 from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
 
 #: Workers whose measured times differ by less than this part count as alike.

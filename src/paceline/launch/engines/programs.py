@@ -1,0 +1,70 @@
+"""The programs of engines: what they print when they are called, and files that grow while a job runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from paceline.errors import LaunchError
+from paceline.launch.preflight import check_program
+
+_CALL_S = 60.0
+
+
+def run_program(
+    words: list[str],
+    package: str,
+    text: str = "",
+    environ: Mapping[str, str] | None = None,
+    limit_s: float = _CALL_S,
+) -> str:
+    """Run a program of an engine and return its output.
+
+    Args:
+        words: its command line.
+        package: the package that has it, for the message if it is missing.
+        text: its stdin.
+        environ: variables besides the launcher's own.
+        limit_s: how long it may take.
+
+    Raises:
+        LaunchError: it is missing, does not answer, or fails; with its message.
+    """
+    check_program(words[0], package)
+    try:
+        done = subprocess.run(
+            words, input=text, capture_output=True, text=True, check=False, timeout=limit_s,
+            env={**os.environ, **(environ or {})},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{words[0]} did not answer within {limit_s:g} s") from None
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise LaunchError(f"{words[0]} refused: {said}")
+    return done.stdout
+
+
+class FileTail:
+    """Shows the additions to a growing file since the last look.
+
+    Args:
+        path: path of the file, which need not exist yet.
+        out: where they go.
+    """
+
+    def __init__(self, path: Path, out: TextIO) -> None:
+        self._path, self._out, self._shown = path, out, 0
+
+    def show(self, *, is_over: bool = False) -> None:
+        """Show the lines that are new; of a file that grows no more, its end without a line feed, too."""
+        data = b""
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+            file.seek(self._shown)
+            data = file.read()
+        data = data if is_over else data[: data.rfind(b"\n") + 1]
+        self._shown += len(data)
+        print(data.decode(errors="replace"), end="", file=self._out, flush=True)
