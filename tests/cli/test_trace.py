@@ -93,6 +93,23 @@ def test_running_job_is_traced_and_a_killed_one_has_a_story(
         assert arrows == [3] * trace["paceline"]["flows"]
 
 
+def test_story_names_the_hosts_whose_events_are_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    ring.note_hosts("j1", "key", ["node7"])
+    ring.note_hosts("j2", "key", [])
+    assert main(["story"]) == 0
+    told = "missing here: the events of its processes on node7; try: ssh node7 paceline story j1\n"
+    assert capsys.readouterr().out == told
+
+
+def test_story_needs_one_job(capsys: pytest.CaptureFixture[str]) -> None:
+    for job in ("ab1", "ab2"):
+        ring.note_hosts(job, "key", [job])
+    assert main(["story", "ab"]) == 1
+    assert "several jobs begin with 'ab': ab1, ab2; name one" in capsys.readouterr().err
+    assert main(["story", "ab1"]) == 0
+    assert "on ab1;" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

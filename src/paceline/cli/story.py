@@ -30,17 +30,16 @@ def run(name: str, words: Sequence[str]) -> int:
     if len(job) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(job)}")
     path = _find(job[0] if job else "")
-    processes = [aligned(*one) for one in ring.rings(path)]
-    if not processes:
+    processes, others = [aligned(*one) for one in ring.rings(path)], ring.other_hosts(path)
+    if not processes and not others:
         raise LaunchError(f"{path} has no events of job {path.stem}")
-    last = max(
-        (one.source.unix + one.events[-1].time - one.source.offset for one in processes if one.events), default=0
-    )
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last))
-    print(f"job {path.stem}, its processes on this host; the last event was at {when}")
-    print("\n".join(story(Timeline(processes), options.seconds or 5.0)))
-    for host in ring.other_hosts(path):
-        print(f"the events of its processes on {host} are there: ssh {host} paceline story {path.stem}")
+    if processes:
+        ends = [one.source.unix - one.source.offset + one.events[-1].time for one in processes if one.events]
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(ends, default=0)))
+        print(f"job {path.stem}, its processes on this host; the last event was at {when}")
+        print("\n".join(story(Timeline(processes), options.seconds or 5.0)))
+    for host in others:
+        print(f"missing here: the events of its processes on {host}; try: ssh {host} paceline story {path.stem}")
     return 0
 
 

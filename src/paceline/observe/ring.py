@@ -7,6 +7,7 @@ children note nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -20,7 +21,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from paceline import forks
@@ -36,6 +37,9 @@ CAPACITY, KEPT_JOBS = 8192, 4
 
 #: Rings of a job on one host that are kept in any case: jobs without a key that are started by hand share a folder.
 KEPT_RINGS = 256
+
+#: Free memory that a new ring finds at least, in rings: data loaders share tensors in the same file system.
+_SPARE = 32
 
 #: File of the other hosts of a job.
 _HOSTS = "hosts"
@@ -178,7 +182,14 @@ def _forget(ring: Ring) -> None:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Give a file its bytes now: memory that is short later would end the process."""
+    """Give a file its bytes now: memory that is short later would end the process. Leaves most of it to others.
+
+    Raises:
+        OSError: there is too little.
+    """
+    found = os.fstatvfs(file)
+    if found.f_bavail * found.f_frsize < _SPARE * size:
+        raise OSError(errno.ENOSPC, f"there are less than {_SPARE * size >> 20} MiB left for {jobs_folder()}")
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -237,16 +248,17 @@ def rings(path: Path) -> Iterator[tuple[Source, list[Event], bool]]:
             yield *read(one), is_held(one)
 
 
-def note_hosts(job_id: str, key: str, hosts: Iterable[str]) -> None:
+def note_hosts(job_id: str, key: str, hosts: Sequence[str]) -> None:
     """Write down the other hosts of a job, which keep events of their own.
 
     Raises:
         OSError: the folder cannot be written.
         LaunchError: it cannot be used.
     """
-    path = folder_of(job_id, key)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
+    if hosts:
+        path = folder_of(job_id, key)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
 
 
 def other_hosts(path: Path) -> list[str]:
