@@ -218,9 +218,8 @@ class Supervisor:
             self._console.block(lost_block(death, *self._tail_and_host(death.member)))
         if blame.cause is not None:
             tail, host = self._tail_and_host(blame.cause.member)
-            self._console.block(failure_block(blame.cause, tail, blame.aftermath, host))
-            if self._plan.scheduler is not None:
-                self._console.say(f"the last seconds of all processes: paceline story {self._plan.job_id}")
+            story = self._plan.job_id if self._plan.scheduler is not None else ""
+            self._console.block(failure_block(blame.cause, tail, blame.aftermath, host, story))
 
     def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
         return self._console.tail(member), self._processes[member].host
