@@ -74,8 +74,11 @@ PURE = {
     "observe.events",
     "observe.history",
     "observe.job_figures",
+    "observe.page",
     "observe.prometheus",
+    "observe.rows",
     "observe.servers",
+    "observe.page_history",
     "observe.story",
     "observe.timeline",
     "observe.verdicts",
@@ -88,6 +91,7 @@ CORE = {"kvstore", "optim", "worker", "server", "scheduler", "wire", "updaters",
 PRODUCTS = {"mx", "gluon", "lightning", "launch", "sim", "cli", "testing"}
 #: Folders of tests that belong to no package.
 ACROSS = {"engines", "clusters", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
+ACROSS |= {"browser"}
 
 
 def modules() -> dict[str, Path]:

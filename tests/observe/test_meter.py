@@ -222,3 +222,13 @@ def timed_parts() -> float:
     for _ in range(20):
         meter.active.leave(meter.active.enter(SEND))
     return time.perf_counter() - begun
+
+
+def test_servers_account_has_staleness_since_the_last_heartbeat_and_what_the_server_holds_now(one: Meter) -> None:
+    for staleness in (1, 1, 3):
+        one.note_staleness(staleness)
+    one.hold(100, 2)
+    one.hold(-40, -1)
+    first, second = one.report(), one.report()
+    assert (sorted(first.staleness), first.held) == ([(1, 2), (3, 1)], (60, 1))
+    assert (second.staleness, second.held) == ([], (60, 1))

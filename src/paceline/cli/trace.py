@@ -14,9 +14,9 @@ from paceline.cli.status import asking
 from paceline.cli.top import elsewhere
 from paceline.errors import LaunchError
 from paceline.launch import runtime
-from paceline.launch.table import plural
 from paceline.observe.chrome import ChromeTrace, TraceEvent, merged, window
 from paceline.observe.events import Source, parse
+from paceline.observe.table import plural
 from paceline.observe.timeline import MemberKey, Timeline, aligned
 from paceline.observe.trace_file import TraceFile
 from paceline.wire import messages as m

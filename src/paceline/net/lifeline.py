@@ -123,8 +123,8 @@ class Lifeline:
     ) -> None:
         self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
         self._hello = m.Hello(
-            m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
-            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers, speed,
+            settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings), host_id(),
+            os.getpid(), address, settings.num_workers, settings.num_servers, speed,
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)
@@ -227,7 +227,7 @@ class Lifeline:
             self._is_beat_due |= self._recording.has_more
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, trace,
+                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(), trace,
             )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._heard(body, now), self._take_news

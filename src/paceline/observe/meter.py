@@ -20,6 +20,7 @@ import gc
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,8 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
+        self._staleness: Counter[int] = Counter()
+        self._held = (0, 0)
         self.last: tuple[int, float] = (0, 1.0)
         """Number and samples of the last round."""
         self.on_round: Callable[[Steps], None] = lambda steps: None
@@ -176,6 +179,14 @@ class Meter:
         """Count an update."""
         self._updates += 1
 
+    def note_staleness(self, staleness: int) -> None:
+        """Count the staleness of an update of values that this server owns."""
+        self._staleness[staleness] += 1
+
+    def hold(self, values: int, buckets: int) -> None:
+        """Note that this server holds so many more values, in so many more buckets."""
+        self._held = self._held[0] + values, self._held[1] + buckets
+
     def came_last(self, worker: int, late_s: float) -> None:
         """Note that a worker completed a cohort, so long after the others."""
         times, seconds = self._late.get(worker, (0, 0.0))
@@ -191,6 +202,7 @@ class Meter:
         """
         self.host.stops.start()
         late, self._late = self._late, {}
+        staleness, self._staleness = self._staleness, Counter()
         return m.AccountReport(
             [
                 m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
@@ -199,6 +211,8 @@ class Meter:
             self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,
+            list(staleness.items()),
+            self._held,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ from paceline.wire.messages.membership import (
     MemberState,
     News,
     PoolSamples,
+    Progress,
     Publish,
     ReportedFigures,
     ReturnSamples,
@@ -95,6 +96,7 @@ from paceline.wire.messages.membership import (
 )
 from paceline.wire.messages.tracing import AskTrace, TraceEvents, TraceIs, TracePart
 
+#: Raised by hand when messages with the same fields mean something else.
 PROTOCOL = 1
 
 Request: TypeAlias = (
@@ -207,6 +209,7 @@ __all__ = [
     "Pause",
     "PoolSamples",
     "Probe",
+    "Progress",
     "Publish",
     "Pull",
     "PullRows",

@@ -31,7 +31,6 @@ from paceline.wire.messages.tracing import TraceEvents
 class Hello(Message, tag=1):
     """Join the job."""
 
-    protocol: Number
     job_id: Name
     role: Role
     rank: Rank
@@ -127,6 +126,10 @@ class AccountReport(Message):
     """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
     group: Number = 0
     """Number of a worker's group, from 1; 0: all workers step alike."""
+    staleness: list[tuple[Number, Count]] = msgspec.field(default_factory=list)
+    """From a server: how many updates had which staleness."""
+    held: tuple[Count, Count] = (0, 0)
+    """From a server: its values, and the buckets that they are in."""
 
 
 class ReportedFigures(Message):
@@ -136,6 +139,15 @@ class ReportedFigures(Message):
     samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)]
     """Samples behind the figures: their weight among those of the other workers."""
     figures: Annotated[dict[FigureName, Finite], Meta(max_length=MAX_FIGURES)]
+
+
+class Progress(Message):
+    """How far the script of a worker is."""
+
+    step: Number
+    total: Number
+    left_s: Amount | None = None
+    """Seconds that it still takes; None: not known yet."""
 
 
 class WeightSums(Message):
@@ -172,6 +184,8 @@ class Heartbeat(Message, tag=3):
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
+    progress: Progress | None = None
+    """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
 
@@ -318,6 +332,13 @@ class MemberState(Message):
     """The same of all its rounds so far."""
     figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
     """The last figures that its script has reported, each with its step."""
+    came_last: Number = 0
+    """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
+    late_s: Amount = 0.0
+    held: tuple[Count, Count] = (0, 0)
+    """Of a server: its values, and the buckets that they are in."""
+    progress: Progress | None = None
+    """None: its script has told no total of steps."""
 
 
 class Told(Message):
@@ -343,6 +364,10 @@ class Status(Message, tag=12):
     """The last changes of these, the oldest first."""
     figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
     """The last figures of the job, each with its step: means over the workers, weighted by samples."""
+    cohorts: Number = 0
+    """Cohorts of several workers that servers have merged."""
+    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
+    """How many updates of servers had which staleness so far."""
 
 
 class AskAbsent(Message, tag=13):
