@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "placement",
         "start_clock",
         "own_time",
+        "user_folder",
         "consistency",
         "local_merge",
         "wire",
@@ -67,7 +68,10 @@ PURE = {
     "wire",
     "hetero",
     "observe.account",
+    "observe.chrome",
+    "observe.clocks",
     "observe.detector",
+    "observe.events",
     "observe.history",
     "observe.job_figures",
     "observe.page",
@@ -75,6 +79,8 @@ PURE = {
     "observe.rows",
     "observe.servers",
     "observe.page_history",
+    "observe.story",
+    "observe.timeline",
     "observe.verdicts",
 }
 IMPURE = {

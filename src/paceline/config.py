@@ -152,6 +152,8 @@ class Settings:
     report_to: str = ""
     """Tools to which the scheduler gives the figures of the job: ``NAME`` or ``NAME:TARGET``, comma separated
     (``paceline launch --report-to``)."""
+    recorder: bool = True
+    """Keep the last events of each process in memory, for ``paceline story`` and ``paceline trace``."""
     dashboard: str = ""
     """Port of loopback at which the scheduler serves the page of the job, under an address with a secret that its log
     names; 0 takes a free one. Empty: no page."""

@@ -75,7 +75,7 @@ def test_values_on_screen_are_the_schedulers(browser: Chromium, job: SimulatedJo
         else:
             assert shown["busy"] == f"{1 - row['parts']['receive']:.0%}"
             assert (shown["values"], shown["buckets"]) == ("1,000,000", "8")
-    [slow] = job.membership.verdicts.sentences
+    [slow] = job.membership.advice.verdicts.sentences
     assert "worker 1 on node3" in slow
     assert browser.value("byId('slow').innerText.trim()") == slow
     assert "round 41" in browser.value("byId('head').textContent")

@@ -222,14 +222,14 @@ def test_damaged_heartbeat_is_refused_and_nothing_changes(role: str, parts: int)
 
 def test_account_that_cannot_be_judged_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     members = joined()
-    monkeypatch.setattr(members.verdicts, "note", lambda *told: 1 // 0)
+    monkeypatch.setattr(members.advice.verdicts, "note", lambda *told: 1 // 0)
     beat = m.Heartbeat(7, account=m.AccountReport([m.Window(5, 1, 1.0, [1] * len(WORKER_PARTS))]))
     warned, answer = members.handle(peer_of("worker", 0), 4, beat, 0.0)
     assert isinstance(warned, Warn)
     assert "worker 0 on h could not be judged, verdicts begin anew: ZeroDivisionError" in warned.text
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, m.News)
-    assert members.verdicts.recent(("worker", 0)) == []
+    assert members.advice.verdicts.recent(("worker", 0)) == []
     assert len(members.handle(peer_of("worker", 0), 5, beat, 1.0)) == 1
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from paceline.cli.options import Option, Parser, UsageError
@@ -65,6 +66,19 @@ def ask(record: runtime.JobRecord) -> m.Status:
     """
     if not record.scheduler:
         raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
+    with asking(record) as ask_scheduler:
+        status = ask_scheduler(m.AskStatus())
+    assert isinstance(status, m.Status)
+    return status
+
+
+@contextlib.contextmanager
+def asking(record: runtime.JobRecord) -> Iterator[Callable[[m.Request], m.Body]]:
+    """Connect to the scheduler of a job; yields a function that asks it.
+
+    Raises:
+        LaunchError: it does not answer in time.
+    """
     from paceline.net import Security
     from paceline.net.client import Client
     from paceline.net.sockets import SocketHub
@@ -73,11 +87,15 @@ def ask(record: runtime.JobRecord) -> m.Status:
     client = Client(SocketHub(Security.of(settings)))
     try:
         channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
-        call = client.ask(channel, m.AskStatus(), "asking for the status")
-        if client.wait([call], _TIMEOUT_S) is not None:
-            raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")
-        assert isinstance(call.body, m.Status)
-        return call.body
+
+        def ask_scheduler(body: m.Request) -> m.Body:
+            call = client.ask(channel, body, "asking")
+            if client.wait([call], _TIMEOUT_S) is not None:
+                raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")
+            assert call.body is not None
+            return call.body
+
+        yield ask_scheduler
     finally:
         client.close()
 

@@ -45,7 +45,7 @@ def run(name: str, words: Sequence[str]) -> int:
     job, options = Parser(name, OPTIONS, usage, about).parse_named(words)
     if len(job) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(job)}")
-    record = _elsewhere(options.scheduler) if options.scheduler else runtime.find(job[0] if job else None)
+    record = elsewhere(options.scheduler) if options.scheduler else runtime.find(job[0] if job else None)
     view, interval_s = View(options.sort or "step"), options.interval or 1.0
     try:
         if sys.stdout.isatty() and not options.once:
@@ -60,7 +60,7 @@ def run(name: str, words: Sequence[str]) -> int:
         return 0
 
 
-def _elsewhere(scheduler: str) -> runtime.JobRecord:
+def elsewhere(scheduler: str) -> runtime.JobRecord:
     """Return the record of a job of another machine."""
     key = os.environ.get(variable("job_key"), "")
     return runtime.JobRecord(scheduler, 0, "", time.time(), "", (), 0, 0, scheduler, key)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from paceline.hvd.negotiation.messages import Key, Request
-
-_END = "\n]\n"
+from paceline.observe.trace_file import TraceFile
 
 
 class Timeline:
@@ -19,7 +16,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._file: IO[str] | None = None
+        self._file: TraceFile | None = None
         self._start = 0.0
         self._numbers: dict[str, int] = {}
         self._negotiating: set[Key] = set()
@@ -38,13 +35,12 @@ class Timeline:
         """
         self.close()
         with self._lock:
-            self._file = Path(path).open("w")  # noqa: SIM115 (it stays open)
+            self._file = TraceFile(path)
             self._start = time.monotonic()
             self.marks_cycles = marks_cycles
             self._numbers, self._negotiating = {}, set()
-            self._file.write("[" + _END)
             epoch = {"start_time_since_epoch_in_micros": int(time.time() * 1e6)}
-            self._write({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "timeline"} | epoch}, first=True)
+            self._write({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "timeline"} | epoch})
 
     def close(self) -> None:
         """End the file."""
@@ -107,8 +103,6 @@ class Timeline:
         event = {"ph": phase, "ts": self._now(), "pid": number} | more
         self._write({"name": name} | event if name else event)
 
-    def _write(self, event: dict[str, Any], first: bool = False) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.seek(self._file.tell() - len(_END))
-        self._file.write(("\n" if first else ",\n") + json.dumps(event) + _END)
-        self._file.flush()
+        self._file.write([event])

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.processes import birth
+from paceline.user_folder import folder
 
 
 @dataclass(frozen=True)
@@ -48,22 +46,6 @@ class JobRecord:
     def is_alive(self) -> bool:
         """Whether the launcher runs."""
         return birth(self.pid) == self.born
-
-
-def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the user's runtime folder, made if need be.
-
-    Raises:
-        LaunchError: it belongs to somebody else, or others may write there.
-    """
-    environ = os.environ if environ is None else environ
-    above = environ.get("XDG_RUNTIME_DIR", "")
-    path = Path(above, "paceline") if above and Path(above).is_dir() else Path(f"/tmp/paceline-{os.getuid()}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR")
-    return path
 
 
 def write(record: JobRecord) -> None:

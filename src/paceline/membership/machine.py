@@ -74,15 +74,15 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
-from paceline.membership.accounts import Verdicts, why_damaged
+from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, death_reply
 from paceline.membership.roster import MemberRecord, Roster
+from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
-from paceline.observe.job_figures import JobFigures
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
@@ -100,8 +100,10 @@ class Membership:
         host_id: id of the scheduler's host.
 
     Attributes:
+        advice: verdicts, figures of scripts, and the status.
         cause: the member that failed first, and how.
         losses: the workers that the job goes on without.
+        traces: the trace that is made.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
@@ -114,8 +116,8 @@ class Membership:
         self._roster = Roster(settings)
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
-        self._liveness = Liveness(settings, now)
-        self._advice = Advice(settings, self._roster, self._waits, now)
+        self._liveness, self.traces = Liveness(settings, now), Traces()
+        self.advice = Advice(settings, self._roster, self._waits, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -136,6 +138,8 @@ class Membership:
         key = self._roster.of(peer)
         if key is None and isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [Answer(peer, seq, self.status(now))]
+        if isinstance(body, m.AskTrace):
+            return [Answer(peer, seq, self.traces.ask(body, now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         record = self._roster[key]
@@ -151,17 +155,18 @@ class Membership:
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                told = self._advice.note(record.member, body, now)
+                told = self.advice.note(record.member, body, now)
                 return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.Publish():
-                self._advice.following.note_keys(body)
+                self.advice.following.note_keys(body)
             case m.Enter() if key[0] == "worker":
                 record.round = max(record.round, body.round)
-                return [*self._uneven(), *self._wait(key, peer, seq, body, now)]
+                uneven = self.advice.uneven() if self.complete else []
+                return [*uneven, *self._wait(key, peer, seq, body, now)]
         return self._wait(key, peer, seq, body, now)
 
     def _wait(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
@@ -176,17 +181,27 @@ class Membership:
             other = self._roster.get((one.role, one.rank))
             if other is not None and other.member.host_id == record.member.host_id:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
-        return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
+        if beat.trace is not None:
+            self.note_trace(record.member, beat.trace)
+        return self._news(self._liveness.suspects_near(record, self._roster.values(), now), now)
+
+    def note_trace(self, member: m.Member, events: m.TraceEvents) -> None:
+        """Take events of a process for the trace."""
+        self.traces.note(member, events, {(one.member.role, one.member.rank): one.round for one in self._roster.live()})
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
         workers = self._roster.of_role("worker")
-        text = self._advice.following.check(workers) if self.complete else ""
+        text = self.advice.following.check(workers) if self.complete else ""
         return [Warn(text), *(Answer(one.peer, 0, self._news()) for one in workers if one.live)] if text else []
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
         return self._roster.of(peer) is not None
+
+    def member_of(self, peer: bytes) -> MemberKey | None:
+        """Return the member that a connection belongs to; None: no member's."""
+        return self._roster.of(peer)
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
         known = self._roster.of(peer)
@@ -255,7 +270,8 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        self._advice.settle(now)
+        self.advice.settle(now)
+        self.traces.tick(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
         for key, record in sorted(self._roster.items(), key=lambda one: one[1].closed_since or one[1].heard):
             reason = self._liveness.why_dead(record, self.complete, now)
@@ -266,7 +282,8 @@ class Membership:
             elif record.live and record.goodbye_since is not None and self._counts_as_left(record, now):
                 actions += self._left(record, now)
         if self._ending is None:
-            actions += [*self._liveness.warnings(self._roster.values(), self.complete, now), *self._uneven()]
+            actions += self._liveness.warnings(self._roster.values(), self.complete, now)
+            actions += self.advice.uneven() if self.complete else []
         for record in self._roster.values():
             record.host_silent_s = None
         if not self.complete and not self.deaths:
@@ -277,12 +294,9 @@ class Membership:
                 actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
 
-    def _uneven(self) -> list[Action]:
-        return self._advice.uneven() if self.complete else []
-
     @property
     def has_succeeded(self) -> bool:
-        """Whether all workers have left, or died while the others went on, and no other member has died."""
+        """Whether all workers have left, or died while the others went on; no other member has died."""
         return self._ending is not None and not self.deaths
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
@@ -408,38 +422,29 @@ class Membership:
 
     def _left(self, record: MemberRecord, now: float) -> list[Action]:
         record.left = True
-        self._advice.verdicts.leave(record.member)
+        self.advice.verdicts.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
         workers = self._roster.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
-            return [*self._tell_servers(), *self._advice.end()]
+            return [*self._tell_servers(), *self.advice.end()]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
-    def _news(self, suspects: Sequence[m.SilentMember] = ()) -> m.News:
+    def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
         left = {record.member.rank for record in self._roster.of_role("worker") if record.left}
         out = sorted(left | self.losses.ranks)
-        ends, groups = self._ending is not None, self._advice.following.groups
-        return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
+        ends, groups = self._ending is not None, self.advice.following.groups
+        lost, trace = list(self.losses.deaths), self.traces.number
+        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
-        return self._advice.status([*self.losses.deaths, *self.deaths], now)
-
-    @property
-    def verdicts(self) -> Verdicts:
-        """The slow processes, and the reasons."""
-        return self._advice.verdicts
-
-    @property
-    def figures(self) -> JobFigures:
-        """The figures that the workers' scripts report."""
-        return self._advice.figures
+        return self.advice.status([*self.losses.deaths, *self.deaths], now)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from paceline.errors import RemoteError
-from paceline.net.handshake import HandshakeError
+
+if TYPE_CHECKING:
+    from paceline.net.handshake import HandshakeError  # takes cryptography, which launchers do without
 
 logger = logging.getLogger(__name__)
 

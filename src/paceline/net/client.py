@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Damaged, Frames, Hub
 from paceline.net.call import Call, ChannelRequests, OnAnswer, OnFailed
+from paceline.observe import events, ring
 from paceline.wire import decode
 from paceline.wire import messages as m
 
@@ -80,6 +81,8 @@ class Client:
     ) -> None:
         self._hub, self._on_news, self._check, self._clock = hub, on_news, check, clock
         self._channels: list[ChannelRequests] = []
+        self._members: list[int] = []
+        """By channel the number that stands for the peer in events."""
         self._mutex = threading.Lock()
         """Guards the channels, the order in which messages leave, and the right to drive."""
         self._changed = threading.Condition(self._mutex)
@@ -112,6 +115,8 @@ class Client:
         logger.info("connecting to %s at %s", name, address)
         channel = self._hub.connect(address, identity(role), peer, bulk=bulk)
         self._channels.append(ChannelRequests(channel, name))
+        asked, _, rank = peer.partition(" ")
+        self._members.append(events.member(asked, int(rank or 0)) if asked in events.ROLES else 0)
         return channel
 
     # ---- asking ----------------------------------------------------------------------------------------------------
@@ -143,7 +148,10 @@ class Client:
         call = Call(requests.name, what, body, frames, on_answer, on_failed)
         with self._mutex:
             self._check_open()
-            for message in requests.ask(call, self._clock()):
+            messages = requests.ask(call, self._clock())
+            if not isinstance(body, m.Heartbeat):
+                ring.note(events.SENT, call.seq, self._members[channel], m.tag_of(body))
+            for message in messages:
                 self._hub.send(channel, message)
         return call
 
@@ -320,6 +328,8 @@ class Client:
             call = requests.answer(envelope.seq)
         if call is None:
             return None
+        if not isinstance(body, m.News):
+            ring.note(events.GOT, envelope.seq, self._members[channel], m.tag_of(body))
         call.complete(body, payload)
         return call.error if call.crashed else None
 

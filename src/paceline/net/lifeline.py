@@ -49,7 +49,9 @@ from paceline.net.base import Frames
 from paceline.net.client import Client
 from paceline.net.connection import traffic
 from paceline.net.hosts import host_id, own_address, process_state
-from paceline.observe import reports
+from paceline.observe import events, reports, ring
+from paceline.observe.clocks import RoundTrips
+from paceline.observe.recording import Recording
 from paceline.own_time import OwnTime
 from paceline.wire import messages as m
 
@@ -142,6 +144,7 @@ class Lifeline:
         self.lost: list[m.Death] = []
         self._taken_out: dict[int, int] = {}
         self._is_beat_due = False
+        self._clock, self._recording = RoundTrips(), Recording()
         self.left: frozenset[int] = frozenset()
         """Ranks of the workers that have left."""
         self.groups: tuple[int, list[list[int]]] = (0, [])
@@ -179,7 +182,14 @@ class Lifeline:
     def _welcomed(self, body: m.Body, frames: Frames) -> None:
         assert isinstance(body, m.Welcome)
         self.rank, self.members = body.rank, body.members
+        self._clock = RoundTrips(body.scheduler_host_id == self._hello.host_id)
+        if ring.active is not None:
+            ring.active.name(self._settings.role, body.rank)
+        self._note(events.JOINED)
         self._scheduler = self._seat_of_scheduler(time.monotonic(), body.scheduler_host_id, body.scheduler_pid)
+
+    def _note(self, kind: int, value: int = 0) -> None:
+        ring.note(kind, 0, events.member(self._settings.role, self.rank), value)
 
     def _seat_of_scheduler(self, now: float, its_host_id: str = "", pid: int = 0) -> MemberRecord:
         where = self._settings.scheduler.removeprefix("tcp://")
@@ -213,13 +223,24 @@ class Lifeline:
             sent, received = traffic.sent, traffic.received
             pace = self._pace()
             reported = reports.own().take() if self._settings.role == "worker" else []
+            trace, now = self._recording.take(self._clock), time.monotonic()
+            self._is_beat_due |= self._recording.has_more
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(),
+                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(), trace,
             )  # fmt: skip
             self._client.ask(
-                self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
+                self._channel, beat, "heartbeat", (), lambda body, frames: self._heard(body, now), self._take_news
             )
+
+    def _heard(self, body: m.Body, sent: float) -> None:
+        """Take the answer to a heartbeat: its news, and the scheduler's clock."""
+        if isinstance(body, m.News) and body.at:
+            now, self._recording.wanted = time.monotonic(), body.trace
+            self._clock.note(sent, body.at, now)
+            if ring.active is not None:
+                ring.active.align(self._clock.offset, self._clock.error(now))
+        self._take_news(body)
 
     def _take_news(self, body: m.Body) -> None:
         now = time.monotonic()
@@ -230,6 +251,8 @@ class Lifeline:
         self._suspects = body.suspects
         if body.generation > self.groups[0]:
             self.groups = (body.generation, body.groups)
+        for death in [*body.lost[len(self.lost) :], *body.deaths[len(self.deaths) :]]:
+            ring.note(events.DIED, 0, events.member(death.role, death.rank))
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail("; ".join(describe(death) for death in body.deaths))
@@ -273,6 +296,7 @@ class Lifeline:
 
     def _say_goodbye(self, reason: str) -> None:
         began = time.monotonic()
+        self._note(events.LEFT, bool(reason))
         bye = self._client.ask(self._channel, m.Bye(reason, self.round), "leaving")
         while not bye.done and time.monotonic() < began + self._bye_timeout_s and self._may_hear():
             self._client.poll(_BYE_CHECK_INTERVAL_S)

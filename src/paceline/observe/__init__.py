@@ -17,4 +17,10 @@
 | ``rows.py`` | the scheduler's status as a mapping per process, and as words for the whole job (pure) |
 | ``page_history.py`` | the history of a job for its page, bounded (pure) |
 | ``page.py``, ``page.html`` | the page of a job |
+| ``events.py``, ``ring.py`` | kinds of events (pure); the last events of this process in a file that survives it |
+| ``clocks.py`` | the distance between two clocks (pure) |
+| ``recording.py`` | this process's part of a trace |
+| ``timeline.py`` | events of several processes in one order, and who waited for whom (pure) |
+| ``chrome.py``, ``story.py`` | the same as a Chrome trace, and as lines (pure) |
+| ``trace_file.py`` | files of Chrome traces |
 """

@@ -25,7 +25,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.observe import ring
 from paceline.observe.account import COMPUTE, DATA, DEVICE, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
+from paceline.observe.events import PART, ROUND
 from paceline.observe.host import HostFigures
 from paceline.wire import messages as m
 
@@ -112,12 +114,17 @@ class Meter:
             return NOTHING
         if self._asked is not None:
             self._close(*self._asked)
-        return self._account.switch(part, self._clock())
+        return self._switch(part, self._clock())
 
     def leave(self, before: int) -> None:
         """End a part that :meth:`enter` has begun."""
         if before != NOTHING:
-            self._account.switch(before, self._clock())
+            self._switch(before, self._clock())
+
+    def _switch(self, part: int, now: float) -> int:
+        if part != self._account.part:
+            ring.note(PART, part, at=now)
+        return self._account.switch(part, now)
 
     def forward_begins(self) -> None:
         """Begin the computation of a step: the forward pass of a model whose gradients are exchanged."""
@@ -172,6 +179,7 @@ class Meter:
 
     def end_round(self, round: int, samples: float) -> None:
         """End a round: the first push of the next one is made."""
+        ring.note(ROUND, round)
         self.last = round, samples
         if threading.get_ident() == self._thread:
             self._close(round, samples)
@@ -208,7 +216,7 @@ class Meter:
     def end_turn(self) -> None:
         """End a turn of a server's loop, and now and then a window of its account."""
         now = self._clock()
-        self._account.switch(self._base, now)
+        self._switch(self._base, now)
         if now - self._turned > TURN_S:
             updates, self._updates, self._turned = self._updates, 0, now
             self._close(self._turns, updates)
@@ -262,9 +270,9 @@ class Meter:
         """Note the begin or end of a garbage collection (``gc.callbacks``)."""
         if phase == "start":
             if threading.get_ident() == self._thread:
-                self._before_gc = self._account.switch(self._gc_part, self._clock())
+                self._before_gc = self._switch(self._gc_part, self._clock())
         elif self._before_gc != NOTHING and threading.get_ident() == self._thread:
-            self._account.switch(self._before_gc, self._clock())
+            self._switch(self._before_gc, self._clock())
             self._before_gc = NOTHING
 
 

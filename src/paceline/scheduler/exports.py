@@ -74,7 +74,9 @@ class Exports:
         status = membership.status(now)
         self._draw(status, now)
         if self.metrics is not None:
-            self._text = prometheus.text(status, membership.verdicts.slow, self._job, paceline.__version__, time.time())
+            self._text = prometheus.text(
+                status, membership.advice.verdicts.slow, self._job, paceline.__version__, time.time()
+            )
         if self._trackers:
             self._track(membership, status, now)
 
@@ -92,8 +94,8 @@ class Exports:
                 self.page.tell(news)
 
     def _track(self, membership: Membership, status: m.Status, now: float) -> None:
-        reported = membership.figures.since(self._told)
-        self._told = membership.figures.made
+        reported = membership.advice.figures.since(self._told)
+        self._told = membership.advice.figures.made
         for step, figures in by_step(reported):
             self._put(figures, step)
         if now >= self._next_overview:
@@ -108,7 +110,7 @@ class Exports:
     def close(self, membership: Membership) -> None:
         """Hand over the last figures, and let the trackers close their tools. Takes :data:`CLOSE_TIMEOUT_S` at most."""
         now, deadline = time.monotonic(), time.monotonic() + CLOSE_TIMEOUT_S
-        membership.figures.settle((), math.inf)
+        membership.advice.figures.settle((), math.inf)
         if self._trackers or self._has_page:
             status = membership.status(now)
             self._draw(status, now)

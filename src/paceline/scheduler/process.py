@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from socket import gethostname
 
 import msgspec
 
@@ -19,8 +20,12 @@ from paceline.net import Listener, Security
 from paceline.net.answerer import Answerer
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
+from paceline.observe import events, ring
+from paceline.observe.clocks import RoundTrips
+from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
+from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,11 @@ class Scheduler:
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
         )
         self._answerer = Answerer(listener, self._membership.is_member)
+        self._interval_s, self._clock = settings.heartbeat_interval_s, RoundTrips(is_same_clock=True)
+        self._clock.note(0.0, 0.0, 0.0)
+        if ring.active is not None:
+            ring.active.align(0.0, 0.0)
+        self._recording, self._next_events, self._deaths = Recording(), 0.0, 0
 
     def run(self) -> int:
         """Serve until the job has ended; returns the exit code."""
@@ -56,6 +66,7 @@ class Scheduler:
                 request = self._answerer.take(peer, frames)
                 if request is not None:
                     seq, body, _ = request
+                    self._note(events.TOOK, peer, seq, body)
                     self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
             for peer in lost:
                 self._membership.lost(peer, time.monotonic())
@@ -66,6 +77,7 @@ class Scheduler:
                 continue
             checked = time.monotonic()
             self._look_around(checked)
+            self._take_events(checked)
             code = self._perform(self._membership.tick(time.monotonic()))
             self._exports.note(self._membership, time.monotonic())
             if code is not None:
@@ -91,8 +103,28 @@ class Scheduler:
             if suspect.host_id == self._host_id:
                 self._membership.note_state(suspect, *process_state(suspect.pid), now)
 
+    def _note(self, kind: int, peer: bytes, seq: int, body: m.Body) -> None:
+        """Note a request of a member, or its answer."""
+        key = self._membership.member_of(peer)
+        if key is not None and seq and not isinstance(body, m.Heartbeat | m.News):
+            ring.note(kind, seq, events.member(*key), m.tag_of(body))
+
+    def _take_events(self, now: float) -> None:
+        """Take the scheduler's own events for a trace, as often as those of members."""
+        self._recording.wanted = self._membership.traces.number
+        if self._recording.wanted and now >= self._next_events:
+            self._next_events = now + self._interval_s
+            me = m.Member("scheduler", 0, 0, gethostname(), self._host_id, os.getpid(), "", b"")
+            own = self._recording.take(self._clock)
+            if own is not None:
+                self._membership.note_trace(me, own)
+
     def _report(self) -> None:
         """Tell the launcher how the job goes."""
+        deaths = [*self._membership.losses.deaths, *self._membership.deaths]
+        for death in deaths[self._deaths :]:
+            ring.note(events.DIED, 0, events.member(death.role, death.rank))
+        self._deaths = len(deaths)
         for death in self._membership.losses.deaths:
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         if self._membership.complete:
@@ -115,6 +147,7 @@ class Scheduler:
             if isinstance(action, Warn):
                 logger.warning("%s", action.text)
                 continue
+            self._note(events.ANSWERED, action.peer, action.seq, action.body)
             self._answerer.answer(action.peer, action.seq, action.body)
         return None
 
@@ -122,6 +155,7 @@ class Scheduler:
 def main(settings: Settings) -> int:
     """Run the scheduler of a job; returns the exit code."""
     set_up_logging(settings)
+    ring.start(settings)
     try:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job

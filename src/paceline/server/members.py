@@ -9,6 +9,7 @@ from paceline.errors import ProtocolError
 from paceline.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import failed
+from paceline.observe import events, ring
 from paceline.wire import messages as m
 
 #: ``answer(peer, seq, body, make_frames, urgency)``.
@@ -126,7 +127,13 @@ class Asker:
         """
         if not self.is_answered:
             self.is_answered = True
+            ring.note(events.ANSWERED, self.seq, self.number, m.tag_of(body))
             self._send(self.peer, self.seq, body, make_frames, urgency)
+
+    @property
+    def number(self) -> int:
+        """The number that stands for the member in events."""
+        return events.member("worker" if self.peer in self._members.workers else "server", self.rank)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""

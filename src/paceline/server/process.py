@@ -25,7 +25,7 @@ from paceline.net.base import Frames
 from paceline.net.hosts import server_addresses
 from paceline.net.lifeline import Lifeline, StepPace
 from paceline.net.sockets import SocketHub, SocketListener
-from paceline.observe import meter
+from paceline.observe import meter, ring
 from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS
 from paceline.server.members import Members
 from paceline.server.owners import OwnerClient
@@ -176,6 +176,7 @@ def main(settings: Settings) -> int:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
     speed = _measured_speed() if settings.measures_servers else 0.0
+    ring.start(settings)
     account = meter.Meter(SERVER_PARTS, REST, SERVER_GC)
     lifeline = Lifeline(
         settings, SocketHub(security), " ".join(listener.addresses), listener.wake,

@@ -16,6 +16,8 @@ from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
 from paceline.net.call import OnAnswer
+from paceline.observe import ring
+from paceline.observe.events import TOOK
 from paceline.server import commands, notices, pulls, push, setup
 from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
@@ -117,6 +119,7 @@ class RequestHandler(ServerState):
         if rank < 0 or isinstance(body, m.Claim):
             handlers = OF_STRANGERS
         asker = Asker(peer, seq, rank, members, self._answer)
+        ring.note(TOOK, seq, asker.number, m.tag_of(body))
         try:
             handler = handlers.get(type(body))
             if handler is None:

@@ -34,3 +34,6 @@ FIGURE_NAME = r"^[A-Za-z_][A-Za-z0-9_./-]*\Z"
 
 MAX_REPORTS = 64
 """Steps of which one heartbeat brings figures."""
+
+MAX_TRACE_BYTES = 98_304
+"""Events that one heartbeat brings: 2,048 records."""

@@ -10,6 +10,7 @@ from paceline.config import from_environment
 from paceline.errors import ConfigError, PacelineError
 from paceline.net import Security
 from paceline.net.sockets import SocketHub
+from paceline.observe import ring
 from paceline.worker import guard
 from paceline.worker.leaving import Exit
 from paceline.worker.session import Session, forked_from
@@ -51,6 +52,7 @@ class _Current:
                         "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
                     )
                 guard.end_child()
+                ring.start(settings)
                 security = Security.of(settings)
                 self._exit.install()
                 self._session = self._exit.session = Session(settings, lambda: SocketHub(security))

@@ -217,7 +217,11 @@ def describe(code: int, reason: str = "") -> str:
 
 
 def failure_block(
-    failure: Failure, tail: Sequence[bytes], aftermath: Mapping[ProcessName, int], host: str = LOCALHOST
+    failure: Failure,
+    tail: Sequence[bytes],
+    aftermath: Mapping[ProcessName, int],
+    host: str = LOCALHOST,
+    story: str = "",
 ) -> bytes:
     """Describe which process failed first, how, after how long, its last lines, and how the others exited.
 
@@ -226,10 +230,12 @@ def failure_block(
         tail: the last lines of the process that failed, as it printed them.
         aftermath: exit codes of the processes that exited by themselves afterwards.
         host: its host.
+        story: the job whose processes have left their last events; empty: none have.
     """
     head = f"failed: {failure.reason}, {failure.after_s:.1f} s after the start"
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
     more = [b"also left: " + ", ".join(others).encode()] if others else []
+    more += [f"what all processes did last: paceline story {story}".encode()] if story else []
     return _block(failure, host, head, [*_hints(failure, tail), *_last_lines(tail), *more])
 
 

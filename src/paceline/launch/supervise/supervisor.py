@@ -20,6 +20,7 @@ from paceline.errors import LaunchError
 from paceline.exitcodes import WORKER_LOST
 from paceline.launch import runtime
 from paceline.launch.backends import Job
+from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
 from paceline.launch.supervise.blame import failure_block, lost_block
@@ -43,6 +44,7 @@ from paceline.launch.supervise.events import (
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.net.security import new_job_key
+from paceline.observe import ring
 from paceline.observe.table import plural
 
 if TYPE_CHECKING:
@@ -197,6 +199,8 @@ class Supervisor:
         """Tell ``paceline status`` of this job. A job runs without that if its file cannot be written."""
         with contextlib.suppress(OSError, LaunchError):
             runtime.write(replace(self._job, scheduler=scheduler or ""))
+            if self._plan.scheduler is not None:
+                ring.note_hosts(self._job.id, self._job.key, [one for one in self._job.hosts if one != LOCALHOST])
 
     def _forget(self) -> None:
         with contextlib.suppress(OSError, LaunchError):
@@ -214,7 +218,8 @@ class Supervisor:
             self._console.block(lost_block(death, *self._tail_and_host(death.member)))
         if blame.cause is not None:
             tail, host = self._tail_and_host(blame.cause.member)
-            self._console.block(failure_block(blame.cause, tail, blame.aftermath, host))
+            story = self._plan.job_id if self._plan.scheduler is not None else ""
+            self._console.block(failure_block(blame.cause, tail, blame.aftermath, host, story))
 
     def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
         return self._console.tail(member), self._processes[member].host

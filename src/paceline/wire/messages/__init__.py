@@ -94,12 +94,13 @@ from paceline.wire.messages.membership import (
     Welcome,
     Window,
 )
+from paceline.wire.messages.tracing import AskTrace, TraceEvents, TraceIs, TracePart
 
 #: Raised by hand when messages with the same fields mean something else.
 PROTOCOL = 1
 
 Request: TypeAlias = (
-    Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
+    Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent | AskTrace
     | TakeSamples | AwaitSamples | ReturnSamples | AskSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | Away | Back | PullRows | AskValues | ForwardBuckets
@@ -115,6 +116,7 @@ Reply: TypeAlias = (
     | PoolSamples
     | SamplesLeft
     | Status
+    | TraceIs
     | Values
     | StateIs
     | CommandAnswer
@@ -130,6 +132,11 @@ Reply: TypeAlias = (
 )
 
 Body: TypeAlias = Request | Reply
+
+
+def tag_of(body: Body) -> int:
+    """Return the number that stands for the type of a message."""
+    return int(type(body).__struct_config__.tag)  # type: ignore[arg-type]
 
 
 class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -155,6 +162,7 @@ __all__ = [
     "AskSamples",
     "AskStats",
     "AskStatus",
+    "AskTrace",
     "AskValues",
     "AwaitSamples",
     "Away",
@@ -229,6 +237,9 @@ __all__ = [
     "TakeAny",
     "TakeSamples",
     "Told",
+    "TraceEvents",
+    "TraceIs",
+    "TracePart",
     "Unknown",
     "UseBoard",
     "Values",
@@ -236,4 +247,5 @@ __all__ = [
     "WeightSums",
     "Welcome",
     "Window",
+    "tag_of",
 ]

@@ -25,6 +25,7 @@ from paceline.wire.messages.fields import (
     Saying,
     Text,
 )
+from paceline.wire.messages.tracing import TraceEvents
 
 
 class Hello(Message, tag=1):
@@ -187,6 +188,8 @@ class Heartbeat(Message, tag=3):
     """Figures of the worker's script since the last heartbeat."""
     progress: Progress | None = None
     """None: the script has told no total of steps."""
+    trace: TraceEvents | None = None
+    """Events since the last heartbeat, while a trace is made."""
 
 
 class Death(Message):
@@ -214,6 +217,10 @@ class News(Message, tag=4):
     """Generation of the groups; 0: those of the start."""
     groups: list[list[Rank]] = msgspec.field(default_factory=list)
     """The groups that fit the measured speeds, from generation 1 on."""
+    at: Amount = 0.0
+    """In an answer: the scheduler's clock."""
+    trace: Number = 0
+    """Number of the trace for which heartbeats bring events; 0: none."""
 
 
 class Bye(Message, tag=5):

@@ -1,0 +1,56 @@
+"""``paceline story``: the last seconds of a job on this host, from the events that its processes have left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.cli.options import Option, Parser, UsageError
+from paceline.errors import LaunchError
+from paceline.observe import ring
+from paceline.observe.story import story
+from paceline.observe.timeline import Timeline, aligned
+
+OPTIONS = (Option(("--seconds",), "how many (default: 5)", "SECONDS", float, positive=True),)
+
+DESCRIPTION = f"""\
+Show the last seconds of a job, of one that has ended, too: who did what, who waited for whom, who died. By default that
+of the last job of this host. Each host keeps the events of its own processes, for its last {ring.KEPT_JOBS} jobs."""
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Print the story.
+
+    Raises:
+        UsageError: more than one job is named.
+        LaunchError: nothing is known of such a job on this host.
+    """
+    job, options = Parser(name, OPTIONS, "paceline story [JOB] [options]", DESCRIPTION).parse_named(words)
+    if len(job) > 1:
+        raise UsageError(f"one job at a time, not {' and '.join(job)}")
+    path = _find(job[0] if job else "")
+    processes, others = [aligned(*one) for one in ring.rings(path)], ring.other_hosts(path)
+    if not processes and not others:
+        raise LaunchError(f"{path} has no events of job {path.stem}")
+    if processes:
+        ends = [one.source.unix - one.source.offset + one.events[-1].time for one in processes if one.events]
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(ends, default=0)))
+        print(f"job {path.stem}, its processes on this host; the last event was at {when}")
+        print("\n".join(story(Timeline(processes), options.seconds or 5.0)))
+    for host in others:
+        print(f"missing here: the events of its processes on {host}; try: ssh {host} paceline story {path.stem}")
+    return 0
+
+
+def _find(job: str) -> Path:
+    above = ring.jobs_folder()
+    found = sorted(above.glob("*/"), key=lambda one: one.stat().st_mtime) if above.is_dir() else []
+    fitting = [one for one in found if one.stem.startswith(job)]
+    exact, names = [one for one in fitting if one.stem == job], sorted({one.stem for one in fitting})
+    if not fitting:
+        known = f"; there are those of {', '.join(sorted({one.stem for one in found}))}" if found else ""
+        raise LaunchError(f"no events of {f'job {job!r}' if job else 'any job'} are on this host{known}")
+    if job and len(names) > 1 and not exact:
+        raise LaunchError(f"several jobs begin with {job!r}: {', '.join(names)}; name one")
+    return [*fitting, *exact][-1]

@@ -1,0 +1,116 @@
+"""A trace of the job: members send their events while it runs, and whoever asked for it fetches them. Pure.
+
+| state | event | next |
+|---|---|---|
+| none, over | a request with a new number | starting: heartbeats are answered with the number |
+| starting | every live member has sent events | running: the workers' rounds count from here |
+| running | every live worker has made the rounds | ending |
+| ending | every live member has sent events once more | over |
+| any but over | the deadline, or :data:`MAX_BYTES` of events | over, with the reason |
+| over | a request for what follows the last part | over; the events are forgotten |
+
+A request changes nothing but that: it may come again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.membership.effects import MemberKey, describe_workers
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_TRACE_BYTES
+
+#: Bytes of all events of a trace, and those of one answer.
+MAX_BYTES, MAX_ANSWER_BYTES = 64 << 20, 1 << 20
+
+#: Seconds for which the events of a trace that nobody fetches are kept after its deadline.
+KEPT_S = 60.0
+
+
+@dataclass
+class _Trace:
+    """One trace."""
+
+    number: int
+    rounds: int
+    deadline: float
+    parts: list[m.TracePart] = field(default_factory=list)
+    size: int = 0
+    begun: set[MemberKey] = field(default_factory=set)
+    first: dict[int, int] | None = None
+    """The workers' rounds when it began to run."""
+    awaited: set[MemberKey] | None = None
+    """While it ends: the members whose last events have not come."""
+    waits_for: list[int] = field(default_factory=list)
+    """The workers that have not made the rounds."""
+    is_over: bool = False
+    says: str = ""
+
+
+class Traces:
+    """The trace of a job; there is one at a time."""
+
+    def __init__(self) -> None:
+        self._trace: _Trace | None = None
+
+    @property
+    def number(self) -> int:
+        """The trace that members send events for; 0: none."""
+        return 0 if self._trace is None or self._trace.is_over else self._trace.number
+
+    def ask(self, ask: m.AskTrace, now: float) -> m.Reply:
+        """Answer a request: begin the trace if it is new, and return parts."""
+        trace = self._trace
+        if trace is None or (trace.is_over and trace.number != ask.number):
+            trace = self._trace = _Trace(ask.number, ask.rounds, now + ask.timeout_s)
+        if trace.number != ask.number:
+            left_s = trace.deadline - now
+            text = f"another trace of this job runs, for {left_s:.0f} s at most; wait for its end"
+            return m.Failed("ProtocolError", text)
+        most = MAX_ANSWER_BYTES // MAX_TRACE_BYTES
+        found = trace.parts[ask.part : ask.part + most]
+        if trace.is_over and not found:
+            trace.parts = []
+        return m.TraceIs(found, trace.is_over and not found, trace.says)
+
+    def note(self, member: m.Member, events: m.TraceEvents, live: Mapping[MemberKey, int]) -> None:
+        """Take a member's events.
+
+        Args:
+            member: their sender.
+            events: of this trace, or of another one.
+            live: the live members, and their rounds.
+        """
+        trace, key = self._trace, (member.role, member.rank)
+        rounds = {rank: round for (role, rank), round in live.items() if role == "worker"}
+        if trace is None or trace.is_over or events.trace != trace.number:
+            return
+        trace.parts.append(m.TracePart(member.role, member.rank, member.host, member.pid, events))
+        trace.size += len(events.records)
+        trace.begun.add(key)
+        if trace.first is None:
+            trace.first = rounds if live and trace.begun >= live.keys() else None
+        elif trace.awaited is None:
+            trace.awaited = None if self._missing(trace, rounds) else set(live)
+        else:
+            trace.awaited = (trace.awaited - {key}) & live.keys()
+            trace.is_over = not trace.awaited
+        if trace.size > MAX_BYTES:
+            trace.is_over, trace.says = True, f"it has {trace.size >> 20} MiB of events, and ends early"
+        trace.waits_for = self._missing(trace, rounds)
+
+    def _missing(self, trace: _Trace, rounds: Mapping[int, int]) -> list[int]:
+        """Return the workers that have not made the rounds: one more than wanted, since the first is not whole."""
+        first = trace.first or {}
+        return [rank for rank, round in rounds.items() if round <= first.get(rank, round) + trace.rounds]
+
+    def tick(self, now: float) -> None:
+        """End a trace that is late, and forget one that nobody fetches."""
+        trace = self._trace
+        if trace is not None and not trace.is_over and now > trace.deadline:
+            trace.is_over = True
+            who = describe_workers(sorted(trace.waits_for)) if trace.waits_for else "some members"
+            trace.says = f"{who} did not make {trace.rounds} rounds in time; raise --timeout"
+        if trace is not None and now > trace.deadline + KEPT_S:
+            trace.parts = []

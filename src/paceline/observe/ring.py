@@ -1,0 +1,268 @@
+"""The last events of this process: a ring of fixed-size records in a memory-backed file, which survives the process.
+
+:mod:`paceline.observe.events` has the kinds of events. :func:`note` takes no lock and waits for nothing. Forked
+children note nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import logging
+import math
+import mmap
+import os
+import re
+import shutil
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from paceline import forks
+from paceline.config import Settings
+from paceline.errors import LaunchError
+from paceline.observe.events import RECORD, Event, Source, member, member_of, parse
+from paceline.user_folder import folder
+
+logger = logging.getLogger(__name__)
+
+#: Events of a ring, and jobs that have ended whose rings are kept.
+CAPACITY, KEPT_JOBS = 8192, 4
+
+#: Rings of a job on one host that are kept in any case: jobs without a key that are started by hand share a folder.
+KEPT_RINGS = 256
+
+#: Free memory that a new ring finds at least, in rings: data loaders share tensors in the same file system.
+_SPARE = 32
+
+#: File of the other hosts of a job.
+_HOSTS = "hosts"
+
+#: Magic, version, capacity, pid, member; the clock's distance to Unix time and to the scheduler's, and its error; host.
+_HEADER = struct.Struct("<8sIIIIddd64s")
+_MAGIC, _VERSION, _HEADER_BYTES = b"paceline", 1, 4096
+_MEMBER, _CLOCK = struct.Struct("<I"), struct.Struct("<dd")
+_MEMBER_AT, _CLOCK_AT = 20, 32
+
+
+class Ring:
+    """A ring over memory.
+
+    Args:
+        memory: of :meth:`size` bytes, zeros at first.
+        role: of the process.
+        rank: of the process; -1: not known yet.
+        capacity: number of events.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap | bytearray,
+        role: str,
+        rank: int,
+        capacity: int = CAPACITY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._memory, self._capacity, self._clock, self._numbers = memory, capacity, clock, itertools.count(1)
+        self.written = 0
+        """Events so far."""
+        unix, host = time.time() - clock(), socket.gethostname().encode()[:64]
+        _HEADER.pack_into(
+            memory, 0, _MAGIC, _VERSION, capacity, os.getpid(), member(role, rank), unix, 0.0, math.inf, host
+        )
+
+    @staticmethod
+    def size(capacity: int = CAPACITY) -> int:
+        """Return the bytes of a ring."""
+        return _HEADER_BYTES + capacity * RECORD.size
+
+    def note(self, kind: int, number: int = 0, peer: int = 0, value: int = 0, at: float | None = None) -> None:
+        """Write an event.
+
+        Args:
+            kind: one of the module's table.
+            number: as the table says, 0 or more.
+            peer: as :func:`member` has it.
+            value: up to 65,535.
+            at: the time; by default now.
+        """
+        count = self.written = next(self._numbers)
+        RECORD.pack_into(
+            self._memory, _HEADER_BYTES + count % self._capacity * RECORD.size, count,
+            self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
+        )  # fmt: skip
+
+    def since(self, count: int, most: int) -> tuple[bytes, int]:
+        """Return the records after a number, at most so many, and how many of these are written over already."""
+        first = max(count, self.written - self._capacity)
+        places = (_HEADER_BYTES + one % self._capacity * RECORD.size for one in range(first + 1, self.written + 1))
+        found = b"".join(bytes(self._memory[at : at + RECORD.size]) for at in itertools.islice(places, most))
+        return found, first - count
+
+    def name(self, role: str, rank: int) -> None:
+        """Say who this process is."""
+        _MEMBER.pack_into(self._memory, _MEMBER_AT, member(role, rank))
+
+    def align(self, offset: float, error: float) -> None:
+        """Say how the clock relates to the scheduler's."""
+        _CLOCK.pack_into(self._memory, _CLOCK_AT, offset, error)
+
+
+def read(path: Path) -> tuple[Source, list[Event]]:
+    """Return the process of a ring's file, and its events.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no ring.
+    """
+    data = path.read_bytes()
+    if len(data) < _HEADER_BYTES:
+        raise ValueError(f"{path} is no ring of events")
+    magic, version, capacity, pid, peer, unix, offset, error, host = _HEADER.unpack_from(data)
+    if (magic, version) != (_MAGIC, _VERSION) or len(data) != Ring.size(capacity):
+        raise ValueError(f"{path} is no ring of events of version {_VERSION}")
+    source = Source(*member_of(peer), host.rstrip(b"\0").decode(errors="replace"), pid, unix, offset, error)
+    return source, parse(data[_HEADER_BYTES:])
+
+
+# ---- the ring of this process ----------------------------------------------------------------------------------------
+
+
+def _nothing(kind: int, number: int = 0, peer: int = 0, value: int = 0, at: float | None = None) -> None:
+    """Note nothing: this process has no ring."""
+
+
+#: Writes an event of this process: see :meth:`Ring.note`. Call it as ``ring.note``, because it changes.
+note: Callable[..., None] = _nothing
+
+active: Ring | None = None
+_file: int | None = None
+
+
+def start(settings: Settings) -> None:
+    """Note events of this process from now on. Where its file cannot be made, the log says so, and nothing is noted."""
+    global note, active, _file
+    if not settings.recorder or active is not None:
+        return
+    try:
+        path = folder_of(settings.job_id, settings.job_key)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        forget_old(path)
+        name = f"{settings.role}-{os.getpid()}.ring"
+        with forks.held():
+            _file = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            _reserve(_file, Ring.size())
+            fcntl.flock(_file, fcntl.LOCK_SH)
+            active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
+            forks.in_children(active, _forget)
+        note = active.note
+    except (OSError, LaunchError, ValueError) as error:
+        logger.warning("paceline story will have no events of this process: %s", error)
+
+
+def stop() -> None:
+    """Note nothing more; the file stays."""
+    if active is not None:
+        _forget(active)
+
+
+def _forget(ring: Ring) -> None:
+    global note, active, _file
+    note, active = _nothing, None
+    if _file is not None:
+        os.close(_file)
+        _file = None
+
+
+def _reserve(file: int, size: int) -> None:
+    """Give a file its bytes now: memory that is short later would end the process. Leaves most of it to others.
+
+    Raises:
+        OSError: there is too little.
+    """
+    found = os.fstatvfs(file)
+    if found.f_bavail * found.f_frsize < _SPARE * size:
+        raise OSError(errno.ENOSPC, f"there are less than {_SPARE * size >> 20} MiB left for {jobs_folder()}")
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.write(file, bytes(size))
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def jobs_folder() -> Path:
+    """Return the folder that has a folder of rings for each job.
+
+    Raises:
+        LaunchError: the user's folder cannot be used.
+    """
+    return folder() / "rings"
+
+
+def folder_of(job_id: str, key: str) -> Path:
+    """Return the folder of the rings of a job, of each of its starts another one: each has a key of its own."""
+    start = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    return jobs_folder() / (re.sub(r"[^\w-]", "_", job_id) + f".{start}")
+
+
+def forget_old(own: Path) -> None:
+    """Delete the rings of jobs that have ended, except the last ones; and old ones of the own job, if it has many."""
+    for path in sorted(own.glob("*.ring"), key=_when)[:-KEPT_RINGS]:
+        if not is_held(path):
+            path.unlink(missing_ok=True)
+    others = [one for one in own.parent.iterdir() if one != own]
+    for path in sorted(others, key=_when, reverse=True)[KEPT_JOBS - 1 :]:
+        if not any(is_held(ring) for ring in path.glob("*.ring")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _when(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether the process of a ring runs."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def rings(path: Path) -> Iterator[tuple[Source, list[Event], bool]]:
+    """Return the processes of a job on this host, their events, and whether they run."""
+    for one in sorted(path.glob("*.ring")):
+        with contextlib.suppress(OSError, ValueError):
+            yield *read(one), is_held(one)
+
+
+def note_hosts(job_id: str, key: str, hosts: Sequence[str]) -> None:
+    """Write down the other hosts of a job, which keep events of their own.
+
+    Raises:
+        OSError: the folder cannot be written.
+        LaunchError: it cannot be used.
+    """
+    if hosts:
+        path = folder_of(job_id, key)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
+
+
+def other_hosts(path: Path) -> list[str]:
+    """Return the other hosts of a job, if its launcher ran here."""
+    with contextlib.suppress(OSError):
+        return (path / _HOSTS).read_text().split()
+    return []

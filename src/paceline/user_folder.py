@@ -1,0 +1,32 @@
+"""The folder of this user for what processes of running jobs share: in memory where the system has that."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.errors import LaunchError
+
+
+def folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the user's runtime folder, made if need be.
+
+    Raises:
+        LaunchError: it belongs to somebody else, or others may write there.
+    """
+    environ = os.environ if environ is None else environ
+    path = _path(environ.get("XDG_RUNTIME_DIR", ""))
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR")
+    return path
+
+
+def _path(above: str) -> Path:
+    if above and Path(above).is_dir():
+        return Path(above, "paceline")
+    shared = Path("/dev/shm")
+    return (shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")) / f"paceline-{os.getuid()}"

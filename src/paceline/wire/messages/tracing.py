@@ -1,0 +1,61 @@
+"""Events of processes for a trace of the job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from paceline.wire.limits import MAX_TRACE_BYTES
+from paceline.wire.messages.fields import Amount, Count, Finite, Message, Name, Number, Rank, Role, Text
+
+
+class TraceEvents(Message):
+    """Events of a process for a trace."""
+
+    trace: Number
+    """Number of the trace."""
+    since: Finite
+    """Time on its clock from which on it sends all events."""
+    unix: Finite
+    """Unix time less its clock, in seconds."""
+    offset: Finite
+    """The scheduler's clock less its clock."""
+    error: Amount
+    """Bound of the offset's error."""
+    lost: Count
+    """Events that were written over before this heartbeat."""
+    records: Annotated[bytes, Meta(max_length=MAX_TRACE_BYTES)]
+    """As in :mod:`paceline.observe.ring`."""
+
+
+class AskTrace(Message, tag=19):
+    """Begin a trace, or ask for what it has; answered with :class:`TraceIs`. Every holder of the job's key may."""
+
+    number: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    """Chosen by the asker."""
+    rounds: Annotated[int, Meta(ge=1, le=10_000)]
+    """Whole rounds of every worker."""
+    timeout_s: Annotated[float, Meta(ge=0, le=3600)]
+    part: Count
+    """The first part to return."""
+
+
+class TracePart(Message):
+    """Events of a member."""
+
+    role: Role
+    rank: Rank
+    host: Name
+    pid: Number
+    events: TraceEvents
+
+
+class TraceIs(Message, tag=45):
+    """Parts of a trace."""
+
+    parts: list[TracePart]
+    is_over: bool
+    """No part follows."""
+    says: Text
+    """Why the trace has less than was asked for."""

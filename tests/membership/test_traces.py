@@ -1,0 +1,124 @@
+"""A trace begins for all members, counts whole rounds of every worker, and ends, whatever they do."""
+
+from __future__ import annotations
+
+from paceline.membership.traces import MAX_BYTES, Traces
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_TRACE_BYTES
+
+ASK = m.AskTrace(7, 2, 10.0, 0)
+
+
+def member(role: str, rank: int) -> m.Member:
+    return m.Member(role, rank, 0, "h", "h", 1, "", b"")
+
+
+def events(trace: int = 7, records: bytes = b"x") -> m.TraceEvents:
+    return m.TraceEvents(trace, 0.0, 0.0, 0.0, 0.0, 0, records)
+
+
+MEMBERS = [member("server", 0), member("worker", 0), member("worker", 1)]
+LIVE = {(one.role, one.rank) for one in MEMBERS}
+
+
+def live(rounds: tuple[int, int]) -> dict[tuple[str, int], int]:
+    return {("server", 0): 0, ("worker", 0): rounds[0], ("worker", 1): rounds[1]}
+
+
+def beat(traces: Traces, rounds: tuple[int, int], trace: int = 7) -> None:
+    for one in MEMBERS:
+        traces.note(one, events(trace), live(rounds))
+
+
+def asked(traces: Traces, part: int = 0, now: float = 1.0) -> m.TraceIs:
+    found = traces.ask(m.AskTrace(7, 2, 10.0, part), now)
+    assert isinstance(found, m.TraceIs)
+    return found
+
+
+def test_trace_ends_when_every_worker_has_made_the_rounds_and_all_have_sent_once_more() -> None:
+    traces = Traces()
+    assert traces.number == 0
+    assert asked(traces) == m.TraceIs([], False, "")
+    beat(traces, (10, 20))
+    beat(traces, (99, 22))
+    assert traces.number == 7
+    beat(traces, (99, 23))  # three more than 20: two are whole
+    beat(traces, (99, 23))
+    assert traces.number == 0
+    found = asked(traces)
+    assert (len(found.parts), found.is_over) == (10, False)
+    assert {(one.role, one.rank) for one in found.parts} == LIVE
+    assert asked(traces, len(found.parts)) == m.TraceIs([], True, "")
+
+
+def test_nothing_begins_before_all_members_send() -> None:
+    traces = Traces()
+    asked(traces)
+    for _ in range(9):
+        traces.note(MEMBERS[1], events(), live((5, 5)))
+        traces.note(MEMBERS[1], events(), {})
+    traces.tick(10.5)
+    assert traces.number == 7
+    traces.tick(11.5)
+    assert traces.number == 0
+    assert "some members did not make 2 rounds in time" in asked(traces).says
+
+
+def test_deadline_names_the_workers_that_made_too_few_rounds() -> None:
+    traces = Traces()
+    asked(traces)
+    beat(traces, (1, 1))
+    beat(traces, (9, 1))
+    traces.tick(12.0)
+    assert asked(traces).says == "worker 1 did not make 2 rounds in time; raise --timeout"
+
+
+def test_member_that_leaves_is_not_waited_for() -> None:
+    traces = Traces()
+    asked(traces)
+    beat(traces, (1, 1))
+    traces.note(MEMBERS[1], events(), {("server", 0): 0, ("worker", 0): 9})
+    traces.note(MEMBERS[0], events(), {("server", 0): 0, ("worker", 0): 9})
+    traces.note(MEMBERS[1], events(), {("server", 0): 0, ("worker", 0): 9})
+    assert traces.number == 0
+
+
+def test_second_trace_is_refused_while_one_is_made_and_changes_nothing() -> None:
+    traces = Traces()
+    asked(traces)
+    beat(traces, (1, 1))
+    refused = traces.ask(m.AskTrace(8, 1, 99.0, 0), 4.0)
+    assert refused == m.Failed("ProtocolError", "another trace of this job runs, for 7 s at most; wait for its end")
+    assert traces.number == 7
+    beat(traces, (2, 2), trace=6)
+    assert len(asked(traces).parts) == 3, "events of another trace are left out"
+    traces.tick(12.0)
+    assert isinstance(traces.ask(m.AskTrace(8, 1, 99.0, 0), 12.0), m.TraceIs)
+    assert traces.number == 8
+
+
+def test_events_are_bounded_and_come_in_bounded_answers() -> None:
+    traces = Traces()
+    asked(traces)
+    big = events(records=bytes(MAX_TRACE_BYTES))
+    count = MAX_BYTES // MAX_TRACE_BYTES + 1
+    for _ in range(count + 5):
+        traces.note(MEMBERS[0], big, live((0, 0)))
+    assert traces.number == 0
+    parts = 0
+    while not (found := asked(traces, parts)).is_over:
+        assert sum(len(one.events.records) for one in found.parts) <= 1 << 20
+        parts += len(found.parts)
+    assert parts == count
+    assert found.says == "it has 64 MiB of events, and ends early"
+
+
+def test_events_that_nobody_fetches_are_forgotten() -> None:
+    traces = Traces()
+    asked(traces)
+    beat(traces, (1, 1))
+    traces.tick(12.0)
+    assert asked(traces, now=12.0).parts
+    traces.tick(75.0)
+    assert asked(traces, now=75.0) == m.TraceIs([], True, asked(traces, now=75.0).says)

@@ -1,0 +1,164 @@
+"""Rings keep the last events, whatever happens to their process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.config import Settings
+from paceline.observe import ring
+from paceline.observe.events import DIED, PART, RECORD, ROUND, member, member_of, parse
+from paceline.observe.ring import Ring
+
+KEY = "k" * 40
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path / "paceline" / "rings"
+    ring.stop()
+
+
+def records(made: Ring, memory: bytearray) -> list[tuple[int, int]]:
+    return [(one.order, one.number) for one in parse(bytes(memory[-4 * RECORD.size :]))]
+
+
+def test_ring_keeps_the_last_events_in_their_order() -> None:
+    memory = bytearray(Ring.size(4))
+    made = Ring(memory, "worker", 3, capacity=4, clock=lambda: 2.5)
+    for number in range(1, 8):
+        made.note(ROUND, number * 10, member("server", 2), 7)
+    assert records(made, memory) == [(4, 40), (5, 50), (6, 60), (7, 70)]
+    [event] = parse(bytes(memory[-RECORD.size :]))
+    assert (event.time, event.value, event.kind, member_of(event.peer)) == (2.5, 7, ROUND, ("server", 2))
+
+
+def test_torn_record_is_left_out() -> None:
+    memory = bytearray(Ring.size(4))
+    made = Ring(memory, "worker", 0, capacity=4)
+    for number in range(1, 4):
+        made.note(ROUND, number)
+    at = len(memory) - 2 * RECORD.size  # the second one
+    memory[at + RECORD.size - 8 : at + RECORD.size] = bytes(8)
+    assert [number for _, number in records(made, memory)] == [1, 3]
+
+
+def test_what_was_written_over_is_counted() -> None:
+    made = Ring(bytearray(Ring.size(4)), "worker", 0, capacity=4)
+    for number in range(1, 11):
+        made.note(ROUND, number)
+    found, lost = made.since(1, 2)
+    assert ([one.number for one in parse(found)], lost) == ([7, 8], 5)
+    found, lost = made.since(1 + lost + 2, 9)
+    assert ([one.number for one in parse(found)], lost) == ([9, 10], 0)
+
+
+CHILD = """
+import sys, time
+from paceline.config import Settings
+from paceline.observe import ring
+from paceline.observe.events import ROUND
+ring.start(Settings(role="worker", rank=1, job_id="a/b", job_key=sys.argv[1]))
+for number in range(10_000):
+    ring.note(ROUND, number)
+print("ready", flush=True)
+while True:
+    number += 1
+    ring.note(ROUND, number)
+"""
+
+
+def test_events_survive_a_process_that_is_killed(own: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", CHILD, KEY], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    path = ring.folder_of("a/b", KEY)
+    assert path.parent == own
+    [(_, _, is_alive)] = ring.rings(path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    [(source, events, still_alive)] = ring.rings(path)
+    assert (is_alive, still_alive) == (True, False)
+    assert (source.role, source.rank, source.pid) == ("worker", 1, process.pid)
+    assert ring.CAPACITY - 1 <= len(events) <= ring.CAPACITY
+    numbers = [one.number for one in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    [file] = path.glob("*.ring")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_forked_child_writes_nothing() -> None:
+    ring.start(Settings(job_id="j", job_key=KEY))
+    assert ring.active is not None
+    ring.note(ROUND, 1)
+    child = os.fork()
+    if child == 0:
+        ring.note(ROUND, 2)
+        os._exit(0 if ring.active is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    [(_, events, _)] = ring.rings(ring.folder_of("j", KEY))
+    assert [one.number for one in events] == [1]
+
+
+def test_only_the_last_jobs_that_have_ended_are_kept(own: Path) -> None:
+    for number in range(7):
+        ring.start(Settings(job_id=f"j{number}", job_key=KEY))
+        if number == 0:
+            first = os.dup(ring._file)  # holds the lock, as a process that runs does
+        ring.stop()
+        os.utime(ring.folder_of(f"j{number}", KEY), (number, number))
+    assert sorted(one.stem for one in own.iterdir()) == ["j0", "j3", "j4", "j5", "j6"]
+    os.close(first)
+
+
+def test_recorder_can_be_off(own: Path) -> None:
+    ring.start(Settings(recorder=False, job_key=KEY))
+    ring.note(PART, 1)
+    assert ring.active is None
+    assert not own.exists()
+
+
+def test_folder_that_cannot_be_used_is_said_and_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "paceline").mkdir(mode=0o777)
+    (tmp_path / "paceline").chmod(0o777)
+    ring.start(Settings(job_key=KEY))
+    ring.note(DIED)
+    assert "paceline story will have no events of this process" in caplog.text
+
+
+def test_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
+    for content in (b"", b"x" * 5000):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(ValueError, match="is no ring"):
+            ring.read(tmp_path / "x")
+
+
+def test_note_costs_little() -> None:
+    """A step has about fifty events; 3 us each would be 0.5 % of a step of 30 ms."""
+    tracer = sys.gettrace()  # that of coverage, which makes every line dearer
+    sys.settrace(None)
+    note = Ring(bytearray(Ring.size()), "worker", 0).note
+    try:
+        best = min(timed(note) for _ in range(30))
+    finally:
+        sys.settrace(tracer)
+    assert best < 3e-6
+
+
+def timed(note: object) -> float:
+    assert callable(note)
+    begun = time.perf_counter()
+    for _ in range(200):
+        note(PART, 3)
+    return (time.perf_counter() - begun) / 200
