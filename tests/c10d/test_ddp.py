@@ -28,6 +28,17 @@ class Net(torch.nn.Module):
         return (self.left, self.right)[branch](hidden) if branch < 2 else self.left(hidden) + self.right(hidden)
 
 
+class Words(torch.nn.Module):
+    """Has a sparse gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = torch.nn.Embedding(20, 4, sparse=True), torch.nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor, branch: int = 0) -> torch.Tensor:
+        return self.last(self.words(inputs.mul(10).long().remainder(20)))
+
+
 def batches(sizes: list[int]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(dist.get_rank())
     return [torch.randn(size, 6, generator=generator) for size in sizes]
@@ -37,7 +48,7 @@ def plain(model: Any, optimizer: Any) -> None:
     for inputs in batches([8, 8, 8, 3 + dist.get_rank()]):
         optimizer.zero_grad()
         model(inputs, 2).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if not one.grad.is_sparse], 1.0)
         optimizer.step()
 
 
@@ -73,13 +84,15 @@ CASES: dict[str, tuple[Callable[[Any, Any], None], dict[str, Any]]] = {
     "accumulating": (accumulating, {}),
     "unused": (with_unused, {"find_unused_parameters": True}),
     "uneven": (uneven, {}),
+    "sparse": (plain, {}),
 }
+NETS: dict[str, type[torch.nn.Module]] = {"sparse": Words}
 
 
 def trained(case: str, group: Any) -> torch.nn.Module:
     loop, options = CASES[case]
     torch.manual_seed(dist.get_rank())  # DDP starts all ranks from rank 0's weights
-    model = DistributedDataParallel(Net(), process_group=group, **options)
+    model = DistributedDataParallel(NETS.get(case, Net)(), process_group=group, **options)
     loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     return model
 

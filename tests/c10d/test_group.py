@@ -57,6 +57,8 @@ def reductions() -> Iterator[tuple[str, Case]]:
             yield f"all_reduce {name} {dtype}", partial(all_reduce, op, dtype, False)
         yield f"all_reduce async {dtype}", partial(all_reduce, dist.ReduceOp.SUM, dtype, True)
         yield f"reduce {dtype}", partial(reduce, dtype)
+    for dtype in (torch.float32, torch.int64):
+        yield f"sparse {dtype}", partial(sparse, dtype)
 
 
 def all_reduce(op: Any, dtype: torch.dtype, is_async: bool, group: Any) -> list[torch.Tensor]:
@@ -64,6 +66,18 @@ def all_reduce(op: Any, dtype: torch.dtype, is_async: bool, group: Any) -> list[
     for one in tensors:
         finished(dist.all_reduce(one, op, group=group, async_op=is_async), is_async)
     return tensors
+
+
+def sparse(dtype: torch.dtype, group: Any) -> list[torch.Tensor]:
+    """Add tensors with as many elements as the rank says, at the same places and at others; the first has none."""
+    rank = dist.get_rank()
+    found = []
+    for dense_shape in ((), (3,)):
+        places = torch.stack([torch.arange(rank), torch.zeros(rank, dtype=torch.int64)])
+        tensor = torch.sparse_coo_tensor(places, content(dtype, rank, *dense_shape), (3, 2, *dense_shape))
+        dist.all_reduce(tensor, group=group)
+        found.append(tensor.to_dense())
+    return found
 
 
 def reduce(dtype: torch.dtype, group: Any) -> list[torch.Tensor]:
@@ -209,4 +223,4 @@ def test_operations_are_those_of_gloo(way: str, tmp_path: Path) -> None:
     with LocalJob(num_workers=3, num_servers=2) as job:
         results = job.run(compare, WAYS[way], str(tmp_path))
     assert [wrong for _, wrong in results] == [[], [], []]
-    assert [number for number, _ in results] == [212, 106, 212]
+    assert [number for number, _ in results] == [216, 108, 216]

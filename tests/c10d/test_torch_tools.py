@@ -151,6 +151,13 @@ def nested_future() -> list[list[float]]:
     return [one.tolist() for one in found]
 
 
+def sparse_mean() -> list[float]:
+    tensor = torch.sparse_coo_tensor([[0, dist.get_rank() + 1]], [2.0, 4.0], (3,))
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    found: list[float] = tensor.to_dense().tolist()
+    return found
+
+
 def dealt() -> int:
     sampler: DistributedSampler[int] = DistributedSampler(range(11))  # type: ignore[arg-type]
     parts: list[Any] = [None, None]
@@ -203,6 +210,7 @@ FOUND: dict[str, Callable[[], Any]] = {
     "pairs": batched_pairs,
     "coalesced": coalesced,
     "nested future": nested_future,
+    "sparse mean": sparse_mean,
     "sampler": dealt,
     "sums": summed,
     "refused": refused,
@@ -231,6 +239,7 @@ def test_tools_of_torch_work_as_they_do_over_its_own_backends() -> None:
                 "pairs": 0.0,
                 "coalesced": [2.0, 2.0, 2.0],
                 "nested future": [[0.0], [1.0]],
+                "sparse mean": [2.0, 2.0, 2.0],
                 "sampler": 11,
                 "sums": {
                     "torch.bool": ["True", "True"],

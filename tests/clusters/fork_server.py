@@ -99,9 +99,10 @@ class ForkServer:
 
     Args:
         env: its environment; children may differ from it in variables that are not read at the start.
+        modules: what it imports beside the usual modules.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._start = read_at_start(env)
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -112,7 +113,7 @@ class ForkServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno()), *modules],
                 cwd=_ROOT, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         atexit.register(self.close)

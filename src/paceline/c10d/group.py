@@ -33,6 +33,7 @@ from paceline.c10d.host_copy import (
 )
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
+from paceline.c10d.sparse import add_sparse
 from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
@@ -137,10 +138,13 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduce each tensor over all ranks."""
         op = operation(opts)
-        how = [self._reduction(one, op) for one in tensors]
+        how = [self._reduction(one, op, takes_sparse=True) for one in tensors]
 
         def job() -> None:
             for one, reduction in zip(tensors, how, strict=True):
+                if one.is_sparse:
+                    add_sparse(self._plane, one, reduction)
+                    continue
                 host = HostCopy(one)
                 self._plane.allreduce(host.flat, host.flat, reduction)
                 host.put()
@@ -369,15 +373,15 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def _ranks(self) -> range:
         return range(len(self._members))
 
-    def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
+    def _reduction(self, tensor: torch.Tensor, op: Any, *, takes_sparse: bool = False) -> Reduction:
         """Return how tensors like this one are reduced.
 
         Raises:
             ValueError: the operation has no meaning for them.
         """
         dtype = tensor.dtype
-        if tensor.layout != torch.strided:
-            raise ValueError("the backend paceline reduces dense tensors only; use sparse=False in nn.Embedding")
+        if tensor.layout != torch.strided and not (takes_sparse and tensor.is_sparse and _OPS.get(op) in _LINEAR):
+            raise ValueError("the backend paceline adds sparse COO tensors in all_reduce only; call to_dense() first")
         found = self._reductions.get((op, dtype))
         if found is None:
             found = self._reductions[op, dtype] = self._new_reduction(dtype, op)
@@ -429,9 +433,9 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             return self._death() or PeerDiedError(f"{who}: {error}")
         if isinstance(error, DeadlineError | HorovodInternalError):
             return DeadlineError(
-                f"{who} did not end within {timeout_s:g} s: {error}. Either that rank is in another part of the script "
-                "(all ranks of a group must call the same operations in the same order; py-spy dump --pid shows where "
-                "it is), or it needs longer: then raise timeout= of init_process_group"
+                f"{who} did not end within its timeout of {timeout_s:g} s: {error}. Either that rank is in another "
+                "part of the script (all ranks of a group must call the same operations in the same order; py-spy dump "
+                "--pid shows where it is), or it needs longer: then raise timeout= of init_process_group"
             )
         return error
 

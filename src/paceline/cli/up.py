@@ -32,8 +32,8 @@ from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import run_all
-from paceline.launch.table import duration, plural
 from paceline.net.security import new_job_key
+from paceline.observe.table import duration, plural
 from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
 
 ROUNDS = 20
@@ -71,7 +71,7 @@ _TAKEN = tuple(option for option in launch_options.OPTIONS if option.flags[-1] n
 OPTIONS = (*_OWN, *_TAKEN)
 
 #: Options that the measuring jobs do without.
-_ONLY_IN_THE_JOB = ("--log-dir", "--max-restarts")
+_ONLY_IN_THE_JOB = ("--log-dir", "--max-restarts", "--dashboard", "--report")
 _OF_HOSTS = ("-H", "--nproc_per_node")
 _LAUNCHERS = ("local", "ssh", "mpi")
 
