@@ -16,7 +16,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
   ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-c10d check format docs fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser test-c10d check format docs fuzz mutations oracle \
   blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -31,9 +31,10 @@ help:
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
 	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
+	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
-	@echo "make pictures  docs/images from real jobs (half a minute)"
+	@echo "make pictures  docs/images: the panel of a real job, and its page (chromium; a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
@@ -122,6 +123,10 @@ test-c10d: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt expecttest
 	$(BIN)/python -m tests.c10d.pytorch $(C10D)
 
+# apt-get install chromium has the browser.
+test-browser: $(READY)
+	PACELINE_TEST_BROWSER=1 $(BIN)/python -m pytest --timeout 600 -rs tests/browser
+
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -161,6 +166,7 @@ soak: $(READY)
 
 pictures: $(READY)
 	$(BIN)/python docs/images/panel.py
+	$(BIN)/python -m tests.browser.picture docs/images/page.png
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

@@ -70,8 +70,11 @@ PURE = {
     "observe.detector",
     "observe.history",
     "observe.job_figures",
+    "observe.page",
     "observe.prometheus",
+    "observe.rows",
     "observe.servers",
+    "observe.timeline",
     "observe.verdicts",
 }
 IMPURE = {
@@ -82,6 +85,7 @@ CORE = {"kvstore", "optim", "worker", "server", "scheduler", "wire", "updaters",
 PRODUCTS = {"mx", "gluon", "lightning", "launch", "sim", "cli", "testing"}
 #: Folders of tests that belong to no package.
 ACROSS = {"engines", "clusters", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
+ACROSS |= {"browser"}
 
 
 def modules() -> dict[str, Path]:

@@ -9,7 +9,7 @@ worker and on the server, with shared memory and over TCP. It prints a table and
   thread that wakes another one and still runs for a moment is no hand-off, so a change of threads back to one that has
   been left counts only if something happened in the other process in between, or the thread waits for the result.
 
-The lifeline's thread is left out: it runs beside the steps.
+The threads of the lifeline and of the host's figures are left out: they run beside the steps.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ WARM_UP, RECORDED = 5, 5
 WIDTH = 65_536
 
 _SOURCES = str(Path(paceline.__file__).parent)
+#: Words in the names of threads that run beside the steps.
+_BESIDE = ("lifeline", "stops")
+
 _CONTROL, _OUTPUT = "WALK_CONTROL", "WALK_OUTPUT"
 
 
@@ -67,7 +70,7 @@ class Recorder:
         if not code.co_filename.startswith(_SOURCES):
             return
         thread = threading.current_thread().name
-        if "lifeline" not in thread:
+        if not any(one in thread for one in _BESIDE):
             name = f"{code.co_qualname}:{code.co_firstlineno}"
             self._entered.append((step, time.monotonic(), thread, code.co_filename[len(_SOURCES) + 1 :], name))
 

@@ -152,6 +152,11 @@ class Settings:
     report_to: str = ""
     """Tools to which the scheduler gives the figures of the job: ``NAME`` or ``NAME:TARGET``, comma separated
     (``paceline launch --report-to``)."""
+    dashboard: str = ""
+    """Port of loopback at which the scheduler serves the page of the job, under an address with a secret that its log
+    names; 0 takes a free one. Empty: no page."""
+    report: str = ""
+    """Path of the file to which the scheduler writes the page at the end of the job. Empty: no report."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

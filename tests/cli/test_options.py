@@ -11,6 +11,7 @@ OPTIONS = (
     Option(("--count",), "a number of some", "N", int, least=1),
     Option(("--seconds",), "a time", "SECONDS", float, positive=True),
     Option(("--kind",), "a word", "KIND", choices=("inverse", "none")),
+    Option(("--port",), "a number, or none", "PORT", int, least=0, without="0"),
 )
 
 
@@ -26,6 +27,11 @@ OPTIONS = (
         ("-n", "-n", ""),
         ("", "", ""),
         ("--unknown x", "--unknown", "x"),
+        ("--port -- x", "--port", "x"),
+        ("--port 80 x", "--port 80", "x"),
+        ("--port x 80", "--port", "x 80"),
+        ("--port --dry-run 80", "--port --dry-run", "80"),
+        ("--port", "--port", ""),
     ],
 )
 def test_command_begins_after_two_dashes_or_with_the_first_other_word(words: str, ours: str, command: str) -> None:
@@ -44,8 +50,11 @@ def test_options_are_parsed_by_their_type() -> None:
         "count": None,
         "seconds": None,
         "kind": None,
+        "port": None,
     }
     assert vars(parse("--dry-run"))["env"] == []
+    given = [("--port",), ("--port", "--dry-run"), ("--port", "80"), ("--port=80",)]
+    assert [vars(parse(*words))["port"] for words in given] == [0, 0, 80, 80]
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def push(store, grads, skip=False):
                 absent += block.ranges([index])
             else:
                 target.copy_(grad)
-        for route, located in step.sends.items():
-            places = {one.place for _, one in located}
+        for route, spans in step.sends.items():
+            places = {one.place for one in spans}
             gone = [one for one in absent if one.place in places]
-            store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
+            store.traffic.push_ranges(route, spans, replace(store.carried(), skip=skip), absent=gone)
         step.set_fresh(True)
 
 

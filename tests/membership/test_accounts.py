@@ -130,3 +130,15 @@ def test_recorded_accounts_of_real_jobs_name_the_right_one_or_nobody(name: str) 
         return
     assert said[0].startswith(who)
     assert reason in said[0]
+
+
+def test_accounts_of_servers_add_up_to_late_workers_and_staleness() -> None:
+    verdicts = Verdicts()
+    for rank, held in ((0, (100, 2)), (1, (60, 1)), (1, (0, 0))):  # stores close before the job ends
+        account = m.AccountReport(late=[(3, 4, 500_000), (1, 1, 1)], staleness=[(1, 5), (2**40 + 1, 1)], held=held)
+        verdicts.note(m.Member("server", rank, 0, "h", "h", 1, "", b""), account, (), 0.0)
+    assert verdicts.late(("worker", 3)) == (12, 1.5)
+    assert verdicts.late(("server", 3)) == verdicts.late(("worker", 0)) == (0, 0.0)
+    assert verdicts.cohorts == 15
+    assert verdicts.staleness == [(1, 15), (2**40, 3)]
+    assert [verdicts.held((role, 1)) for role in ("server", "worker")] == [(60, 1), (0, 0)]

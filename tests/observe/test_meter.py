@@ -67,10 +67,10 @@ def test_every_round_is_given_to_its_reader_with_its_parts(one: Meter, clock: Cl
     one.on_round = found.append
     one.end_round(1, 8.0)
     clock.now += 1.0
-    before = meter.enter(WAIT)
+    before = meter.active.enter(WAIT)
     assert one.open_own_s is None
     clock.now += 2.0
-    meter.leave(before)
+    meter.active.leave(before)
     assert one.open_own_s == 1.0
     one.end_round(2, 8.0)
     (steps,) = found
@@ -79,14 +79,14 @@ def test_every_round_is_given_to_its_reader_with_its_parts(one: Meter, clock: Cl
 
 def test_rest_of_a_script_is_no_computation_once_the_forward_pass_is_known(one: Meter, clock: Clock) -> None:
     one.end_round(1, 1.0)
-    meter.forward_begins()
-    meter.step_ends()
+    meter.active.forward_begins()
+    meter.active.step_ends()
     clock.now += 3.0
-    before = meter.enter(DATA)
+    before = meter.active.enter(DATA)
     clock.now += 0.5
-    meter.leave(before)
+    meter.active.leave(before)
     clock.now += 1.0
-    meter.forward_begins()
+    meter.active.forward_begins()
     clock.now += 0.25
     one.end_round(2, 1.0)
     (steps,) = one.take()
@@ -95,10 +95,10 @@ def test_rest_of_a_script_is_no_computation_once_the_forward_pass_is_known(one: 
 
 def test_step_without_a_known_forward_pass_is_followed_by_computation(one: Meter, clock: Clock) -> None:
     one.end_round(1, 1.0)
-    before = meter.enter(UPDATE)
+    before = meter.active.enter(UPDATE)
     assert before == COMPUTE
     clock.now += 1.0
-    meter.step_ends()
+    meter.active.step_ends()
     clock.now += 2.0
     one.end_round(2, 1.0)
     (steps,) = one.take()
@@ -130,12 +130,12 @@ def in_thread(call: object, *arguments: object) -> None:
 
 def test_other_threads_change_nothing_and_may_end_a_round(one: Meter, clock: Clock) -> None:
     one.end_round(1, 1.0)
-    in_thread(lambda: meter.leave(meter.enter(SEND)))
+    in_thread(lambda: meter.active.leave(meter.active.enter(SEND)))
     clock.now += 1.0
     in_thread(one.end_round, 2, 4.0)
-    before = meter.enter(WAIT)  # here the round ends in the account
+    before = meter.active.enter(WAIT)  # here the round ends in the account
     clock.now += 1.0
-    meter.leave(before)
+    meter.active.leave(before)
     (steps,) = one.take()
     assert (steps.round, steps.samples, steps.wall_s, steps.seconds[SEND]) == (2, 4.0, 1.0, 0.0)
 
@@ -144,9 +144,9 @@ def test_thread_that_trains_alone_takes_the_account_over(one: Meter, clock: Cloc
     def train() -> None:
         for round in range(1, 6):
             one.end_round(round, 1.0)
-            before = meter.enter(WAIT)
+            before = meter.active.enter(WAIT)
             clock.now += 1.0
-            meter.leave(before)
+            meter.active.leave(before)
 
     in_thread(train)
     assert [(steps.round, steps.seconds[WAIT]) for steps in one.take()][-1] == (5, 1.0)
@@ -157,9 +157,9 @@ def test_collection_counts_apart_from_the_part_in_which_it_happens() -> None:
     meter.start(made)
     try:
         made.end_round(1, 1.0)
-        before = meter.enter(DATA)
+        before = meter.active.enter(DATA)
         gc.collect()
-        meter.leave(before)
+        meter.active.leave(before)
         made.end_round(2, 1.0)
     finally:
         meter.stop(made)
@@ -220,5 +220,15 @@ def test_parts_cost_little() -> None:
 def timed_parts() -> float:
     begun = time.perf_counter()
     for _ in range(20):
-        meter.leave(meter.enter(SEND))
+        meter.active.leave(meter.active.enter(SEND))
     return time.perf_counter() - begun
+
+
+def test_servers_account_has_staleness_since_the_last_heartbeat_and_what_the_server_holds_now(one: Meter) -> None:
+    for staleness in (1, 1, 3):
+        one.note_staleness(staleness)
+    one.hold(100, 2)
+    one.hold(-40, -1)
+    first, second = one.report(), one.report()
+    assert (sorted(first.staleness), first.held) == ([(1, 2), (3, 1)], (60, 1))
+    assert (second.staleness, second.held) == ([], (60, 1))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ import torch
 import paceline
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.scheduler.exports import Endpoint, Exports
+from paceline.scheduler.exports import Exports
 from paceline.testing import LocalJob, listen, tell
 
 STEPS, ACCURACY_STEP = 20, 7
@@ -32,61 +31,27 @@ def get(url: str) -> str:
     return text
 
 
-# ---- the endpoint ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint("0", lambda: "figures\n")
-    yield made
-    made.close()
-
-
-def test_endpoint_serves_the_text_on_loopback(endpoint: Endpoint) -> None:
-    assert endpoint.url.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(endpoint.url, timeout=30) as answer:
-        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert "Python" not in answer.headers["Server"]
-        assert answer.read() == b"figures\n"
-
-
-@pytest.mark.parametrize("path", ["/", "/metrics/../x", "/metricsx"])
-def test_endpoint_has_no_other_page(endpoint: Endpoint, path: str) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="the figures are at /metrics"):
-        get(endpoint.url.removesuffix("/metrics") + path)
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_endpoint_changes_nothing(endpoint: Endpoint, method: str) -> None:
-    connection = http.client.HTTPConnection(endpoint.url.split("/")[2], timeout=30)
-    connection.request(method, "/metrics")
-    assert connection.getresponse().status == 501
-    connection.close()
-
-
-def test_client_that_says_nothing_or_nonsense_does_not_end_the_endpoint(endpoint: Endpoint) -> None:
-    host, port = endpoint.url.split("/")[2].split(":")
-    for nonsense in (b"", b"\0\xff\r\n\r\n", b"GET /metrics HTTP/9.9\r\n\r\n", b"GET " + b"x" * 70_000):
-        with socket.create_connection((host, int(port)), 30) as client:
-            client.sendall(nonsense)
-    assert get(endpoint.url) == "figures\n"
-
-
-@pytest.mark.parametrize("where", ["", "port", "h:", "1.2.3.4", "70000", "١"])
-def test_address_that_cannot_be_is_refused(where: str) -> None:
-    with pytest.raises(ConfigError, match="metrics"):
-        Endpoint(where, str)
-
-
-def test_port_that_is_taken_is_named(endpoint: Endpoint) -> None:
-    port = endpoint.url.split("/")[2].split(":")[1]
-    with pytest.raises(ConfigError, match=f"metrics '{port}' cannot be served: .* give another port, or 0 for any"):
-        Endpoint(port, str)
+# ---- start -----------------------------------------------------------------------------------------------------------
 
 
 def test_unknown_tool_ends_the_start_of_the_job() -> None:
     with pytest.raises(ConfigError, match="unknown tool of --report-to 'jsonel'; did you mean 'jsonl'"):
         Exports(Settings(report_to="jsonel:a"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dashboard": "127.0.0.1:80"},
+        {"dashboard": "x"},
+        {"dashboard": "70000"},
+        {"report": "/no/such/a.html"},
+        {"report": "/"},
+    ],
+)
+def test_page_that_cannot_be_ends_the_start_of_the_job(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(given))} "):
+        Exports(Settings(**given))
 
 
 # ---- a job -----------------------------------------------------------------------------------------------------------
@@ -112,7 +77,8 @@ def train() -> None:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[LocalJob]:
     report_to = f"jsonl:{tmp_path / 'a.jsonl'}"
-    with LocalJob(2, 1, metrics="0", report_to=report_to, heartbeat_interval_s=0.1) as made:
+    more = {"dashboard": "0", "report": str(tmp_path / "job.html")}
+    with LocalJob(2, 1, metrics="0", report_to=report_to, heartbeat_interval_s=0.1, **more) as made:
         for worker in made.start_all(train):
             worker.heard()
         yield made
@@ -156,6 +122,39 @@ def test_figures_of_a_job_are_served_and_kept(job: LocalJob, tmp_path: Path) -> 
     assert [(one["step"], one["accuracy"]) for one in kept if "accuracy" in one] == [(ACCURACY_STEP, 0.75)]
     last = kept[-1]
     assert last["worker/1/accuracy"] == 1.0
+
+
+def history_of(page: str) -> Any:
+    """Return the history that an open page gets first."""
+    with urllib.request.urlopen(page.replace("/?", "/events?"), timeout=30) as events:
+        assert events.readline() == b"event: history\n"
+        return json.loads(events.readline().removeprefix(b"data: "))
+
+
+def test_page_and_report_have_the_figures_of_the_job(job: LocalJob, tmp_path: Path) -> None:
+    [page] = re.findall(r"the page of this job: (\S+)", job.scheduler.output)
+
+    def is_settled(history: Any) -> bool:
+        rows = {row["name"]: row for row in history["state"].get("rows", ())}
+        return len(rows) == 3 and rows["server 0"]["values"] > 0 and rows["worker 1"]["parts"] != {}
+
+    history = settled(lambda: history_of(page), is_settled)
+    rows = {row["name"]: row for row in history["state"]["rows"]}
+    assert rows["worker 0"]["round"] == rows["worker 1"]["round"] == STEPS
+    assert (rows["server 0"]["values"], rows["server 0"]["buckets"]) == (5, 1)
+    assert job.job_key not in json.dumps(history)
+    end(job)
+    text = (tmp_path / "job.html").read_text()
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    report = json.loads(data)
+    rows = {row["name"]: row for row in report["state"]["rows"]}
+    assert {row["state"] for row in rows.values()} == {"left"}
+    assert report["state"]["figures"]["accuracy"] == {"step": ACCURACY_STEP, "value": 0.75}
+    assert report["state"]["cohorts"] == sum(row["came_last"] for row in rows.values()) == STEPS
+    assert report["state"]["staleness"] == [[1, STEPS]]
+    lane = report["lanes"]["worker 1"]
+    assert sum(point[2][1] for point in [*lane["older"], *lane["recent"]]) == (STEPS - 1) * 24
+    assert not (tmp_path / "job.html.new").exists()
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: make test-trackers")

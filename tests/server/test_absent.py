@@ -62,10 +62,10 @@ def push(store: DistStore, grads: Grads, together: bool = True) -> None:
                 target.fill_(float("nan")) if one is None else target.copy_(one)
                 if one is None:
                     absent += block.ranges([index])
-            for route, located in step.sends.items():
-                places = {one.place for _, one in located}
+            for route, spans in step.sends.items():
+                places = {one.place for one in spans}
                 gone = [one for one in absent if one.place in places]
-                store.traffic.push_ranges(route, located, store.carried(), absent=gone)
+                store.traffic.push_ranges(route, spans, store.carried(), absent=gone)
             step.set_fresh(store.policy.merge == "all")
 
 

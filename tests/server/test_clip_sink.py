@@ -52,10 +52,10 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
                     absent += block.ranges([index])
                 else:
                     target.copy_(grad)
-            for route, located in step.sends.items():
-                places = {one.place for _, one in located}
+            for route, spans in step.sends.items():
+                places = {one.place for one in spans}
                 gone = [one for one in absent if one.place in places]
-                store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
+                store.traffic.push_ranges(route, spans, replace(store.carried(), skip=skip), absent=gone)
             step.set_fresh(True)
 
 
@@ -270,7 +270,7 @@ def test_a_question_waits_for_its_own_range_alone() -> None:
     for store in stores:
         block = store.table.blocks[0]
         [part] = block.ranges([0])
-        store.traffic.push_ranges(block.routes[0], [(block, part)], store.carried())
+        store.traffic.push_ranges(block.routes[0], [part], store.carried())
     job.deliver_all()
     assert call.done
     assert isinstance(found[0], m.NormIs)
@@ -303,9 +303,9 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
     for store in stores:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
-                for route, located in step.sends.items():
+                for route, spans in step.sends.items():
                     carried = replace(store.carried(), skip=store.rank == 1 and position == 0)
-                    store.traffic.push_ranges(route, located, carried)
+                    store.traffic.push_ranges(route, spans, carried)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))

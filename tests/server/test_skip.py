@@ -41,8 +41,8 @@ def push(store: DistStore, value: float, **flags: Any) -> None:
         store.traffic.wait(step)
         for target in step.grads:
             target.fill_(value)
-        for route, located in step.sends.items():
-            store.traffic.push_ranges(route, located, replace(store.carried(), **flags))
+        for route, spans in step.sends.items():
+            store.traffic.push_ranges(route, spans, replace(store.carried(), **flags))
         step.set_fresh(store.policy.merge == "all")
 
 

@@ -181,7 +181,7 @@ def _refuse_unused(options: argparse.Namespace) -> None:
     given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in OF_SERVERS}
     if options.launcher != "local":
         given.pop("--start-timeout", None)
-    unused = [flag for flag, value in given.items() if value not in (None, False, [])]
+    unused = [flag for flag, value in given.items() if not (value is None or value is False or value == [])]
     if options.ddp and (options.num_servers == 0 or options.no_torchrun_env):
         which = "-s 0" if options.num_servers == 0 else "--no-torchrun-env"
         raise UsageError(f"--ddp needs a server, and the variables of torchrun; leave out {which}")
@@ -242,6 +242,8 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "allow": ",".join(options.allow) or None,
         "report_to": ",".join(options.report_to) or None,
         "metrics": options.metrics,
+        "dashboard": options.dashboard,
+        "report": options.report,
         "on_worker_death": options.on_worker_death or ("stop" if options.ddp else None),
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,

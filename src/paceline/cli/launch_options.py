@@ -163,6 +163,18 @@ OPTIONS = (
         section=_RUNNING,
     ),
     Option(("--metrics",), "serve the figures of the job to Prometheus (on loopback)", "[HOST:]PORT", section=_RUNNING),
+    Option(
+        ("--dashboard",),
+        "serve a page that shows the job, on loopback; its address is printed (default port: any)",
+        "PORT",
+        int,
+        least=0,
+        without="0",
+        section=_RUNNING,
+    ),
+    Option(
+        ("--report",), "write that page to a file at the end, which opens without a server", "HTML", section=_RUNNING
+    ),
     Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR", section=_RUNNING),
     Option(
         ("--quiet",),
@@ -182,6 +194,8 @@ OF_SERVERS = frozenset(
         "--allow",
         "--report-to",
         "--metrics",
+        "--dashboard",
+        "--report",
         "--insecure",
         "--on-worker-death",
         "--timeout",

@@ -36,11 +36,20 @@ class Option:
     """Smallest number."""
     positive: bool = False
     """Whether a number must be above 0."""
+    without: str | None = None
+    """Its value where no number follows; None: it needs a value."""
 
     @property
     def name(self) -> str:
         """Attribute of the parsed value."""
         return self.flags[-1].removeprefix("--").replace("-", "_")
+
+    def words(self, following: Sequence[str]) -> int:
+        """Return how many words this option takes, with its own, if these follow."""
+        has_value = self.metavar is not None and (
+            self.without is None or (bool(following) and following[0].isdecimal())
+        )
+        return 2 if has_value else 1
 
     def value(self, text: str) -> Any:
         """Return the value of this option that a text stands for.
@@ -135,13 +144,13 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: see :meth:`parse`.
         """
-        takes_value = _valued(self._options)
+        by_flag = _by_flag(self._options)
         names: list[str] = []
         rest: list[str] = []
         index = 0
         while index < len(words):
             if words[index].startswith("-"):
-                count = 2 if words[index] in takes_value else 1
+                count = _count(words[index:], by_flag)
                 rest += words[index : index + count]
                 index += count
             else:
@@ -173,6 +182,8 @@ class Parser(argparse.ArgumentParser):
                 type=_argument(option),
                 action=action,
                 default=[] if option.repeat else option.default,
+                nargs=None if option.without is None else "?",
+                const=option.without,
             )
 
 
@@ -186,13 +197,18 @@ def _argument(option: Option) -> Callable[[str], Any]:
     return value
 
 
-def _valued(options: Sequence[Option]) -> set[str]:
-    return {flag for option in options if option.metavar is not None for flag in option.flags}
+def _by_flag(options: Sequence[Option]) -> dict[str, Option]:
+    return {flag: option for option in options for flag in option.flags}
+
+
+def _count(words: Sequence[str], by_flag: Mapping[str, Option]) -> int:
+    """Return how many words an option takes, which is the first one; one if it is unknown."""
+    return by_flag[words[0]].words(words[1:]) if words[0] in by_flag else 1
 
 
 def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
     """Split words into our options and the user's command, which follows ``--`` or begins with the first other word."""
-    takes_value = _valued(options)
+    by_flag = _by_flag(options)
     index = 0
     while index < len(words):
         word = words[index]
@@ -200,7 +216,7 @@ def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list
             return list(words[:index]), list(words[index + 1 :])
         if not word.startswith("-"):
             break
-        index += 2 if word in takes_value else 1
+        index += _count(words[index:], by_flag)
     return list(words[:index]), list(words[index:])
 
 
@@ -212,13 +228,14 @@ def words_of(words: Sequence[str], options: Sequence[Option], keep: Callable[[Op
         options: all that may occur.
         keep: tells whether the words of an option are wanted.
     """
-    by_flag = {flag: option for option in options for flag in option.flags}
+    by_flag = _by_flag(options)
     kept: list[str] = []
     index = 0
     while index < len(words):
-        exact = by_flag.get(words[index])
-        option = exact or by_flag.get(words[index].partition("=")[0]) or by_flag.get(words[index][:2])  # -n2
-        count = 2 if exact is not None and exact.metavar is not None else 1
+        option = (
+            by_flag.get(words[index]) or by_flag.get(words[index].partition("=")[0]) or by_flag.get(words[index][:2])
+        )  # -n2
+        count = _count(words[index:], by_flag)
         if option is None or keep(option):
             kept += words[index : index + count]
         index += count

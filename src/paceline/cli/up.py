@@ -71,7 +71,7 @@ _TAKEN = tuple(option for option in launch_options.OPTIONS if option.flags[-1] n
 OPTIONS = (*_OWN, *_TAKEN)
 
 #: Options that the measuring jobs do without.
-_ONLY_IN_THE_JOB = ("--log-dir", "--max-restarts")
+_ONLY_IN_THE_JOB = ("--log-dir", "--max-restarts", "--dashboard", "--report")
 _OF_HOSTS = ("-H", "--nproc_per_node")
 _LAUNCHERS = ("local", "ssh", "mpi")
 

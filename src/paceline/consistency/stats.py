@@ -36,7 +36,7 @@ class Stats:
         """Count an update and return (updates, sum of 1/staleness) so far, of the store if that is known."""
         self.updates += 1
         self.inverse_sum += 1.0 / staleness
-        self.staleness[_bin_of(staleness)] += 1
+        self.staleness[bin_of(staleness)] += 1
         return (self.updates, self.inverse_sum) if self.store is None else self.store.seen(staleness)
 
     def copy(self) -> Stats:
@@ -57,7 +57,7 @@ class Stats:
             self.data_mass[worker] += mass
 
 
-def _bin_of(staleness: int) -> int:
+def bin_of(staleness: int) -> int:
     """Return the entry of the histogram: the six leading bits, so that a worker that is far behind fills no table."""
     shift = max(0, staleness.bit_length() - 6)
     return staleness >> shift << shift

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paceline.launch.rows import progress, rows_of
 from paceline.launch.runtime import JobRecord
 from paceline.launch.table import Size, duration, quantity, table
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.rows import progress, rows_of
 from paceline.wire import messages as m
 
 Row = Mapping[str, Any]
@@ -97,7 +97,8 @@ def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: V
     """
     columns, rows = max(size.columns, 20), rows_of(status)
     workers, servers = _sorted(rows, view.order), [row for row in rows if row["role"] == "server"]
-    words = [f"job {record.id}", duration(now - record.started), *progress(status, record)]
+    far = progress(status, record.workers, record.servers)
+    words = [f"job {record.id}", duration(now - record.started), *far]
     head = [Text(line, "bold") for line in _flow(words, columns)]
     verdicts = [Text(line, "bold yellow") for text in status.verdicts for line in textwrap.wrap(text, columns)]
     if view.is_panel:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
+from paceline.consistency.stats import bin_of
 from paceline.membership.effects import Action, MemberKey, Warn
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps, joined
 from paceline.observe.detector import Detector
@@ -38,6 +39,11 @@ class Verdicts:
         self._servers: dict[int, list[Steps]] = {}
         self._told: deque[tuple[float, Verdict]] = deque(maxlen=_KEPT)
         self._whole: dict[MemberKey, Steps] = {}
+        self._late: dict[int, tuple[int, int]] = {}
+        self._held: dict[int, tuple[int, int]] = {}
+        self._staleness: Counter[int] = Counter()
+        self.cohorts = 0
+        """Cohorts of several workers that servers have merged."""
 
     def note(
         self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]], now: float
@@ -62,6 +68,7 @@ class Verdicts:
         self, member: m.Member, account: m.AccountReport, found: Sequence[Steps], groups: Sequence[Sequence[int]]
     ) -> list[Verdict]:
         if member.role == "server":
+            self._count(member.rank, account)
             self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
             self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
             parts = [one.seconds for one in found]
@@ -69,6 +76,16 @@ class Verdicts:
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
         windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
         return self._detector.note_worker(member.rank, member.host, windows, account.host, group)
+
+    def _count(self, server: int, account: m.AccountReport) -> None:
+        if any(account.held):  # stores close before the job ends
+            self._held[server] = account.held
+        for rank, times, late in account.late:
+            before = self._late.get(rank, (0, 0))
+            self._late[rank] = before[0] + times, before[1] + late
+            self.cohorts += times
+        for staleness, updates in account.staleness:
+            self._staleness[bin_of(staleness)] += updates
 
     def leave(self, member: m.Member) -> None:
         """Forget a member that has left."""
@@ -103,6 +120,20 @@ class Verdicts:
     def whole(self, key: MemberKey) -> list[m.Window]:
         """Return the account of all that a member has told in one window; none where it has said nothing."""
         return [_window(self._whole[key])] if key in self._whole else []
+
+    def late(self, key: MemberKey) -> tuple[int, float]:
+        """Return how many cohorts a worker was the last of, and how many seconds after the others in all."""
+        times, late = self._late.get(key[1], (0, 0)) if key[0] == "worker" else (0, 0)
+        return times, 1e-6 * late
+
+    def held(self, key: MemberKey) -> tuple[int, int]:
+        """Return how many values a server holds, or held last, and in how many buckets."""
+        return self._held.get(key[1], (0, 0)) if key[0] == "server" else (0, 0)
+
+    @property
+    def staleness(self) -> list[tuple[int, int]]:
+        """How many updates of servers had which staleness so far."""
+        return sorted(self._staleness.items())
 
     def end(self) -> list[Action]:
         """Return the line for the end of the job, if workers were slow."""

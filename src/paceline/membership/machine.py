@@ -205,8 +205,7 @@ class Membership:
         """Tell all workers when other groups fit their speeds."""
         workers = self._roster.of_role("worker")
         text = self._following.check(workers) if self.complete else ""
-        news = [Answer(one.peer, 0, self._news()) for one in workers if one.live]
-        return [Warn(text), *news] if text else []
+        return [Warn(text), *(Answer(one.peer, 0, self._news()) for one in workers if one.live)] if text else []
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""

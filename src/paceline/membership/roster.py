@@ -84,7 +84,7 @@ class MemberRecord:
         heard_s, key = now - self.heard, (self.member.role, self.member.rank)
         return m.MemberState(
             self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s,
-            verdicts.recent(key), verdicts.whole(key), figures,
+            verdicts.recent(key), verdicts.whole(key), figures, *verdicts.late(key), verdicts.held(key),
         )  # fmt: skip
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
@@ -162,7 +162,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
     def of_role(self, role: str) -> list[MemberRecord]:
         """Return the members of a role."""
-        return [record for (own, _), record in self.items() if own == role]
+        return [record for (own, _), record in self._by_key.items() if own == role]
 
     def expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
@@ -204,6 +204,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
             verdicts.sentences,
             verdicts.told(now),
             figures.of_job(),
+            verdicts.cohorts,
+            verdicts.staleness,
         )
 
     def check(self) -> None:

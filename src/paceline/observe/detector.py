@@ -149,14 +149,14 @@ class Detector:
             worker.open.append(tuple(figures))
             if worker.rounds:  # at the start a process reads libraries
                 worker.hosts.append(tuple(figures))
-        reference = self._reference(worker)
         rounds = [mean_round(*one, worker.open) for one in windows if one[0] > WARM_UP and one[1] > 0]
+        if not rounds:
+            return []
+        reference = self._reference(worker)
         for one in rounds:
             worker.rounds.append(one)
             if reference is not None:
                 self._count(worker, one, reference)
-        if not rounds:
-            return []
         worker.open.clear()
         worker.settle()
         return [] if reference is None else self._judge(worker, reference)

@@ -2,9 +2,9 @@
 
 ::
 
-    before = meter.enter(MERGE)
+    before = meter.active.enter(MERGE)
     ...
-    meter.leave(before)
+    meter.active.leave(before)
 
 Both cost less than a microsecond, and nothing where this process has no account. An error between them leaves the part
 entered until the step or the server's turn ends; so code that raises in normal use (the end of a loader, a deadline)
@@ -15,10 +15,12 @@ whole round takes it over.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +37,11 @@ MAX_WINDOWS = 8
 #: Shortest window of a server's account.
 TURN_S = 0.1
 
-#: Returned by :func:`enter` where nothing was entered.
+#: Returned by :meth:`Meter.enter` where nothing was entered.
 NOTHING = -1
+
+#: In place of a thread: no thread counts.
+NO_THREAD = 0
 
 
 class Meter:
@@ -47,6 +52,7 @@ class Meter:
         base: the part in which nothing else was entered.
         gc_part: the part of garbage collections.
         clock: seconds.
+        thread: thread that counts; None: the one that makes the meter.
     """
 
     def __init__(
@@ -55,10 +61,12 @@ class Meter:
         base: int = COMPUTE,
         gc_part: int = GC,
         clock: Callable[[], float] = time.monotonic,
+        thread: int | None = None,
     ) -> None:
         self._clock, self._gc_part, self._before_gc = clock, gc_part, NOTHING
         self._account = Account(len(parts), base, clock())
-        self._thread = threading.get_ident()
+        self._thread = threading.get_ident() if thread is None else thread
+        self._native_id = threading.get_native_id()
         self._steps: list[Steps] = []
         self._asked: tuple[int, float] | None = None
         """Number and samples of a round that another thread has ended: this one ends it in the account."""
@@ -66,11 +74,17 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
+        self._staleness: Counter[int] = Counter()
+        self._held = (0, 0)
         self.last: tuple[int, float] = (0, 1.0)
         """Number and samples of the last round."""
-        self.host = HostFigures(threading.get_native_id())
         self.on_round: Callable[[Steps], None] = lambda steps: None
         """Called with the account of each round."""
+
+    @functools.cached_property
+    def host(self) -> HostFigures:
+        """Figures of the host, since the first use of this."""
+        return HostFigures(self._native_id)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -88,8 +102,8 @@ class Meter:
             self._account.switch(before, self._clock())
 
     def forward_begins(self) -> None:
-        """Begin the computation of a step: the forward pass of the optimizer's model."""
-        if self.enter(COMPUTE) != NOTHING:
+        """Begin the computation of a step: the forward pass of a model whose gradients are exchanged."""
+        if not _is_compiling() and self.enter(COMPUTE) != NOTHING:
             self._sees_forward = True
 
     def step_ends(self) -> None:
@@ -157,6 +171,14 @@ class Meter:
         """Count an update."""
         self._updates += 1
 
+    def note_staleness(self, staleness: int) -> None:
+        """Count the staleness of an update of values that this server owns."""
+        self._staleness[staleness] += 1
+
+    def hold(self, values: int, buckets: int) -> None:
+        """Note that this server holds so many more values, in so many more buckets."""
+        self._held = self._held[0] + values, self._held[1] + buckets
+
     def came_last(self, worker: int, late_s: float) -> None:
         """Note that a worker completed a cohort, so long after the others."""
         times, seconds = self._late.get(worker, (0, 0.0))
@@ -172,6 +194,7 @@ class Meter:
         """
         self.host.stops.start()
         late, self._late = self._late, {}
+        staleness, self._staleness = self._staleness, Counter()
         return m.AccountReport(
             [
                 m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
@@ -180,6 +203,8 @@ class Meter:
             self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,
+            list(staleness.items()),
+            self._held,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------
@@ -196,79 +221,32 @@ class Meter:
 
 # ---- the meter of this process ---------------------------------------------------------------------------------------
 
-_active: Meter | None = None
+_IDLE = Meter(thread=NO_THREAD)
+
+active = _IDLE
+"""The account of this process; one in which nothing counts before :func:`start` and after :func:`stop`."""
 
 
 def start(meter: Meter) -> None:
     """Make a meter that of this process, in place of an earlier one."""
-    global _active
-    stop(_active)
-    _active = meter
+    global active
+    stop(active)
+    active = meter
+    meter.host  # noqa: B018 - its figures begin here
     gc.callbacks.append(meter.collects)
     watch_loaders()
 
 
-def stop(meter: Meter | None) -> None:
+def stop(meter: Meter) -> None:
     """Use a meter no more. Idempotent."""
-    global _active
-    if meter is not None and meter.collects in gc.callbacks:
+    global active
+    if meter.collects in gc.callbacks:
         gc.callbacks.remove(meter.collects)
         meter.host.stops.close()
-    _active = None if _active is meter else _active
+    active = _IDLE if active is meter else active
 
 
-def enter(part: int) -> int:
-    """Begin a part in the account of this process; returns the one before, for :func:`leave`."""
-    return NOTHING if _active is None else _active.enter(part)
-
-
-def leave(before: int) -> None:
-    """End a part that :func:`enter` has begun."""
-    if before != NOTHING and _active is not None:
-        _active.leave(before)
-
-
-def forward_begins() -> None:
-    """Note that the forward pass of a model begins whose gradients are exchanged."""
-    if _active is not None and not is_compiling():
-        _active.forward_begins()
-
-
-def last_round() -> tuple[int, float]:
-    """Return number and samples of the last round of this worker; (0, 1.0) before the first one."""
-    return (0, 1.0) if _active is None else _active.last
-
-
-def step_ends() -> None:
-    """Note that a step of an optimizer is over."""
-    if _active is not None:
-        _active.step_ends()
-
-
-def now() -> float:
-    """Return seconds on the clock of the account of this process; 0 without one."""
-    return 0.0 if _active is None else _active.now()
-
-
-def end_turn() -> None:
-    """End a turn of this server's loop, and now and then a window of its account."""
-    if _active is not None:
-        _active.end_turn()
-
-
-def note_update() -> None:
-    """Count an update of this server."""
-    if _active is not None:
-        _active.note_update()
-
-
-def came_last(worker: int, late_s: float) -> None:
-    """Note that a worker completed a cohort here, so long after the others."""
-    if _active is not None:
-        _active.came_last(worker, late_s)
-
-
-def is_compiling() -> bool:
+def _is_compiling() -> bool:
     """Tell whether torch.compile reads this code instead of running it."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
@@ -291,11 +269,11 @@ def watch_loaders() -> None:
     original = iterator.__next__
 
     def next_batch(self: Any) -> Any:
-        before = enter(DATA)
+        before = active.enter(DATA)
         try:
             return original(self)
         finally:
-            leave(before)
+            active.leave(before)
 
     setattr(iterator, _MARK, original)
     iterator.__next__ = next_batch

@@ -75,7 +75,7 @@ class Reports:
             if type(value) is not float:
                 figures[name] = _figure(name, value)
         if step is None or samples is None:
-            round, usual = meter.last_round()
+            round, usual = meter.active.last
             step, samples = round if step is None else step, usual if samples is None else samples
         if type(step) is not int or step < 0:
             raise ValueError(f"step is {step!r}; it is a whole number, 0 or more")

@@ -233,13 +233,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._refuse_wrapped(self.kvstore)
         self._check_groups()
         set_by_scaler = vars(self)
-        meter.enter(UPDATE)
+        meter.active.enter(UPDATE)
         try:
             loss = self._strategy.step(closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf"))
             self._strategy.ended_step()
             return loss  # type: ignore[no-any-return]
         finally:
-            meter.step_ends()
+            meter.active.step_ends()
 
     def _refuse_wrapped(self, store: KVStoreBase) -> None:
         """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""

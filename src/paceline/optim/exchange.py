@@ -56,7 +56,6 @@ from paceline.optim.weight_sums import sums_of
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.wire import messages as m
-from paceline.worker.block import WorkerBlock
 from paceline.worker.traffic import Carried
 
 
@@ -109,7 +108,6 @@ class Exchange:
 class _Bucket:
     """One bucket in the current round."""
 
-    block: WorkerBlock
     whole: m.Span
     route: Route
     members: list[Bound] = dataclasses.field(default_factory=list)
@@ -146,7 +144,6 @@ class ServerExchange(Exchange):
         self.bound: dict[torch.nn.Parameter, Bound] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
-        self._blocks: list[WorkerBlock] = []
         self._pusher = Pusher(store.session.settings.timeout_s)
         self._loss_store: DistStore | None = None
         self._new_round()
@@ -166,12 +163,10 @@ class ServerExchange(Exchange):
         tags = [2 * group * self._brings_weights + (not param.requires_grad) for _, param, group in dense]
         for one in bind_keys(store, [name for name, _, _ in dense], [param for _, param, _ in dense], tags):
             self.bound[one.param], self._buckets_of[one] = one, []
-            if one.block not in self._blocks:
-                self._blocks.append(one.block)
             for part in one.ranges:
                 if part.place not in self._buckets:
                     whole = m.Span(*part.place, 0, one.block.layout.buckets[part.bucket].length)
-                    self._buckets[part.place] = _Bucket(one.block, whole, one.block.routes[part.bucket])
+                    self._buckets[part.place] = _Bucket(whole, one.block.routes[part.bucket])
                 bucket = self._buckets[part.place]
                 bucket.members.append(one)
                 self._buckets_of[one].append(bucket)
@@ -283,15 +278,14 @@ class ServerExchange(Exchange):
                     carried = dataclasses.replace(carried, skip=True)
                 elif not is_finite(one.grad):
                     raise not_finite_in(self._store, one.name, carried.round)
-        located = [(bucket.block, bucket.whole)]
-        bucket.call = self._store.traffic.push_ranges(bucket.route, located, carried, absent=absent)
+        bucket.call = self._store.traffic.push_ranges(bucket.route, [bucket.whole], carried, absent=absent)
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""
         if self._has_copies:
-            before = meter.enter(DEVICE)
+            before = meter.active.enter(DEVICE)
             self._pusher.drain()
-            meter.leave(before)
+            meter.active.leave(before)
         calls = []
         for bucket in self._buckets.values():
             if bucket.call is not None:
@@ -305,9 +299,9 @@ class ServerExchange(Exchange):
 
     def take(self) -> None:
         """Copy new weights to the parameters, or merged gradients, where a worker had one, to their gradients."""
-        before = meter.enter(COPY)
+        before = meter.active.enter(COPY)
         take_all(self.bound.values(), weights=self._brings_weights)
-        meter.leave(before)
+        meter.active.leave(before)
         if self._has_rows:
             self.sparse.take()
 
@@ -321,7 +315,7 @@ class ServerExchange(Exchange):
 
     def suspicious(self) -> bool:
         """Return whether merged gradients of the last round may hold NaN or Inf. False is certain, True is not."""
-        for block in self._blocks:
+        for block in self._store.table.blocks.values():
             if not sums_up(block.values):
                 return True
         return self._has_rows and self.sparse.suspicious()

@@ -134,7 +134,7 @@ class ModelWatch:
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         if module.training:
-            meter.forward_begins()
+            meter.active.forward_begins()
             self._synchronize()
         else:
             self._weights.read(self._synchronize)

@@ -1,29 +1,27 @@
-"""The figures of the job for the user's tools: one endpoint for Prometheus, and trackers.
+"""The figures of the job for the user's tools: an endpoint for Prometheus, the page of the job, and trackers.
 
 They run in the scheduler, because every job with servers has one, whichever launcher started it, and it has all
 figures. The scheduler's thread takes a picture of the job once a second and hands it over; it never waits for a tool.
-The endpoint shows the last picture. It answers one request at a time, and changes nothing.
 """
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import logging
 import math
-import socket
-import socketserver
-import threading
+import os
 import time
-from collections.abc import Callable, Mapping
-from http import HTTPStatus
-from urllib.parse import urlsplit
+from collections.abc import Mapping
+from pathlib import Path
 
 import paceline
 from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.membership import Membership
-from paceline.observe import prometheus
+from paceline.observe import page, prometheus
+from paceline.observe.timeline import Timeline
 from paceline.observe.tracking import TrackerThread, by_step, overview
+from paceline.scheduler.web import Dashboard, Metrics, address_of
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -34,76 +32,8 @@ PICTURE_INTERVAL_S, OVERVIEW_INTERVAL_S = 1.0, 5.0
 #: How long trackers may take at the end of the job: less than the launcher waits for the scheduler.
 CLOSE_TIMEOUT_S = 5.0
 
-#: How long a client of the endpoint may take to say what it wants.
-_REQUEST_TIMEOUT_S = 5.0
-
-
-class Endpoint:
-    """Serves ``/metrics`` over HTTP, in a thread of its own.
-
-    Args:
-        where: ``[HOST:]PORT``; without a host it is loopback.
-        read: returns the text.
-
-    Raises:
-        ConfigError: ``where`` is no address, or it cannot be bound.
-    """
-
-    def __init__(self, where: str, read: Callable[[], str]) -> None:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            timeout = _REQUEST_TIMEOUT_S
-            server_version = "paceline"
-            sys_version = ""
-
-            def do_GET(self) -> None:
-                """Answer with the text."""
-                if urlsplit(self.path).path != "/metrics":
-                    self.send_error(HTTPStatus.NOT_FOUND, "the figures are at /metrics")
-                    return
-                body = read().encode()
-                self.send_response(HTTPStatus.OK)
-                self.send_header("Content-Type", prometheus.CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
-
-            do_HEAD = do_GET  # noqa: N815
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                """Log nothing."""
-
-        host, port = _address(where)
-        try:
-            self._server = _Server(host, port, Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"metrics {where!r} cannot be served: {error}; give another port, or 0 for any") from None
-        port = self._server.server_address[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="paceline-metrics", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(socketserver.TCPServer):
-    """A server of HTTP; the one of Python's library waits for DNS first."""
-
-    allow_reuse_address = True
-
-    def __init__(self, host: str, port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), handler)
-
-
-def _address(where: str) -> tuple[str, int]:
-    host, _, port = where.rpartition(":")
-    if not (port.isascii() and port.isdigit()):
-        raise ConfigError(f"metrics {where!r} is not [HOST:]PORT, as in 9464 or 0.0.0.0:9464")
-    return host.strip("[]") or "127.0.0.1", int(port)
+#: How long open pages may take for the last news.
+_LAST_NEWS_S = 1.0
 
 
 class Exports:
@@ -113,7 +43,7 @@ class Exports:
         settings: the scheduler's settings.
 
     Raises:
-        ConfigError: a tool is unknown, or the endpoint cannot be bound.
+        ConfigError: a tool is unknown, a port cannot be bound, or the report cannot be written.
         MissingExtraError: the package of a tool is not installed.
     """
 
@@ -125,20 +55,40 @@ class Exports:
             self._trackers = [TrackerThread(one.strip(), self._job) for one in settings.report_to.split(",") if one]
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.endpoint = Endpoint(settings.metrics, lambda: self._text) if settings.metrics else None
-        if self.endpoint is not None and _address(settings.metrics)[1] == 0:
-            logger.warning("metrics of this job: %s", self.endpoint.url)
+        self._timeline = Timeline(self._job, settings.num_workers, settings.num_servers, time.time(), time.monotonic())
+        self._report = _checked(settings.report)
+        self.metrics = Metrics(settings.metrics, lambda: self._text) if settings.metrics else None
+        self.page = Dashboard(settings.dashboard, self._timeline.copy) if settings.dashboard else None
+        if self.metrics is not None and address_of(settings.metrics)[1] == 0:
+            logger.warning("metrics of this job: %s", self.metrics.url)
+        if self.page is not None:
+            logger.warning("the page of this job: %s", self.page.url)
 
     def note(self, membership: Membership, now: float) -> None:
         """Hand over the figures of now, if it is time. Does not wait."""
-        if now < self._next or (self.endpoint is None and not self._trackers):
+        is_wanted = self._has_timeline or self.metrics is not None or self._trackers
+        if now < self._next or not is_wanted:
             return
         self._next = now + PICTURE_INTERVAL_S
         status = membership.status(now)
-        if self.endpoint is not None:
+        self._draw(status, now)
+        if self.metrics is not None:
             self._text = prometheus.text(status, membership.verdicts.slow, self._job, paceline.__version__, time.time())
         if self._trackers:
             self._track(membership, status, now)
+
+    @property
+    def _has_timeline(self) -> bool:
+        return self.page is not None or bool(self._report)
+
+    def _draw(self, status: m.Status, now: float) -> None:
+        """Go on with the page and its report."""
+        if not self._has_timeline:
+            return
+        with contextlib.nullcontext() if self.page is None else self.page.lock:
+            news = self._timeline.note(status, now)
+            if self.page is not None:
+                self.page.tell(news)
 
     def _track(self, membership: Membership, status: m.Status, now: float) -> None:
         reported = membership.figures.since(self._told)
@@ -156,13 +106,40 @@ class Exports:
 
     def close(self, membership: Membership) -> None:
         """Hand over the last figures, and let the trackers close their tools. Takes :data:`CLOSE_TIMEOUT_S` at most."""
-        if self._trackers:
-            membership.figures.settle((), math.inf)
-            now = time.monotonic()
+        now, deadline = time.monotonic(), time.monotonic() + CLOSE_TIMEOUT_S
+        membership.figures.settle((), math.inf)
+        if self._trackers or self._has_timeline:
+            status = membership.status(now)
+            self._draw(status, now)
             self._next_overview = now
-            self._track(membership, membership.status(now), now)
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+            self._track(membership, status, now)
+        if self._report:
+            self._write_report()
+        if self.page is not None:
+            self.page.close(_LAST_NEWS_S)
         for one in self._trackers:
             one.close(max(0.1, deadline - time.monotonic()))
-        if self.endpoint is not None:
-            self.endpoint.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _write_report(self) -> None:
+        try:
+            new = Path(f"{self._report}.new")
+            new.write_bytes(page.page(self._timeline.copy()))
+            new.replace(self._report)
+        except OSError as error:
+            logger.error("the report %s of this job is not written: %s", self._report, error)
+
+
+def _checked(report: str) -> str:
+    """Return the path of the report.
+
+    Raises:
+        ConfigError: its folder is missing, or nothing can be written there.
+    """
+    folder = Path(report).parent
+    if report and (Path(report).is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"report {report!r} cannot be written: it is a folder, or {str(folder)!r} is none to write to"
+        )
+    return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -23,8 +24,9 @@ from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
 
 logger = logging.getLogger(__name__)
 
-#: Interval of liveness checks. Requests are carried out at once.
-CHECK_INTERVAL_S = 0.2
+#: Longest and shortest interval of liveness checks: each looks at all members, and many send messages all the time.
+#: Requests are carried out at once, and a connection that closes is looked at at once.
+CHECK_INTERVAL_S, LEAST_INTERVAL_S = 0.2, 0.05
 
 
 class Scheduler:
@@ -47,9 +49,10 @@ class Scheduler:
 
     def run(self) -> int:
         """Serve until the job has ended; returns the exit code."""
+        checked, wait_s = -math.inf, CHECK_INTERVAL_S
         while True:
             lost = self._listener.lost()  # their earlier messages are among those received now
-            for peer, frames in self._listener.receive(CHECK_INTERVAL_S):
+            for peer, frames in self._listener.receive(wait_s):
                 request = self._answerer.take(peer, frames)
                 if request is not None:
                     seq, body, _ = request
@@ -57,7 +60,12 @@ class Scheduler:
             for peer in lost:
                 self._membership.lost(peer, time.monotonic())
             self._take_news_of_launcher()
-            self._look_around(time.monotonic())
+            left_s = checked + LEAST_INTERVAL_S - time.monotonic()
+            wait_s = CHECK_INTERVAL_S if left_s <= 0 else left_s
+            if left_s > 0 and not lost:
+                continue
+            checked = time.monotonic()
+            self._look_around(checked)
             code = self._perform(self._membership.tick(time.monotonic()))
             self._exports.note(self._membership, time.monotonic())
             if code is not None:

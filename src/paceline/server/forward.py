@@ -35,7 +35,7 @@ from paceline.consistency import Apply, Policy, Release
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.local_merge import LocalMerge
 from paceline.net.base import Frames
-from paceline.net.call import rebuild
+from paceline.net.call import OnAnswer, rebuild
 from paceline.ranges import is_all, within
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
@@ -46,7 +46,6 @@ from paceline.updaters import Piece, UpdaterSpec, make_updater
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_FRAME_BYTES
 
-OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]
 #: ``ask(owner, body, frames, on_answer)``; requests to one server arrive there in order.
 AskFn: TypeAlias = Callable[[int, m.Request, Frames, OnAnswer], None]
 

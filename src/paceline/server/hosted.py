@@ -11,6 +11,7 @@ from paceline.config import Settings
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.local_merge import LocalMerge
 from paceline.net.base import Frames
+from paceline.observe import meter
 from paceline.server.forward import AskFn, ForwardStore
 from paceline.server.meetings import Board, Meetings
 from paceline.server.members import Asker, Members
@@ -54,6 +55,8 @@ class HostedStore:
 
     def close(self) -> None:
         """Release the memory; no push comes any more."""
+        own = list(self.own.store.buckets)
+        meter.active.hold(-sum(bucket.values.numel() for bucket in own), -len(own))
         for part in self.parts:
             part.store.buckets.close()
         if self.forward is not None:

@@ -10,6 +10,7 @@ import torch
 from paceline.compression import make
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, ProtocolError
+from paceline.observe import meter
 from paceline.server import rows
 from paceline.server.bucket import StoredBucket
 from paceline.server.clip_sink import ClipSink
@@ -91,6 +92,7 @@ class OwnStore:
             made.append(bucket)
         self._keep_known_apart(made)
         store.buckets.add(made)
+        meter.active.hold(sum(value.numel() for value in values), len(made))
 
     def _updater(self, values: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater:
         return make_updater(self._apply.spec, values, pieces, self._allowed)

@@ -74,14 +74,14 @@ class Server:
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
-            before = meter.enter(RECEIVE)
+            before = meter.active.enter(RECEIVE)
             arrived = self._listener.receive(IDLE_S)
-            meter.leave(before)
+            meter.active.leave(before)
             for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
             self._owners.poll()
-            meter.end_turn()
+            meter.active.end_turn()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)
             if self._lifeline.lost:

@@ -8,13 +8,14 @@ guarantee breaks in a handler that changes something before all its checks are d
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
+from paceline.net.call import OnAnswer
 from paceline.server import commands, notices, pulls, push, setup
 from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
@@ -24,7 +25,7 @@ from paceline.wire import messages as m
 logger = logging.getLogger(__name__)
 
 
-def no_connection(owner: int, body: m.Request, frames: Frames, on_answer: Callable[[m.Body, Frames], None]) -> None:
+def no_connection(owner: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
     """Stand for connections to other servers where there are none."""
     raise ProtocolError(f"this server has no connection to server {owner}")
 

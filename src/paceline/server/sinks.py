@@ -23,8 +23,10 @@ from collections.abc import Sequence
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
+from paceline.consistency.stats import bin_of
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError, RemoteError
+from paceline.observe import meter
 from paceline.ranges import is_all
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
@@ -78,6 +80,7 @@ class ApplySink(Sink):
     ) -> None:
         """Make the update of a complete cohort, with its merged gradient times a factor."""
         units, policy = slot.rule.units, self._policy
+        meter.active.note_staleness(bin_of(action.staleness))
         if "pull" in self.codecs:
             bucket.keep_first_version(units.of, is_coded=True)
         elif policy.merge == "groups" and (len(policy.groups) > 1 or units.has_changed):

@@ -175,24 +175,24 @@ class BucketStore:
 
     def _note_last(self, slot: Slot, worker: int, actions: Sequence[Action]) -> None:
         """Note how long after the others the last worker of a cohort has come."""
-        now = meter.now()
+        now = meter.active.now()
         if self.policy.merges_rounds and any(isinstance(one, Apply) and len(one.workers) > 1 for one in actions):
-            meter.came_last(worker, now - slot.arrived)
+            meter.active.came_last(worker, now - slot.arrived)
         slot.arrived = now
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
         for action in actions:
             if isinstance(action, Merge):
                 assert one is not None
-                before = meter.enter(MERGE)
+                before = meter.active.enter(MERGE)
                 accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
                 accumulator.add(action.worker, _copied(one) if one.borrowed and self._copies_borrowed else one)
-                meter.leave(before)
+                meter.active.leave(before)
             elif isinstance(action, Apply):
-                before = meter.enter(APPLY)
+                before = meter.active.enter(APPLY)
                 self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
-                meter.leave(before)
-                meter.note_update()
+                meter.active.leave(before)
+                meter.active.note_update()
             elif isinstance(action, Release):
                 self.sink.release(bucket, slot, action)
             elif isinstance(action, Refuse):

@@ -32,7 +32,7 @@ class CallStep:
     places: list[Place]
     values: list[torch.Tensor]
     grads: list[torch.Tensor]
-    sends: dict[Route, list[tuple[WorkerBlock, m.Span]]]
+    sends: dict[Route, list[m.Span]]
 
     def set_fresh(self, fresh: bool) -> None:
         """Note whether the arenas' values are up to date: a pull would bring the same."""
@@ -76,10 +76,10 @@ def _step(positions: range, places: Sequence[Place]) -> CallStep:
     blocks: dict[WorkerBlock, list[int]] = {}
     for block, index in places:
         blocks.setdefault(block, []).append(index)
-    sends: dict[Route, list[tuple[WorkerBlock, m.Span]]] = {}
+    sends: dict[Route, list[m.Span]] = {}
     for block, indices in blocks.items():
         for part in block.ranges(indices):
-            sends.setdefault(block.routes[part.bucket], []).append((block, part))
+            sends.setdefault(block.routes[part.bucket], []).append(part)
     values = [block.value_of(index) for block, index in places]
     grads = [block.grad_of(index) for block, index in places]
     return CallStep(positions, list(places), values, grads, sends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +24,6 @@ from paceline.worker import answers
 from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.session import Session
-
-Located = tuple[WorkerBlock, m.Span]
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,17 @@ class Traffic:
     Args:
         session: this worker's connection to the job.
         store: name of the store.
+        blocks: blocks of the store by number, those that are still to come too.
         merges_rounds: each update is made of one round of this worker's unit, so the values in the answer to a push
             stay valid until this worker's next push. Answers always bring them: one round trip instead of two.
     """
 
-    def __init__(self, session: Session, store: str, merges_rounds: bool) -> None:
+    def __init__(self, session: Session, store: str, blocks: Mapping[int, WorkerBlock], merges_rounds: bool) -> None:
         self.clip_norm = 0.0
         """Largest norm of a merged gradient; 0: no limit. With a limit, pushes are answered after :meth:`clip`."""
         self._unclipped: dict[int, list[m.Entry]] = {}
         """Entries that were pushed since the last clipping, by owner."""
-        self._session, self._store, self._merges_rounds = session, store, merges_rounds
+        self._session, self._store, self._blocks, self._merges_rounds = session, store, blocks, merges_rounds
         self.codecs: dict[Leg, Codec] = {}
         self._note = b""
         self._told: Call | None = None
@@ -89,8 +88,8 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
-            for route, located in step.sends.items():
-                self.push_ranges(route, located, carried, self._answers_bring_values)
+            for route, spans in step.sends.items():
+                self.push_ranges(route, spans, carried, self._answers_bring_values)
             step.set_fresh(self._answers_bring_values)
 
     def pull(self, plan: CallPlan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -131,7 +130,8 @@ class Traffic:
     def wait(self, step: CallStep) -> None:
         """Wait for the answers to requests on a step's keys."""
         self._session.check()  # also before a forked child writes to the arena of its parent
-        calls = [call for sends in step.sends.values() for block, one in sends for call in block.outstanding(one)]
+        spans = [one for sends in step.sends.values() for one in sends]
+        calls = [call for one in spans for call in self._blocks[one.block].outstanding(one)]
         if calls:
             is_answered = False
             try:
@@ -146,7 +146,7 @@ class Traffic:
     def push_ranges(
         self,
         route: Route,
-        located: Sequence[Located],
+        spans: Sequence[m.Span],
         carried: Carried,
         want: bool = True,
         absent: Sequence[m.Span] = (),
@@ -157,20 +157,20 @@ class Traffic:
 
         Args:
             route: route of the ranges.
-            located: ranges to push.
+            spans: the ranges.
             carried: all that the push carries besides gradients.
             want: the answer brings the new values into the arenas.
             absent: parts of the ranges for which this worker has no gradient. Each part is all that the ranges hold of
                 a key (:meth:`WorkerBlock.ranges`). They count as zeros, and the arenas' gradients become zeros there.
                 If no worker has a gradient, no value is updated.
         """
-        before = meter.enter(SEND)
+        before = meter.active.enter(SEND)
         # Codecs of both legs have their states in the worker and the owner, so pushes are not summed between them.
         server = route.owner if self.codecs else route.via
         entries: list[m.Entry] = []
-        blocks, shared, round = {}, True, 0
-        for block, one in located:
-            blocks[block.spec.block] = block
+        shared, round = True, 0
+        for one in spans:
+            block = self._blocks[one.block]
             shared = shared and server in block.mapped
             for piece in block.buckets[one.bucket].rounds.next(one.start, one.length):
                 entries.append(m.Entry(*one.place, *piece))
@@ -178,21 +178,21 @@ class Traffic:
         gone = answers.cut(entries, absent) if absent and not carried.skip else []
         coded = "push" in self.codecs
         is_read_in_place = shared and not coded and not gone
-        sending = meter.enter(ENCODE) if coded else meter.NOTHING
-        frames = () if carried.skip or is_read_in_place else self._payload(blocks, entries, shared, gone)
-        meter.leave(sending)
+        sending = meter.active.enter(ENCODE) if coded else meter.NOTHING
+        frames = () if carried.skip or is_read_in_place else self._payload(entries, shared, gone)
+        meter.active.leave(sending)
         note, self._note = self._note, b""
         body = m.Push(
             self._store, entries, carried.samples, carried.options, coded, want, shared, absent=gone,
             skip=carried.skip, note=note, inputs=carried.inputs,
         )  # fmt: skip
-        done = partial(self._answered, blocks, entries, shared, want)
+        done = partial(self._answered, entries, shared, want)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self._told = call if note else self._told
-        for block, one in located:
-            block.note_sent(one, call)
+        for one in spans:
+            self._blocks[one.block].note_sent(one, call)
         self.note_pushed(route.owner, entries, round, carried)
-        meter.leave(before)
+        meter.active.leave(before)
         return call
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
@@ -247,13 +247,11 @@ class Traffic:
             self._session.ask_server(owner, m.Commit(self._store, pushed[owner], factor, skip), "clipping a round")
         return norm
 
-    def _payload(
-        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Span]
-    ) -> Frames:
+    def _payload(self, entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Span]) -> Frames:
         codec = self.codecs.get("push")
         frames: list[Any] = []
         for entry in entries:
-            block = blocks[entry.block]
+            block = self._blocks[entry.block]
             ranges = answers.gaps(gone, entry) if gone else ()
             if ranges and is_all(ranges, entry.length):
                 frames.append(b"")
@@ -269,42 +267,31 @@ class Traffic:
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
-    def _pull_ranges(self, route: Route, located: Sequence[Located]) -> Call:
-        entries = [m.Entry(*one.place, one.start, one.length, 0) for _, one in located]
-        blocks = {block.spec.block: block for block, _ in located}
-        shared = all(route.owner in block.mapped for block in blocks.values())
+    def _pull_ranges(self, route: Route, spans: Sequence[m.Span]) -> Call:
+        entries = [m.Entry(*one.place, one.start, one.length, 0) for one in spans]
+        shared = all(route.owner in self._blocks[one.block].mapped for one in spans)
         body = m.Pull(self._store, entries, shared)
-        done = partial(self._store_values, blocks, entries, shared)
+        done = partial(self._store_values, entries, shared)
         call = self._session.ask_server(route.owner, body, "pull", (), done)
-        for block, one in located:
-            block.note_sent(one, call)
+        for one in spans:
+            self._blocks[one.block].note_sent(one, call)
         return call
 
-    def _answered(
-        self,
-        blocks: dict[int, WorkerBlock],
-        entries: Sequence[m.Entry],
-        shared: bool,
-        want: bool,
-        body: m.Body,
-        frames: Frames,
-    ) -> None:
+    def _answered(self, entries: Sequence[m.Entry], shared: bool, want: bool, body: m.Body, frames: Frames) -> None:
         """Use the answer to a push."""
         assert isinstance(body, m.Values)
         for entry in entries:
-            blocks[entry.block].note_absent(entry, body.absent)
+            self._blocks[entry.block].note_absent(entry, body.absent)
         self._heard = body.notes or self._heard
         if want and (body.known or not shared):
-            self._store_values(blocks, entries, shared, body, frames)
+            self._store_values(entries, shared, body, frames)
 
-    def _store_values(
-        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
-    ) -> None:
+    def _store_values(self, entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames) -> None:
         assert isinstance(body, m.Values)
         if body.known:
-            answers.store_known(blocks, entries, shared, self.codecs.get("pull"), body.known, frames)
+            answers.store_known(self._blocks, entries, shared, self.codecs.get("pull"), body.known, frames)
         elif not shared:
-            answers.store_values(blocks, entries, frames)
+            answers.store_values(self._blocks, entries, frames)
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ class DistStore(KVStore):
         self._type, self.session, self.policy, self.name = store_type, session, policy, name
         local_merge = session.local_merge(policy)
         self.table = KeyTable(session, name, policy.merge == "all", local_merge)
-        self.traffic = Traffic(session, name, policy.merges_rounds)
+        self.traffic = Traffic(session, name, self.table.blocks, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
         self._set_merging(mean, clip_norm)

@@ -7,10 +7,10 @@ import time
 
 import msgspec
 
-from paceline.launch.rows import progress, slowest
 from paceline.launch.runtime import JobRecord
 from paceline.launch.supervise.console import Console
 from paceline.launch.table import duration
+from paceline.observe.rows import progress, slowest
 from paceline.wire import messages as m
 
 #: Time between two pictures of the panel, time until the first line and between the first two, and the longest.
@@ -80,7 +80,8 @@ class Watch:
             return
         self._status = msgspec.json.decode(text, type=m.Status)
         if self._console.panel is None:
-            self._say(", ".join(one for one in (*progress(self._status, self._job), slowest(self._status)) if one), now)
+            far = progress(self._status, self._job.workers, self._job.servers)
+            self._say(", ".join(one for one in (*far, slowest(self._status)) if one), now)
         else:
             self._draw("", now)
 

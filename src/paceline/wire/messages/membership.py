@@ -126,6 +126,10 @@ class AccountReport(Message):
     """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
     group: Number = 0
     """Number of a worker's group, from 1; 0: all workers step alike."""
+    staleness: list[tuple[Number, Count]] = msgspec.field(default_factory=list)
+    """From a server: how many updates had which staleness."""
+    held: tuple[Count, Count] = (0, 0)
+    """From a server: its values, and the buckets that they are in."""
 
 
 class ReportedFigures(Message):
@@ -311,6 +315,11 @@ class MemberState(Message):
     """The same of all its rounds so far."""
     figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
     """The last figures that its script has reported, each with its step."""
+    came_last: Number = 0
+    """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
+    late_s: Amount = 0.0
+    held: tuple[Count, Count] = (0, 0)
+    """Of a server: its values, and the buckets that they are in."""
 
 
 class Told(Message):
@@ -336,6 +345,10 @@ class Status(Message, tag=12):
     """The last changes of these, the oldest first."""
     figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
     """The last figures of the job, each with its step: means over the workers, weighted by samples."""
+    cohorts: Number = 0
+    """Cohorts of several workers that servers have merged."""
+    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
+    """How many updates of servers had which staleness so far."""
 
 
 class AskAbsent(Message, tag=13):

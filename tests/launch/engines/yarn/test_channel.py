@@ -57,7 +57,7 @@ def test_changed_frame_ends_the_connection(listener: socket.socket) -> None:
         client.receive()
 
 
-@pytest.mark.parametrize(("key", "name"), [(new_job_key(), "worker-0"), (KEY, "worker-7")])
+@pytest.mark.parametrize(("key", "name"), [(new_job_key(), "worker-0"), (KEY, "worker-7")], ids=["key", "name"])
 def test_hub_lets_no_stranger_wait(listener: socket.socket, key: str, name: str) -> None:
     hub = ContainerHub(KEY, ["worker-0"])
     thread = threading.Thread(target=lambda: hub.admit(listener.accept()[0]))

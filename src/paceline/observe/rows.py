@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.launch.runtime import JobRecord
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.wire import messages as m
 
@@ -22,25 +21,29 @@ def figures_of(last: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
     return {name: {"step": step, "value": value} for name, (step, value) in last.items()}
 
 
-def missing(status: m.Status, record: JobRecord) -> list[str]:
-    """Return the processes that have not joined the job, servers first."""
+def missing(status: m.Status, workers: int, servers: int) -> list[str]:
+    """Return those of so many processes that have not joined the job, servers first."""
     joined = {(member.role, member.rank) for member in status.members}
-    wanted = (("server", record.servers), ("worker", record.workers))
+    wanted = (("server", servers), ("worker", workers))
     return [f"{role} {rank}" for role, count in wanted for rank in range(count) if (role, rank) not in joined]
 
 
-def progress(status: m.Status, record: JobRecord) -> list[str]:
-    """Return how far the job is: its start, or its round and rate."""
-    absent = missing(status, record)
+def progress(status: m.Status, workers: int, servers: int) -> list[str]:
+    """Return how far a job of so many processes is: its start, or its round and rate."""
+    absent = missing(status, workers, servers)
     if absent and not status.deaths:
-        count = record.workers + record.servers
+        count = workers + servers
         return [f"{count - len(absent)} of {count} processes have joined", f"not yet: {_few(absent)}"]
-    workers = [row for row in rows_of(status) if row["role"] == "worker"]
-    first = max((row["round"] for row in workers), default=0)
-    rate = sum(row["parts"].get("samples_per_s", 0.0) for row in workers if row["state"] == "live")
+    rows = rows_of(status)
+    first, rate = max((row["round"] for row in rows if row["role"] == "worker"), default=0), rate_of(rows)
     if not first:
         return ["all have joined, no step yet"]
     return [f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else [])]
+
+
+def rate_of(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Return the samples per second of all live workers, of late."""
+    return float(sum(row["parts"].get("samples_per_s", 0.0) for row in rows if row["state"] == "live"))
 
 
 def slowest(status: m.Status) -> str:
@@ -83,6 +86,10 @@ def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int)
         "memory": state.memory,
         "silent_s": round(state.silent_s, 3),
         "parts": _parts(member.role, state.recent),
+        "came_last": state.came_last,
+        "late_s": round(state.late_s, 3),
+        "values": state.held[0],
+        "buckets": state.held[1],
         "figures": figures_of(state.figures),
     }
 

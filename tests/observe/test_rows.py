@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.launch.rows import missing, progress, slowest
-from paceline.launch.runtime import JobRecord
 from paceline.observe.account import WORKER_PARTS
+from paceline.observe.rows import missing, progress, slowest
 from paceline.wire import messages as m
-
-RECORD = JobRecord("1a2b", 1, "", 0.0, "python train.py", ("h0",), 7, 0)
 
 
 def status(*step_s: float, round: int = 1310) -> m.Status:
@@ -18,16 +15,15 @@ def status(*step_s: float, round: int = 1310) -> m.Status:
 
 
 def test_progress_is_who_is_missing_then_the_round_and_the_rate() -> None:
-    assert progress(status(0.1), RECORD) == [
+    assert progress(status(0.1), 7, 0) == [
         "1 of 7 processes have joined", "not yet: worker 1, worker 2, worker 3, worker 4 and 2 more",
     ]  # fmt: skip
-    assert progress(status(*[0.0] * 7, round=0), RECORD) == ["all have joined, no step yet"]
-    assert progress(status(*[0.1] * 7), RECORD) == ["round 1,310", "2,240 samples/s"]
+    assert progress(status(*[0.0] * 7, round=0), 7, 0) == ["all have joined, no step yet"]
+    assert progress(status(*[0.1] * 7), 7, 0) == ["round 1,310", "2,240 samples/s"]
 
 
 def test_job_of_another_machine_misses_nobody() -> None:
-    elsewhere = JobRecord("tcp://h:1", 0, "", 0.0, "", (), 0, 0)
-    assert missing(status(0.1), elsewhere) == []
+    assert missing(status(0.1), 0, 0) == []
 
 
 def test_slowest_is_named_where_there_are_two_to_compare() -> None:

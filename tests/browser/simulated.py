@@ -1,0 +1,93 @@
+"""A job of simulated members under the scheduler's own machine and exports."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from paceline.config import Settings
+from paceline.membership import Membership
+from paceline.observe.account import APPLY, COMPUTE, DATA, FIGURES, MERGE, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.observe.rows import rows_of
+from paceline.scheduler.exports import Exports
+from paceline.wire import messages as m
+
+#: Seconds of a round, and of the computation of a worker in it.
+ROUND_S, COMPUTE_S = 1.0, 0.5
+SAMPLES = 32
+
+
+def account(rank: int, round: int, is_slow: bool, random_: random.Random) -> m.AccountReport:
+    """Return what a worker tells of one round."""
+    parts = [0] * len(WORKER_PARTS)
+    own = COMPUTE_S * random_.uniform(0.9, 1.1)
+    parts[COMPUTE], parts[DATA] = round_(own), round_(0.45 if is_slow else 0.05)
+    parts[WAIT] = round_(ROUND_S) - parts[COMPUTE] - parts[DATA]
+    return m.AccountReport([m.Window(round, 1, SAMPLES, parts)], [0] * len(FIGURES))
+
+
+def round_(seconds: float) -> int:
+    return round(1e6 * seconds)
+
+
+class SimulatedJob:
+    """A job whose rounds take a second of a clock of its own. One of its workers has a slow data loader.
+
+    Attributes:
+        membership: the scheduler's machine.
+        exports: the scheduler's exports.
+        now: seconds on the job's clock.
+    """
+
+    def __init__(self, workers: int, servers: int, slow: int = 1, host: str = "node{}", **settings: Any) -> None:
+        own = Settings(job_id="1a2b3c4d", num_workers=workers, num_servers=servers, **settings)
+        self.now, self.round, self._slow, self._random = time.monotonic(), 0, slow, random.Random(3)
+        self.membership = Membership(own, self.now, lambda: b"token")
+        self.exports = Exports(own)
+        self._members = [("server", rank) for rank in range(servers)] + [("worker", rank) for rank in range(workers)]
+        for number, (role, rank) in enumerate(self._members):
+            name = host.format(number)
+            hello = m.Hello(m.PROTOCOL, own.job_id, role, rank, 0, name, name, 9, "", workers, servers)
+            self.membership.handle(self._peer(role, rank), 1, hello, self.now)
+
+    @staticmethod
+    def _peer(role: str, rank: int) -> bytes:
+        return f"{role}-{rank}".encode()
+
+    def turn(self) -> None:
+        """Carry out a round: every member sends a heartbeat, and the tools get a picture."""
+        self.round += 1
+        self.now += ROUND_S
+        for role, rank in self._members:
+            beat = self._worker(rank) if role == "worker" else self._server(rank)
+            self.membership.handle(self._peer(role, rank), 1 + self.round, beat, self.now)
+        self.membership.tick(self.now)
+        self.exports.note(self.membership, self.now)
+
+    def _worker(self, rank: int) -> m.Heartbeat:
+        is_slow = rank == self._slow
+        told = account(rank, self.round, is_slow, self._random)
+        step_s = 1e-6 * (told.windows[0].parts[COMPUTE] + told.windows[0].parts[DATA])
+        loss = [m.ReportedFigures(self.round, SAMPLES, {"loss": 2.0 / (1 + self.round)})]
+        size = 2**20 * self.round
+        return m.Heartbeat(self.round, memory=500 * 2**20, sent=size, received=2 * size, step_s=step_s, account=told,
+                           reports=loss)  # fmt: skip
+
+    def _server(self, rank: int) -> m.Heartbeat:
+        parts = [0] * len(SERVER_PARTS)
+        parts[MERGE], parts[APPLY] = round_(0.1 + 0.02 * rank), round_(0.05)
+        parts[RECEIVE] = round_(ROUND_S) - parts[MERGE] - parts[APPLY]
+        staleness = [(1, 12), (2, 5), (3, 2), (4, 1)]
+        told = m.AccountReport([m.Window(self.round, 1, 20.0, parts)], [0] * len(FIGURES), [(self._slow, 18, 7_200_000),
+                               (0, 2, 20_000)], staleness=staleness, held=(1_000_000, 8))  # fmt: skip
+        size = 2**20 * self.round
+        return m.Heartbeat(0, memory=700 * 2**20, sent=3 * size, received=3 * size, account=told)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what ``paceline status`` has."""
+        return rows_of(self.membership.status(self.now))
+
+    def close(self) -> None:
+        """End the job."""
+        self.exports.close(self.membership)
