@@ -16,7 +16,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
   ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser test-c10d check format docs fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser test-c10d test-c10d check format docs fuzz mutations oracle \
   blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -25,13 +25,15 @@ help:
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 12 minutes)"
 	@echo "make test-examples  every example with every store on small real data (about an hour)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
+	@echo "make dist   sdist and wheel in dist/, with a list of the packages that the wheel was tried with (some minutes)"
 	@echo "make test-wheel    build the wheel, install it in an empty venv, run README's scripts (some minutes)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
-	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
 	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
+	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
+	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
 	@echo "make pictures  docs/images: the panel of a real job, and its page (chromium; a minute)"
@@ -72,7 +74,7 @@ test: $(READY)
 $(ENGINES)/.ready: $(READY)
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  ray torchx kubernetes-validate kubeflow-trainer-api hatchling hatch-fancy-pypi-readme editables
+	  ray torchx kubernetes-validate kubeflow-trainer-api hatchling hatch-fancy-pypi-readme hatch-vcs editables
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
@@ -86,14 +88,26 @@ docs: $(READY)
 	PYTHONPATH=. $(BIN)/python -m sphinx -q --fail-on-warning --keep-going -c docs/site build/site build/html
 	@echo "open build/html/index.html"
 
+# The list of components is that of an environment with paceline and what it needs, and nothing else (CycloneDX, PEP 770).
+dist: $(READY)
+	rm -rf dist build/sbom
+	$(PYTHON) -m venv --without-pip build/sbom
+	$(BIN)/python -m pip --python build/sbom install --quiet --disable-pip-version-check -c constraints.txt .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+	  --output-file build/sbom/paceline.cdx.json build/sbom/bin/python
+	PACELINE_SBOM=$(abspath build/sbom/paceline.cdx.json) $(BIN)/python -m build
+
 test-faults: $(READY)
 	$(BIN)/python -m pytest $(FAULTS)
 
 test-examples: $(READY)
 	PACELINE_TEST_EXAMPLES=1 $(BIN)/python -m pytest --timeout 600 tests/examples
 
+# What is tried is WHEEL, or a wheel built for it.
+WHEEL ?= 1
 test-wheel: $(READY)
-	PACELINE_TEST_WHEEL=1 $(BIN)/python -m pytest --timeout 1200 tests/docs/test_wheel.py
+	PACELINE_TEST_WHEEL=$(WHEEL) $(BIN)/python -m pytest --timeout 1200 tests/docs/test_wheel.py
 
 test-ssh: $(READY)
 	$(BIN)/python -m pytest -m "not slow" tests/engines
@@ -118,14 +132,19 @@ $(TRACKERS)/.ready: $(READY)
 test-trackers: $(READY) $(TRACKERS)/.ready
 	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/observe/test_tools.py tests/observe/test_prometheus.py tests/scheduler
 
+# apt-get install chromium has the browser.
+test-browser: $(READY)
+	PACELINE_TEST_BROWSER=1 $(BIN)/python -m pytest --timeout 600 -rs tests/browser
+
 # expecttest is imported by PyTorch's tests.
 test-c10d: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt expecttest
 	$(BIN)/python -m tests.c10d.pytorch $(C10D)
 
-# apt-get install chromium has the browser.
-test-browser: $(READY)
-	PACELINE_TEST_BROWSER=1 $(BIN)/python -m pytest --timeout 600 -rs tests/browser
+# expecttest is imported by PyTorch's tests.
+test-c10d: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt expecttest
+	$(BIN)/python -m tests.c10d.pytorch $(C10D)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ PURE = {
     "observe.prometheus",
     "observe.rows",
     "observe.servers",
-    "observe.timeline",
+    "observe.page_history",
     "observe.verdicts",
 }
 IMPURE = {

@@ -12,6 +12,8 @@ as long. The beginning of each epoch is left out; it has the steps in which shar
 - *Longest*: the longest computation of a step, in ms: what the shares make of the own times.
 - *Beyond*: what a step takes in addition: exchange, update, next batch. All workers share this machine's cores in it,
   so it is an upper bound for workers with cores of their own, and it grows with the machine's load.
+- *Answer*: from the last complete gradient until the first worker has the update. *Queue*: from then until the last
+  worker has it: with cores of their own, workers have it at nearly the same time.
 - ``given`` has the best shares of the first epoch, and exchanges no speeds.
 """
 
@@ -64,6 +66,8 @@ class Rate:
     samples_per_s: float
     longest_ms: float
     beyond_ms: float
+    answer_ms: float
+    queue_ms: float
 
 
 def speeds(slower: tuple[float, ...]) -> list[Speed]:
@@ -120,10 +124,13 @@ def rate_of(workers: list[list[Seen]]) -> Rate:
     begin += SETTLING * (end - begin)
     settled = [[one for one in steps if begin <= one[1] <= end] for steps in workers]
     found = sum(sum(one[2] for one in steps[1:]) / (steps[-1][1] - steps[0][1]) for steps in settled)
-    longest = [max(one[3] for one in round) for round in zip(*(reversed(steps) for steps in settled), strict=False)]
+    rounds = [one for one in zip(*(reversed(steps) for steps in workers), strict=False) if begin <= one[0][1] <= end]
+    longest_s = statistics.median(max(one[3] for one in round) for round in rounds)
     step_s = statistics.median(after[1] - before[1] for before, after in pairwise(settled[0]))
-    longest_s = statistics.median(longest)
-    return Rate(found, 1e3 * longest_s, 1e3 * (step_s - longest_s))
+    ends = [(max(one[0] + one[3] for one in round), *sorted(one[1] for one in round)) for round in rounds]
+    answer_s = statistics.median(first - complete for complete, first, *_ in ends)
+    queue_s = statistics.median(last - first for _, first, *_, last in ends)
+    return Rate(found, *(1e3 * one for one in (longest_s, step_s - longest_s, answer_s, queue_s)))
 
 
 def main() -> None:
@@ -160,15 +167,16 @@ def medians(jobs: list[list[Rate]]) -> list[Rate]:
 def table(found: dict[str, list[Rate]]) -> Table:
     """Return a row for each way and epoch."""
     out = Table(title=f"{len(SECONDS)} workers of {', '.join(f'{1e3 * one:.0f}' for one in SECONDS)} ms")
-    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "whole", "longest, ms", "beyond, ms"):
+    times = "longest, ms", "beyond", "answer", "queue"
+    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "whole", *times):
         out.add_column(column, justify="right" if column else "left")
     for name, epochs in found.items():
         for one, slower in zip(epochs, SLOWER, strict=True):
             limit = allowed(slower, name == "equal")
             rate, part = f"{one.samples_per_s:.0f}", f"{one.samples_per_s / limit:.1%}"
-            times = f"{one.longest_ms:.1f}", f"{one.beyond_ms:.1f}"
+            found_ms = (f"{ms:.1f}" for ms in (one.longest_ms, one.beyond_ms, one.answer_ms, one.queue_ms))
             cut = f"{whole(slower, name == 'equal'):.0f}"
-            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, cut, *times)
+            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, cut, *found_ms)
     return out
 
 

@@ -12,18 +12,22 @@ from paceline.config import from_environment
 
 
 class Until(torch.autograd.Function):
-    """Passes parameters on; their gradients are complete when the time has come that the class attribute says."""
+    """A loss whose gradients are complete when the time has come that the class attribute says.
+
+    It computes nothing: six workers share two cores, and what one of them computes would delay the others.
+    """
 
     end = 0.0
 
     @staticmethod
     def forward(ctx, *parameters):
-        return tuple(one.view_as(one) for one in parameters)
+        ctx.save_for_backward(*parameters)
+        return torch.zeros(())
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx, gradient):
         time.sleep(max(0.0, Until.end - time.monotonic()))
-        return gradients
+        return ctx.saved_tensors
 
 
 class Machine(torch.nn.Module):
@@ -35,8 +39,7 @@ class Machine(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(8))
 
     def forward(self, x):
-        weight, bias = Until.apply(self.weight, self.bias)
-        return x @ weight + bias
+        return Until.apply(self.weight, self.bias)
 
 
 def main() -> None:
@@ -53,7 +56,7 @@ def main() -> None:
             begun = time.monotonic()
             computes_s = seconds * (task["fixed"] + (1 - task["fixed"]) * len(indices) / task["batch"])
             Until.end = begun + computes_s
-            model(x[: len(indices)]).square().mean().backward()
+            model(x[: len(indices)]).backward()
             optimizer.step()
             optimizer.zero_grad()
             steps.append((begun, time.monotonic(), len(indices), computes_s))

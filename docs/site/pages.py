@@ -25,13 +25,18 @@ CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
     "Guides": ["launching", "launching/*", "observing", "saving", "unequal", "planning", "failures", "security"],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
-    "Reference": ["reference/*", "settings", "changes"],
+    "Reference": ["reference/*", "settings", "changes", "releases", "reporting"],
     "Measured": ["benchmarks", "unequal-measured", "examples"],
     "Architecture": ["architecture", "architecture/*", "contributing"],
 }
 
 #: Texts of the project's root, and their names on the site.
-_OF_ROOT = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changes"}
+_OF_ROOT = {
+    "README.md": "index",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changes",
+    "SECURITY.md": "reporting",
+}
 
 _LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
 

@@ -168,6 +168,7 @@ class Training:
             self.step(images, labels)
             self.schedule.step()
             self.steps, seen = self.steps + 1, seen + len(labels)
+            paceline.report(step=self.steps, total=self.args.num_epochs * len(self.data))
             if self.args.disp_batches and number % self.args.disp_batches == 0:
                 now = time.perf_counter()
                 rate = self.args.disp_batches * len(labels) / (now - last)

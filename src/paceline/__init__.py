@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib
 
-__version__ = "0.1.0"
-
 TYPE_CHECKING = False  # the module typing takes time, in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
     from typing import Any
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.observe.reports import report
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
+
+    __version__: str
 
 _MODULES = ("compression", "data", "errors", "gluon", "hvd", "kvstore", "lightning", "mx", "optim", "updaters")
 
@@ -68,7 +68,19 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
             return importlib.import_module(f"paceline.{name}")
         if name in _NAMES:
             return getattr(importlib.import_module(_NAMES[name]), name)
+        if name == "__version__":
+            return _installed_version()
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def _installed_version() -> str:
+    """Return the version of the package that is installed: that of its tag, or one that names the commits since it."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("paceline")
+    except metadata.PackageNotFoundError:  # a copy of the sources
+        return "unknown"
 
 
 def __dir__() -> list[str]:

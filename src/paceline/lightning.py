@@ -5,6 +5,8 @@ Lightning's loops need no change. ``paceline launch`` starts a job's workers, no
 
 from __future__ import annotations
 
+import contextlib
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +33,9 @@ from lightning.pytorch.strategies import ParallelStrategy
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.observe import reports, tracking
 from paceline.optim import DistributedOptimizer
+from paceline.wire import messages as m
 from paceline.worker.current import current_session
 
 #: Modules whose parameters push. Copies of them do not push.
@@ -110,6 +114,10 @@ class PacelineStrategy(ParallelStrategy):
     ``dist_sync`` everything that Lightning does between backward and step (clipping, accumulation, manual optimization)
     means the same as with ``strategy="ddp"``. With other store types each worker clips its own gradients.
 
+    Rank 0 gives the loggers of the Trainer the figures of the job, every ``log_every_n_steps``: samples per second, the
+    parts of a step, and what scripts report, named ``paceline/...`` (docs/observing.md). The panel knows the Trainer's
+    last step, and tells how long it still takes.
+
     Args:
         kvstore: a store, or the type of one. A store of one process (``local``) has a single worker.
         accelerator: as for Lightning's own strategies.
@@ -134,6 +142,9 @@ class PacelineStrategy(ParallelStrategy):
             raise ValueError(f"the strategy sets {name}; leave it out")
         self._kvstore, self._options = kvstore, options
         self._store: KVStoreBase | None = kvstore if isinstance(kvstore, KVStoreBase) else None
+        self._last_step: float | None = None
+        """The last step of the present ``fit``, infinite where it is not known; None before the first step."""
+        self._logged_at = -1
         self.set_world_ranks()
 
     # ---- properties ------------------------------------------------------------------------------------------------
@@ -198,6 +209,7 @@ class PacelineStrategy(ParallelStrategy):
                 "create a new module, load its weights from the checkpoint, and fit that"
             )
         _trained.add(module)
+        self._last_step, self._logged_at = None, -1
         self.optimizers = [
             DistributedOptimizer(one, self.store, model=module, **self._options) for one in self.optimizers
         ]
@@ -213,7 +225,33 @@ class PacelineStrategy(ParallelStrategy):
         for one in self.optimizers:
             if isinstance(one, DistributedOptimizer) and not isinstance(batch, Iterator):  # reading would consume it
                 one.count(batch)
+        module = self.lightning_module
+        if module is not None and PacelineEnvironment.detect():
+            self._tell_how_far(module)
+            if self.global_rank == 0 and module.trainer.loggers:
+                self._log_job(module.trainer)
         return super().training_step(*args, **kwargs)
+
+    def _tell_how_far(self, module: pl.LightningModule) -> None:
+        if self._last_step is None:
+            self._last_step = math.inf  # optimizers that the module steps by hand make several steps of a batch
+            if module.automatic_optimization:
+                with contextlib.suppress(MisconfigurationException):  # accumulation that changes from epoch to epoch
+                    self._last_step = module.trainer.estimated_stepping_batches
+        if 0 < self._last_step < math.inf:
+            reports.report(step=module.trainer.global_step, total=int(self._last_step))
+
+    def _log_job(self, trainer: pl.Trainer) -> None:
+        step = trainer.global_step
+        if step == self._logged_at or step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        self._logged_at = step
+        status = current_session().call_scheduler(m.AskStatus(), "asking for the status")
+        assert isinstance(status, m.Status)
+        job = {name: value for name, (_, value) in status.figures.items()}
+        figures = {f"paceline/{name}": value for name, value in (job | tracking.overview(status)[1]).items()}
+        for logger in trainer.loggers if figures else ():
+            logger.log_metrics(figures, step)
 
     # ---- between workers -------------------------------------------------------------------------------------------
 

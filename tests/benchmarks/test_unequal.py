@@ -182,3 +182,11 @@ def test_rate_of_shares_leaves_the_beginning_out_and_tells_computation_from_the_
     found = shares.rate_of([slow_start + steady, slow_start + steady])
     assert found.samples_per_s == pytest.approx(160)
     assert (found.longest_ms, found.beyond_ms) == (pytest.approx(100), pytest.approx(25))
+
+
+def test_rate_of_shares_tells_the_wait_for_the_answer_from_the_queue_for_cores() -> None:
+    """The answer comes 5 ms after the last gradient, and the second worker goes on 15 ms after the first."""
+    first = [(0.12 * number, 0.12 * number + 0.105, 10, 0.1) for number in range(20)]
+    second = [(0.12 * number, 0.12 * number + 0.12, 10, 0.06) for number in range(20)]
+    found = shares.rate_of([first, second])
+    assert (found.answer_ms, found.queue_ms) == (pytest.approx(5), pytest.approx(15))

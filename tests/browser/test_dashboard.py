@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.timeline import Timeline
+from paceline.observe.page_history import PageHistory
 from paceline.scheduler.web import Dashboard
 from tests.browser.chromium import PROGRAM, Chromium
 from tests.browser.simulated import SimulatedJob
@@ -85,8 +85,8 @@ def test_values_on_screen_are_the_schedulers(browser: Chromium, job: SimulatedJo
     assert browser.value("[...byId('stale').rows].map(row => row.cells[0].textContent)") == ["1", "2", "3", "4"]
     assert "60%" in browser.value("byId('stale').rows[0].textContent")
     assert "loss" in browser.value("byId('figures').textContent")
-    timeline: Timeline = job.exports._timeline
-    assert_same_history(browser.value("data"), timeline.copy())
+    history: PageHistory = job.exports._history
+    assert_same_history(browser.value("data"), history.copy())
     assert {url.split("/")[2] for url in browser.asked if url.startswith("http")} == {page_of(job).url.split("/")[2]}
     assert browser.complaints == []
 
@@ -139,7 +139,7 @@ def test_a_thousand_rounds_leave_no_leak_and_the_same_history(browser: Chromium,
     assert after["listeners"] <= before["listeners"], (before, after)
     assert after["heap"] < before["heap"] + 2**20, (before, after)
     print(f"after {job.round - 1000} rounds {before}, after {job.round} rounds {after}")
-    assert_same_history(browser.value("data"), job.exports._timeline.copy())
+    assert_same_history(browser.value("data"), job.exports._history.copy())
 
 
 def test_hundred_members_fit(browser: Chromium) -> None:

@@ -16,7 +16,7 @@ import pytest
 from paceline.cli import main
 from paceline.errors import LaunchError
 from paceline.launch import runtime
-from paceline.launch.table import quantity, table
+from paceline.observe.table import quantity, table
 
 DEADLINE_S = 90.0
 

@@ -1,4 +1,7 @@
-"""The wheel in an empty environment, as a new user has it. ``make test-wheel`` runs this: it installs PyTorch."""
+"""The wheel in an empty environment, as a new user has it. ``make test-wheel`` runs this: it installs PyTorch.
+
+``PACELINE_TEST_WHEEL`` is the path of a wheel, or 1: one is built.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,8 @@ def call(words: Sequence[str | Path], folder: Path, code: int = 0) -> subprocess
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if os.environ["PACELINE_TEST_WHEEL"] != "1":
+        return (ROOT / os.environ["PACELINE_TEST_WHEEL"]).resolve(strict=True)
     folder = tmp_path_factory.mktemp("build")
     words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
     call([sys.executable, *words], folder)
@@ -54,6 +59,23 @@ def test_page_of_the_index_is_the_readme_with_absolute_links(wheel: Path) -> Non
     assert metadata.get_payload(decode=True).decode().strip() == long_description().strip()  # type: ignore[union-attr]
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert len(metadata.get_all("Project-URL") or ()) == 4
+
+
+def test_version_is_that_of_the_tag_and_the_wheel_lists_what_it_was_tried_with(tmp_path: Path) -> None:
+    """A wheel made by way of the sdist of a tagged commit, as a release is."""
+    source, sbom = tmp_path / "source", tmp_path / "paceline.cdx.json"
+    sbom.write_text('{"bomFormat": "CycloneDX"}')
+    call(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", source], tmp_path)
+    call(["git", "-C", source, "tag", "v9.8.7"], tmp_path)
+    call([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path)
+    call([tmp_path / "venv/bin/pip", "install", "--quiet", "build"], tmp_path)
+    call(
+        ["env", f"PACELINE_SBOM={sbom}", tmp_path / "venv/bin/python", "-m", "build", "--outdir", tmp_path, source],
+        tmp_path,
+    )
+    assert (tmp_path / "paceline-9.8.7.tar.gz").exists()
+    with zipfile.ZipFile(tmp_path / "paceline-9.8.7-py3-none-any.whl") as archive:
+        assert archive.read("paceline-9.8.7.dist-info/sboms/paceline.cdx.json").decode() == sbom.read_text()
 
 
 DDP_SCRIPT = """

@@ -89,7 +89,7 @@ def valid_messages(store, member, shared):
         (m.Claim("worker", member.rank, member.token), []),
         (m.Regroup(store, 1, [[0]]), []),
         (m.Leave(f"{store} left"), []),
-        (m.Hello(m.PROTOCOL, "test", "worker", 1, 1, "h", "i", 1, "", 3, 1), []),
+        (m.Hello("test", "worker", 1, 1, "h", "i", 1, "", 3, 1), []),
         (m.Heartbeat(3), []),
         (m.Bye("gone"), []),
         (m.Enter("b"), []),

@@ -1,5 +1,6 @@
 """LightningModules on workers of a job, with Lightning's own Trainer, against one process with the joined batch."""
 
+import time
 import warnings
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # no
 from paceline import DistributedOptimizer, kvstore  # noqa: E402
 from paceline.errors import PacelineError  # noqa: E402
 from paceline.lightning import PacelineEnvironment, PacelineStrategy  # noqa: E402
+from paceline.observe import reports  # noqa: E402
 from paceline.testing import LocalJob  # noqa: E402
+from paceline.wire import messages as m  # noqa: E402
+from paceline.worker.current import current_session  # noqa: E402
 
 SAMPLES, BATCH = 64, 16
 CLIPPING = {"gradient_clip_val": 0.2}
@@ -128,6 +132,50 @@ def fit(kind, directory, options):
         "written": counter.written,
         "same directory": str(keeper.dirpath),
     }
+
+
+class Kept(pl.loggers.Logger):
+    """Keeps what it is given."""
+
+    name, version = "kept", "1"
+
+    def __init__(self):
+        super().__init__()
+        self.steps = {}
+
+    def log_metrics(self, metrics, step=None):
+        self.steps.setdefault(step, {}).update(metrics)
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+class Reporting(Regression):
+    """Reports its loss, and does not end before the scheduler knows of it."""
+
+    def training_step(self, batch, index):
+        loss = super().training_step(batch, index)
+        reports.report(mine=loss)
+        deadline = time.monotonic() + 20
+        while index == 2 and time.monotonic() < deadline:
+            status = current_session().call_scheduler(m.AskStatus(), "asking for the status")
+            if any(state.recent and state.figures and state.progress for state in status.states):
+                break
+            time.sleep(0.01)
+        return loss
+
+
+def log_the_job():
+    """Return what a logger of rank 0 got, by step, and how far the scheduler knows each worker to be."""
+    kept, strategy = Kept(), PacelineStrategy()
+    one = pl.Trainer(
+        strategy=strategy, max_epochs=1, accelerator="cpu", devices=1, logger=kept, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+    )  # fmt: skip
+    one.fit(Reporting(), loader(BATCH))
+    status = current_session().call_scheduler(m.AskStatus(), "asking for the status")
+    ways = [[state.progress.step, state.progress.total] for state in status.states if state.progress]
+    return {str(step): sorted(found) for step, found in kept.steps.items()}, ways
 
 
 def go_on(checkpoint):
@@ -269,3 +317,11 @@ def test_strategy_trains_alone_with_a_store_of_one_process():
     module, expected = Regression(), alone("regression")
     trainer(PacelineStrategy("local"), 2, **CLIPPING).fit(module, loader(BATCH, in_one=True))
     close(values_of(module), values_of(expected))
+
+
+def test_loggers_get_the_figures_of_the_job_and_the_scheduler_knows_the_last_step():
+    with LocalJob(num_workers=1, num_servers=1) as job:
+        [[by_step, ways]] = job.run(log_the_job)
+    found = {"paceline/throughput/samples_per_sec", "paceline/time/compute_ratio", "paceline/worker/0/mine"}
+    assert found <= set(by_step["3"])
+    assert ways == [[2, 4]] or ways == [[3, 4]]

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.launch.picture import LETTERS, ORDERS, View, bar, in_order, painted, picture
 from paceline.launch.runtime import JobRecord
-from paceline.launch.table import Size
 from paceline.observe.account import COMPUTE, DATA, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.observe.table import Size
 from paceline.wire import messages as m
 
 RECORD = JobRecord("1a2b", 1, "", 0.0, "python train.py", ("h0",), 2, 1)

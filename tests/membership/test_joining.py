@@ -32,7 +32,7 @@ class Start:
             self.members.handle(f"{role}-{rank}".encode(), 1, self.hello(role, rank), 0.0)
 
     def hello(self, role: str, rank: int) -> m.Hello:
-        return m.Hello(m.PROTOCOL, "j", role, rank, 0, "h", "x", 9, "", 2, 1)
+        return m.Hello("j", role, rank, 0, "h", "x", 9, "", 2, 1)
 
     def run(self, seconds: float) -> str:
         """Let time pass; return the cause of the end with its time, or an empty text."""

@@ -35,7 +35,7 @@ class Job:
         self.lines: list[str] = []
         self.seq = 1
         for role, rank in SEATS[:joined]:
-            hello = m.Hello(m.PROTOCOL, "j", role, rank, 0, "h", f"host of {role}s", 9 + rank, "", 2, 1)
+            hello = m.Hello("j", role, rank, 0, "h", f"host of {role}s", 9 + rank, "", 2, 1)
             self.members.handle(f"{role}-{rank}".encode(), 1, hello, 0.0)
 
     def beat(self, role: str, rank: int, *seen: m.Sighting) -> m.News:
@@ -310,8 +310,8 @@ def test_own_time_of_a_slow_process_still_counts() -> None:
 
 def test_members_learn_who_the_scheduler_is() -> None:
     members = Membership(JOB.replace(num_workers=1), 0.0, lambda: b"token", 77, "its host")
-    members.handle(b"w", 1, m.Hello(m.PROTOCOL, "j", "worker", 0, 0, "h", "x", 9, "", 1, 1), 0.0)
-    actions = members.handle(b"s", 1, m.Hello(m.PROTOCOL, "j", "server", 0, 0, "h", "x", 9, "", 1, 1), 0.0)
+    members.handle(b"w", 1, m.Hello("j", "worker", 0, 0, "h", "x", 9, "", 1, 1), 0.0)
+    actions = members.handle(b"s", 1, m.Hello("j", "server", 0, 0, "h", "x", 9, "", 1, 1), 0.0)
     welcomes = [one.body for one in actions if not isinstance(one, Warn) and hasattr(one, "body")]
     assert [(one.scheduler_pid, one.scheduler_host_id) for one in welcomes if isinstance(one, m.Welcome)] == [
         (77, "its host")

@@ -33,7 +33,7 @@ BLOCK = m.BlockSpec(0, "float32", [m.KeySpec("w", [2], 0), m.KeySpec(7, [2], 0)]
 
 def hello(role: str, rank: int, **changes: object) -> m.Hello:
     sizes = {"num_workers": JOB.num_workers, "num_servers": JOB.num_servers}
-    fields = {"protocol": m.PROTOCOL, "job_id": "j", "local_rank": 0, "host": "h", "host_id": "x", "pid": 9}
+    fields = {"job_id": "j", "local_rank": 0, "host": "h", "host_id": "x", "pid": 9}
     return m.Hello(**({"role": role, "rank": rank, "address": ""} | fields | sizes | changes))  # type: ignore[arg-type]
 
 
@@ -108,7 +108,6 @@ def test_ranks_are_given_to_those_who_have_none() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (hello("worker", 1, protocol=99), "speaks protocol 99"),
         (hello("worker", 1, job_id="other"), "belongs to job 'other'"),
         (hello("worker", 1, num_workers=3), "expects 3 workers"),
         (hello("worker", 1, num_servers=2), "2 servers"),

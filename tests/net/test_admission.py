@@ -14,8 +14,10 @@ import pytest
 from paceline.net import Security, admission, handshake, new_job_key
 from paceline.net.handshake import GREETING_BYTES, Initiator, Way
 from paceline.net.sockets import SocketHub, SocketListener
+from paceline.wire import protocol
 
 SECURITY = Security(new_job_key())
+OPENING = b"PCL" + protocol()
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def join(listener: SocketListener, timeout_s: float = 10.0) -> float:
     return time.monotonic() - start
 
 
-@pytest.mark.parametrize("first", [b"", b"PCL1K", b"PCL1K" + bytes(40)])
+@pytest.mark.parametrize("first", [b"", OPENING + b"K", OPENING + b"K" + bytes(40)])
 def test_so_many_half_open_connections_there_are_and_no_more(
     monkeypatch: pytest.MonkeyPatch, listener: SocketListener, first: bytes
 ) -> None:
@@ -104,7 +106,7 @@ def test_a_handshake_that_is_not_done_in_time_is_over(
 def test_whatever_a_stranger_sends_stays_in_the_kernel(listener: SocketListener) -> None:
     """Not more is read than a handshake has: the rest meets a closed connection."""
     before = resident_bytes()
-    attackers = [stranger(listener, b"PCL1K" + bytes(30)) for _ in range(50)]
+    attackers = [stranger(listener, OPENING + b"K" + bytes(30)) for _ in range(50)]
     for one in attackers:
         one.settimeout(0.01)
         try:
@@ -154,7 +156,7 @@ def test_a_stranger_learns_only_that_it_is_refused(listener: SocketListener) -> 
     got = b""
     while chunk := sock.recv(1000):
         got += chunk
-    assert got == b"PCL1W".ljust(GREETING_BYTES, b"\0")
+    assert got == (OPENING + b"W").ljust(GREETING_BYTES, b"\0")
     sock.close()
 
 
@@ -192,12 +194,12 @@ def test_an_impostor_gets_neither_the_key_nor_a_gradient(encrypt: bool) -> None:
             sock, _ = server.accept()
             sock.settimeout(5)
             heard.append(sock.recv(1 << 20))
-            sock.sendall(b"PCL1K" + os.urandom(GREETING_BYTES - 5))
+            sock.sendall(OPENING + b"K" + os.urandom(GREETING_BYTES - len(OPENING) - 1))
             while more := sock.recv(1 << 20):
                 heard[-1] += more
             sock.close()
         hub.close()
-    assert "does not hold this job's key" in hub.refused(channel)
+    assert "does not hold this job's key" in str(hub.refused(channel))
     assert {len(one) for one in heard} == {GREETING_BYTES}
     assert not any(b"gradient" in one or security.job_key.encode() in one or security.psk in one for one in heard)
 

@@ -16,6 +16,7 @@ from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.net.client import Client
+from paceline.net.handshake import HandshakeError
 from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 
@@ -30,7 +31,7 @@ class WatchedHub(MemoryHub):
         super().__init__(network)
         self.waits = threading.Event()
         self.reconnected: list[int] = []
-        self.refusal = ""
+        self.refusal: HandshakeError | None = None
         self.is_closed = False
         self._sends, self._receives = threading.Lock(), threading.Lock()
 
@@ -434,7 +435,7 @@ def test_all_calls_fail_when_the_peer_refuses_the_key() -> None:
     setting = Setting(clock=lambda: now)
     claim = setting.client.claim(setting.channel, m.Claim("worker", 0, b""))
     held = setting.ask("held")
-    setting.hub.refusal = "the keys differ"
+    setting.hub.refusal = HandshakeError("the keys differ")
     setting.client.poll()
     for call in (claim, held):
         with pytest.raises(AuthenticationError, match=r"^peer 0 refuses this process: the keys differ"):

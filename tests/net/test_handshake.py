@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from paceline.errors import AuthenticationError, PacelineError, RendezvousError
 from paceline.net import handshake, noise
 from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
+from paceline.wire import messages, protocol
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 TCP, UNIX = Way(False, "server 1"), Way(True, "server 1")
@@ -80,6 +82,46 @@ def test_listener_refuses_another_key_and_says_so() -> None:
     assert not responder.proved
     with pytest.raises(HandshakeError, match="the keys differ"):
         initiator.take(caught.value.reply)
+
+
+@pytest.mark.parametrize("key", [KEY, b""])
+def test_a_process_of_another_release_is_refused_on_both_sides_and_told_so(
+    key: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responder = Responder(key, True, TCP)
+    with monkeypatch.context() as other:
+        other.setattr(messages, "PROTOCOL", messages.PROTOCOL + 1)
+        initiator = Initiator(key, b"w", True, TCP)
+        hello, theirs = initiator.hello(), protocol()
+    with pytest.raises(HandshakeError, match="install the same paceline everywhere") as caught:
+        responder.take(hello)
+    assert not responder.proved
+    assert f"it speaks protocol {theirs[0]}.{theirs[1:].hex()}, this process {protocol()[0]}." in caught.value.reason
+    with monkeypatch.context() as other:
+        other.setattr(messages, "PROTOCOL", messages.PROTOCOL + 1)
+        with pytest.raises(HandshakeError, match="install the same paceline everywhere"):
+            initiator.take(caught.value.reply)
+
+
+def test_the_caller_learns_whether_it_lacks_the_key_or_is_of_another_release() -> None:
+    def told(error: HandshakeError) -> PacelineError:
+        return error.for_caller("server 1")
+
+    of_keys = told(HandshakeError("the keys differ"))
+    assert isinstance(of_keys, AuthenticationError)
+    assert "server 1 refuses this process: the keys differ. Start it with the job's own PACELINE_JOB_KEY" in str(
+        of_keys
+    )
+    of_release = told(handshake.OtherProtocolError(b"\x02abcd"))
+    assert isinstance(of_release, RendezvousError)
+    assert "server 1 cannot be talked to: it speaks protocol 2.61626364, this process" in str(of_release)
+    assert "KEY" not in str(of_release)
+
+
+def test_what_is_no_greeting_is_no_process_of_paceline() -> None:
+    with pytest.raises(HandshakeError, match="no process of paceline") as caught:
+        Responder(KEY, True, TCP).take(b"GET / HTTP/1.1".ljust(GREETING_BYTES))
+    assert caught.value.reply == b""
 
 
 def test_who_connects_refuses_a_listener_without_the_key() -> None:

@@ -42,6 +42,22 @@ def test_step_and_samples_are_those_of_the_last_push_by_default() -> None:
     assert taken(own) == [(17, 48.0, {"loss": 0.5}), (0, 1.0, {"loss": 0.25})]
 
 
+def test_total_of_steps_is_no_figure_and_tells_how_far_the_script_is() -> None:
+    own = Reports()
+    assert own.progress() is None
+    own.add(3, 32.0, {}, total=10)
+    assert own.progress() == m.Progress(3, 10, None)
+    own.add(4, 32.0, {"loss": 0.5}, total=10)
+    assert taken(own) == [(4, 32.0, {"loss": 0.5})]
+    own.add(1, 32.0, {"accuracy": 0.5})  # counts in its own way
+    told = own.progress()
+    assert told is not None
+    assert (told.step, told.total) == (4, 10)
+    for wrong in (0, -1, 2.0, True, 2**63):
+        with pytest.raises(ValueError, match=f"total is {wrong!r}; it is the number of steps"):
+            own.add(5, 32.0, {}, total=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), torch.tensor(0.5), torch.tensor([[0.5]], requires_grad=True)])
 def test_numbers_of_all_kinds_are_read_in_the_call(value: object) -> None:
     own = Reports()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from paceline.wire import FramingError, decode, encode, framing
+from paceline.wire import FramingError, decode, encode, framing, protocol
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_FRAMES, MAX_HEADER_BYTES, MAX_NUMEL, MAX_RANK
 
@@ -206,3 +206,18 @@ def test_figures_that_are_no_amounts_are_refused(wrong: float) -> None:
     for body in (beat, m.Heartbeat(7, step_s=wrong)):
         with pytest.raises(FramingError):
             decode([encode(1, 0, body)])
+
+
+def test_another_field_of_a_message_makes_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bye(m.Message, tag=m.Bye.__struct_config__.tag):
+        other: m.Number
+
+    def digest() -> bytes:
+        return framing._digest_of_fields.__wrapped__()
+
+    before = digest()
+    assert protocol() == bytes([m.PROTOCOL]) + before
+    with monkeypatch.context() as change:
+        change.setattr(m, "Bye", Bye)
+        assert digest() != before
+    assert digest() == before

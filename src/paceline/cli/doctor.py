@@ -14,7 +14,7 @@ from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_script, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import ssh_command
-from paceline.launch.table import table
+from paceline.observe.table import table
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),

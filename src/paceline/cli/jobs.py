@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.cli.options import Parser
 from paceline.launch import runtime
-from paceline.launch.table import table
+from paceline.observe.table import table
 
 
 def run(name: str, words: Sequence[str]) -> int:

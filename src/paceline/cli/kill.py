@@ -20,7 +20,7 @@ from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
 from paceline.launch.ssh import ssh_command
-from paceline.launch.table import duration, plural, table
+from paceline.observe.table import duration, plural, table
 
 OPTIONS = (
     Option(

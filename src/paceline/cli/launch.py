@@ -30,8 +30,8 @@ from paceline.launch import (
     with_default_interface,
 )
 from paceline.launch.preflight import make_folder, read_text
-from paceline.launch.table import plural
 from paceline.naming import suggestion
+from paceline.observe.table import plural
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
 _NUMBER_IS_SLOTS = frozenset({"mpi"})

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.hetero import Speed
 from paceline.hetero.files import parse_speeds
 from paceline.launch.preflight import read_text
-from paceline.launch.table import plural, table
+from paceline.observe.table import plural, table
 from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
 from paceline.sim.plots import draw_scaling

@@ -12,8 +12,8 @@ from paceline.cli.options import Option, Parser, UsageError
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.launch import runtime
-from paceline.launch.table import quantity, table
 from paceline.observe.rows import figures_of, rows_of
+from paceline.observe.table import quantity, table
 from paceline.wire import messages as m
 
 OPTIONS = (

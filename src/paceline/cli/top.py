@@ -19,7 +19,7 @@ from paceline.cli.status import ask
 from paceline.config import variable
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
-from paceline.launch.table import Size
+from paceline.observe.table import Size
 from paceline.wire import messages as m
 
 OPTIONS = (

@@ -32,8 +32,8 @@ from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import run_all
-from paceline.launch.table import duration, plural
 from paceline.net.security import new_job_key
+from paceline.observe.table import duration, plural
 from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
 
 ROUNDS = 20

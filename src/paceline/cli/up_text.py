@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Finding
-from paceline.launch.table import plural, table
+from paceline.observe.table import plural, table
 from paceline.sim.hosts_plan import HostPlanner, HostsPlan, PlannedJob
 
 WIDTH = 80

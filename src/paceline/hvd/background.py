@@ -47,6 +47,7 @@ from paceline.hvd.negotiation.messages import (
     Key,
     RankEntered,
     RankLeft,
+    RankWeights,
     Request,
     Response,
     ToCoordinator,
@@ -95,6 +96,7 @@ class Background:
         self._held_bytes, self._held_since = -1, 0.0
         self._silence = Silence(0)  # of rank 0
         self._leaving: RankLeft | None = None
+        self._weights: list[RankWeights] = []
         self._early: list[ToRank] = []
         self._cache = RankCache()
         self._plans: dict[bytes, BatchPlan] = {}
@@ -143,6 +145,11 @@ class Background:
             self._work.notify()
         self._link.wake()
         self._thread.join(_LEAVE_S)
+
+    def note_weights(self, sums: RankWeights) -> None:
+        """Let the coordinator compare this rank's weights with those of the others. Sent before the next requests."""
+        with self._changed:
+            self._weights.append(sums)
 
     # ---- operations ------------------------------------------------------------------------------------------------
 
@@ -332,7 +339,10 @@ class Background:
     def _send(self) -> None:
         with self._changed:
             requests, self._queue = self._queue, {}
+            weights, self._weights = self._weights, []
             self._urgent = False
+        for sums in weights:
+            self._link.send(ToCoordinator(self._generation, sums))
         if requests:
             if self._timeline.is_on:
                 self._timeline.cycle()

@@ -32,6 +32,7 @@ from paceline.hvd.negotiation.messages import (
     LogText,
     RankEntered,
     RankLeft,
+    RankWeights,
     Submission,
     ToCoordinator,
     ToRank,
@@ -40,10 +41,17 @@ from paceline.hvd.negotiation.messages import (
 )
 from paceline.hvd.rendezvous import CoordinatorAddress, withdraw
 from paceline.hvd.timeline import Timeline
+from paceline.membership.same_weights import SameWeights
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
+
+#: For ranks whose weights differ.
+_WAY_OUT = (
+    "Load them on every rank, or call hvd.broadcast_parameters(model.state_dict(), root_rank=0) on every rank after it "
+    "(with kvstore='allreduce': optimizer.broadcast_weights())"
+)
 
 #: Interval at which stalls are looked for, and at which ranks that wait hear of the coordinator. A stall's warning must
 #: exceed it.
@@ -86,6 +94,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._generation = 0
         self._entered: dict[int, RankEntered] = {}
+        self._same_weights = SameWeights(_WAY_OUT)
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
@@ -104,6 +113,8 @@ class Coordinator:
                 self._enter(rank, message.generation, body)
             elif message.generation == self._generation and isinstance(body, RankLeft):
                 self._end(rank, body.reason, body.failed)
+            elif message.generation == self._generation and isinstance(body, RankWeights):
+                self._compare(rank, body)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
                 if self._timeline.is_on:
@@ -113,6 +124,7 @@ class Coordinator:
     def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
+            self._same_weights = SameWeights(_WAY_OUT)
         if generation < self._generation or self._is_ended:
             self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
             return
@@ -135,6 +147,11 @@ class Coordinator:
             self._send_all(Down(rank, reason, failed))
         else:
             self._carry_out(self._machine.lose(rank, reason, failed))
+
+    def _compare(self, rank: int, body: RankWeights) -> None:
+        ranks = body.ranks or range(self.size)
+        for action in self._same_weights.note(rank, [body.sums], lambda: [("worker", one) for one in ranks]):
+            logger.warning("%s", action.text)
 
     def missing(self) -> str:
         """Return the ranks that have not called ``init`` yet."""

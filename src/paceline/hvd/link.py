@@ -9,7 +9,7 @@ import time
 from typing import TypeAlias
 
 from paceline import config
-from paceline.errors import AuthenticationError, JoinTimeoutError
+from paceline.errors import JoinTimeoutError
 from paceline.hvd import rendezvous
 from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
 from paceline.hvd.environment import HvdSettings, ProcessPlace
@@ -35,6 +35,7 @@ class RankConnection:
 
     Raises:
         AuthenticationError: rank 0 has another key.
+        RendezvousError: rank 0 is a process of another release.
         JoinTimeoutError: rank 0 was not found in time.
     """
 
@@ -52,7 +53,7 @@ class RankConnection:
                 refused = self._hub.refused(self._channel)
                 if refused and not place.on_one_host:
                     self._hub.close()
-                    raise AuthenticationError(f"rank 0 at {meeting.address} refuses rank {place.rank}: {refused}")
+                    raise refused.for_caller(f"rank 0 at {meeting.address}")
                 is_refused = bool(refused) or self._hub.is_deserted(self._channel)
                 limit_s = _STALE_S if is_refused else settings.start_timeout_s / _SLOW_SHARE
                 if place.on_one_host and now - began > limit_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchron
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.process_sets import ProcessSet, global_process_set
 from paceline.hvd.reducer import ReduceChoices, Reducer, checked_names, make_groups
+from paceline.worker.weight_sums import is_due
 from paceline.wrappers import refuse_wrapped
 
 _EARLY_ZERO = (
@@ -27,11 +29,18 @@ _TWICE = (
 )
 
 
+#: Of optimizers, which every rank wraps in the same order.
+_numbers = itertools.count()
+
+
 class Wrapped:
     """The methods of all distributed optimizers: copies, and the private names that Horovod's users read."""
 
     _hvd_base: type[torch.optim.Optimizer]
     _hvd_arguments: dict[str, Any]
+    _hvd_number: int
+    """Names it among the optimizers of this rank."""
+    _hvd_steps: int
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -128,6 +137,7 @@ class DistributedMethods:
                 self._hvd.synchronize()
         result = super().step(self._reduced(closure))  # type: ignore[misc]
         self._hvd_synchronized = self._hvd_by_scaler = False
+        _compare(self)
         return result
 
     def _reduced(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
@@ -197,7 +207,18 @@ class AdasumMethods:
         with torch.no_grad():
             for (_, param), start, (handle, context) in zip(named, before, waiting, strict=True):
                 param.copy_(start + compression.decompress(synchronize(handle), context))
+        _compare(self)
         return result
+
+
+def _compare(optimizer: Any) -> None:
+    """After some of the steps, let the ranks' weights be compared: nothing else brings them together."""
+    optimizer._hvd_steps += 1
+    process_set = optimizer._hvd_arguments["process_set"]
+    if is_due(optimizer._hvd_steps) and world.is_initialized() and process_set.included():
+        weights = {name: param.data for name, param in optimizer._hvd_arguments["named_parameters"]}
+        ranks = () if process_set is global_process_set else process_set.ranks
+        world.current().compare_weights(f"optimizer {optimizer._hvd_number}", optimizer._hvd_steps, weights, ranks)
 
 
 def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: dict[str, Any]) -> Any:
@@ -213,6 +234,7 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[st
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped._hvd_base, wrapped._hvd_arguments = base, arguments
+    wrapped._hvd_number, wrapped._hvd_steps = next(_numbers), 0
     wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
     return wrapped
 

@@ -8,8 +8,10 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from paceline import config
 from paceline.hvd.background import Background
@@ -17,12 +19,14 @@ from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
 from paceline.hvd.link import CoordinatorLink, connect
-from paceline.hvd.negotiation.messages import VERSION, RankEntered, Request
+from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
 from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
 from paceline.hvd.timeline import Timeline
 from paceline.net.hosts import host_id
+from paceline.wire.messages import WeightSums
+from paceline.worker.weight_sums import sums_of
 
 #: Value of HOROVOD_TIMELINE with which timelines are started by calls.
 DYNAMIC = "DYNAMIC"
@@ -104,6 +108,20 @@ class World:
     def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
         payloads: Sequence[bytes] = self.background.call(Request("allgather_object", f"paceline {name}", payload=mine))
         return payloads
+
+    def compare_weights(
+        self, name: str, step: int, weights: Mapping[str, torch.Tensor], ranks: Sequence[int] = ()
+    ) -> None:
+        """Let rank 0 compare this rank's weights after a step with those of the others. Does not wait.
+
+        Args:
+            name: of the optimizer, the same on all ranks.
+            step: number of the step, which is the same on all ranks.
+            weights: tensors by name.
+            ranks: the ranks that train them; empty: all.
+        """
+        if self.size > 1 and weights:
+            self.background.note_weights(RankWeights(WeightSums(name, step, sums_of(weights, step)), tuple(ranks)))
 
     def leave(self, reason: str = "hvd.shutdown() was called") -> None:
         """End the job for all ranks."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 import paceline.hvd as hvd
+from paceline.hvd import world
 from paceline.hvd.collectives import allreduce_async_, broadcast_async_, sparse_allreduce_async, synchronize
 from paceline.keys import Keys, Values, normalise
 from paceline.kvstore.base import KVStoreBase
@@ -74,6 +75,16 @@ class AllReduceStore(KVStoreBase):
             waiting.append(lambda handle=handle: synchronize(handle))  # type: ignore[misc]
         for wait, targets in zip(waiting, outs, strict=True):
             _write(wait(), targets)
+
+    def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait.
+
+        Args:
+            name: of the optimizer, the same on all workers.
+            step: number of the step, which is the same on all workers.
+            weights: tensors by name.
+        """
+        world.current().compare_weights(name, step, weights)
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.launch.runtime import JobRecord
-from paceline.launch.table import Size, duration, quantity, table
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.observe.rows import progress, rows_of
+from paceline.observe.table import Size, duration, quantity, table
 from paceline.wire import messages as m
 
 Row = Mapping[str, Any]

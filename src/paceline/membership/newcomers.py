@@ -20,8 +20,6 @@ def objection(
     """Return why a process cannot join, or an empty string."""
     who = f"{hello.role} {hello.rank} on {hello.host} (pid {hello.pid})"
     sizes = (settings.num_workers, settings.num_servers)
-    if hello.protocol != m.PROTOCOL:
-        return f"{who} speaks protocol {hello.protocol}, this job {m.PROTOCOL}; install the same paceline everywhere"
     if hello.job_id != settings.job_id:
         return f"{who} belongs to job {hello.job_id!r}, this is job {settings.job_id!r}"
     if is_ending:

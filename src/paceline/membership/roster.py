@@ -48,6 +48,8 @@ class MemberRecord:
     """Its exit code, where the launcher has told it."""
     host_silent_s: float | None = None
     """For how long the kernel of its host was not heard; None: not known."""
+    progress: m.Progress | None = None
+    """How far its script is, where that has told the total of its steps."""
     state: str = ""
     """Letter of its process in /proc, as last seen."""
     state_at: float = -math.inf
@@ -74,7 +76,7 @@ class MemberRecord:
             self.moved = now
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
-        self.spread = beat.spread
+        self.spread, self.progress = beat.spread, beat.progress
 
     def report(
         self, waits_for: str, now: float, verdicts: Verdicts, figures: dict[str, tuple[int, float]]
@@ -84,7 +86,7 @@ class MemberRecord:
         heard_s, key = now - self.heard, (self.member.role, self.member.rank)
         return m.MemberState(
             self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s,
-            verdicts.recent(key), verdicts.whole(key), figures, *verdicts.late(key), verdicts.held(key),
+            verdicts.recent(key), verdicts.whole(key), figures, *verdicts.late(key), verdicts.held(key), self.progress,
         )  # fmt: skip
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:

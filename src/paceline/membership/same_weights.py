@@ -1,7 +1,7 @@
 """Compares the weights of workers that step alike. Pure.
 
 Each worker sums its weights after the same steps: per parameter, with the same random signs
-(:mod:`paceline.optim.weight_sums`). Sums of equal weights are equal, and those of others are almost never. Unlike
+(:mod:`paceline.worker.weight_sums`). Sums of equal weights are equal, and those of others are almost never. Unlike
 machines round differently, so a worker says by how much each sum may differ. Heartbeats carry the sums.
 
 | sums of a step                                      | action                                                      |
@@ -17,24 +17,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 
-from paceline.membership.effects import Action, MemberKey, Warn, describe_workers
+from paceline.membership.effects import MemberKey, Warn, describe_workers
 from paceline.wire import messages as m
 
 #: Steps whose sums are kept until all workers have sent theirs.
 _KEPT = 8
 
+WAY_OUT = (
+    "Load them before that (all workers then get worker 0's), or on every worker, or call "
+    "optimizer.broadcast_weights() on every worker after it"
+)
+
 
 class SameWeights:
-    """The sums of one job's workers."""
+    """The sums of one job's workers.
 
-    def __init__(self) -> None:
+    Args:
+        way_out: sentence for workers whose weights differ.
+    """
+
+    def __init__(self, way_out: str = WAY_OUT) -> None:
+        self._way_out = way_out
         self._found: dict[tuple[str, int], dict[int, m.WeightSums]] = {}
         self._said: list[tuple[str, list[list[int]]]] = []
         """Stores, and which of their workers had the same weights when that was said."""
 
     def note(
         self, worker: int, sums: Collection[m.WeightSums], expected: Callable[[], Collection[MemberKey]]
-    ) -> list[Action]:
+    ) -> list[Warn]:
         """Take in a worker's sums; returns a line if weights differ.
 
         Args:
@@ -44,7 +54,7 @@ class SameWeights:
         """
         if not sums:
             return []
-        actions: list[Action] = []
+        actions: list[Warn] = []
         for one in sums:
             self._found.setdefault((one.store, one.step), {})[worker] = one
         ranks = {rank for _, rank in expected()}
@@ -54,13 +64,13 @@ class SameWeights:
             actions += self._compare(key, self._found.pop(key))
         return actions
 
-    def _compare(self, key: tuple[str, int], found: Mapping[int, m.WeightSums]) -> list[Action]:
+    def _compare(self, key: tuple[str, int], found: Mapping[int, m.WeightSums]) -> list[Warn]:
         store, step = key
         alike = _alike(found)
         if len(alike) == 1 or (store, alike) in self._said:
             return []
         self._said.append((store, alike))
-        return [Warn(_line(step, alike, found))]
+        return [Warn(f"{_line(step, alike, found)}. {self._way_out}")]
 
 
 def _alike(found: Mapping[int, m.WeightSums]) -> list[list[int]]:
@@ -95,6 +105,5 @@ def _line(step: int, alike: list[list[int]], found: Mapping[int, m.WeightSums]) 
     return (
         f"{describe_workers(apart)} {'has' if len(apart) == 1 else 'have'} other weights than {describe_workers(most)} "
         f"after step {step}: parameter {names[0]!r}{more}. Nothing brings them together: weights that one worker alone "
-        "loads or changes after DistributedOptimizer was made stay its own. Load them before that (all workers then "
-        "get worker 0's), or on every worker, or call optimizer.broadcast_weights() on every worker after it"
+        "loads or changes after DistributedOptimizer was made stay its own"
     )

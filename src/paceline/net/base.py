@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from paceline.errors import RemoteError
+from paceline.net.handshake import HandshakeError
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +138,8 @@ class Hub(Protocol):
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call. Messages may be lost."""
 
-    def refused(self, channel: int) -> str:
-        """Return why the listener refuses this process; an empty string if it does not."""
+    def refused(self, channel: int) -> HandshakeError | None:
+        """Return why the listener refuses this process, if it does."""
 
     def wake(self) -> None:
         """Make ``receive`` return now, or the next one if none waits. From any thread."""

@@ -37,7 +37,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline.errors import AuthenticationError, PacelineError, ProtocolError
+from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Damaged, Frames, Hub
 from paceline.net.call import Call, ChannelRequests, OnAnswer, OnFailed
 from paceline.wire import decode
@@ -334,19 +334,14 @@ class Client:
         self._send(requests, lambda: requests.probe(now, at_once))
 
     def _look_after(self, requests: ChannelRequests, now: float) -> None:
-        reason = self._hub.refused(requests.channel)
-        if not reason:
+        refusal = self._hub.refused(requests.channel)
+        if refusal is None:
             self._probe(requests, now)
             return
         with self._mutex:
             calls = requests.drop()
         for call in calls:
-            call.fail(
-                AuthenticationError(
-                    f"{requests.name} refuses this process: {reason}. Start it with the job's own PACELINE_JOB_KEY "
-                    "(paceline launch sets it), and PACELINE_INSECURE equal everywhere"
-                )
-            )
+            call.fail(refusal.for_caller(requests.name))
 
 
 def _are_done(calls: Sequence[Call] | None) -> bool:

@@ -2,12 +2,15 @@
 
 | step | initiator | responder |
 |---|---|---|
-| 1 | sends HELLO | refuses who has not the key, another protocol, or a HELLO again; else sends WELCOME |
+| 1 | sends HELLO | refuses another protocol, a process without the key, or a HELLO again; else sends WELCOME |
 | 2 | checks WELCOME, sends JOIN, is connected | waits |
 | 3 | | opens JOIN, is connected: a HELLO alone may be a replay that is too old to be recognised |
 
 All three have a fixed size, so that a connection of a stranger holds less than 100 bytes. In a job without a key the
 messages have the same form, and prove nothing.
+
+HELLO and WELCOME begin with the protocol of :func:`paceline.wire.protocol`, before anything that a release may change,
+so a process of another release is told so. That, and their size, must stay as they are in all releases.
 
 Both sides must see the same :class:`Way`, which is Noise's prologue: a relay that joins one connection with another,
 such as TCP with a unix socket of the listener's host, or with another listener of the job, ends the handshake. A unix
@@ -18,15 +21,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.errors import AuthenticationError, PacelineError, RendezvousError
 from paceline.net import noise
 from paceline.net.aead import AesGcm, Cipher, NoCipher, TamperedError
+from paceline.wire import PROTOCOL_BYTES, protocol
 
-_MAGIC = b"PCL1"
-_KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE = b"K", b"N", b"W", b"M"
+_MAGIC = b"PCL"
+_KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE, _OTHER_PROTOCOL = b"K", b"N", b"W", b"M", b"P"
+_OPENING_BYTES = len(_MAGIC) + PROTOCOL_BYTES
 _PROTOCOL = b"paceline connection 1"
 
 #: Size of HELLO and WELCOME: the protocol, the kind, one byte of wishes, and Noise's overhead.
-GREETING_BYTES = len(_MAGIC) + 1 + 1 + noise.OVERHEAD
+GREETING_BYTES = _OPENING_BYTES + 1 + 1 + noise.OVERHEAD
 #: Most characters of an identity.
 MAX_IDENTITY_BYTES = 63
 _JOIN_BYTES = 1 + MAX_IDENTITY_BYTES
@@ -50,6 +56,29 @@ class HandshakeError(Exception):
     def __init__(self, reason: str, reply: bytes = b"") -> None:
         super().__init__(reason)
         self.reason, self.reply = reason, reply
+
+    def for_caller(self, whom: str) -> PacelineError:
+        """Return the error of a request to a listener that refuses this process."""
+        return AuthenticationError(
+            f"{whom} refuses this process: {self.reason}. Start it with the job's own PACELINE_JOB_KEY "
+            "(paceline launch sets it), and PACELINE_INSECURE equal everywhere"
+        )
+
+
+class OtherProtocolError(HandshakeError):
+    """The other side is a process of another release, whose messages this one cannot read."""
+
+    def __init__(self, theirs: bytes) -> None:
+        both = f"it speaks protocol {_shown(theirs)}, this process {_shown(protocol())}"
+        super().__init__(f"{both}; install the same paceline everywhere", _refusal(_OTHER_PROTOCOL))
+
+    def for_caller(self, whom: str) -> PacelineError:
+        """Return the error of a request to a listener of another release."""
+        return RendezvousError(f"{whom} cannot be talked to: {self.reason}")
+
+
+def _shown(protocol: bytes) -> str:
+    return f"{protocol[0]}.{protocol[1:].hex()}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +116,25 @@ class Agreed:
     encrypts: bool
 
 
+def _opening() -> bytes:
+    return _MAGIC + protocol()
+
+
 def _refusal(why: bytes) -> bytes:
-    return (_MAGIC + why).ljust(GREETING_BYTES, b"\0")
+    return (_opening() + why).ljust(GREETING_BYTES, b"\0")
+
+
+def _parts(greeting: bytes) -> tuple[bytes, bytes]:
+    """Return kind and body of HELLO or WELCOME.
+
+    Raises:
+        HandshakeError: its sender is no process of paceline, or one of another release.
+    """
+    if not greeting.startswith(_MAGIC):
+        raise HandshakeError("it is no process of paceline")
+    if not greeting.startswith(_opening()):
+        raise OtherProtocolError(greeting[len(_MAGIC) : _OPENING_BYTES])
+    return greeting[_OPENING_BYTES : _OPENING_BYTES + 1], greeting[_OPENING_BYTES + 1 :]
 
 
 class Initiator:
@@ -112,8 +158,8 @@ class Initiator:
     def hello(self) -> bytes:
         """Return the first message."""
         if self._noise is None:
-            return (_MAGIC + _KEYLESS + self._wishes).ljust(GREETING_BYTES, b"\0")
-        return _MAGIC + _KEYED + self._noise.write_first(self._wishes)
+            return (_opening() + _KEYLESS + self._wishes).ljust(GREETING_BYTES, b"\0")
+        return _opening() + _KEYED + self._noise.write_first(self._wishes)
 
     def take(self, welcome: bytes) -> tuple[bytes, Agreed]:
         """Take WELCOME; returns JOIN and the agreement.
@@ -121,9 +167,7 @@ class Initiator:
         Raises:
             HandshakeError: the other side does not hold the key, refuses this one, or would protect less.
         """
-        kind, body = welcome[len(_MAGIC) : len(_MAGIC) + 1], welcome[len(_MAGIC) + 1 :]
-        if not welcome.startswith(_MAGIC):
-            raise HandshakeError("it does not speak this version of paceline's protocol")
+        kind, body = _parts(welcome)
         if kind == _WRONG_KEY:
             raise HandshakeError(_WRONG)
         if kind != (_KEYLESS if self._noise is None else _KEYED):
@@ -208,9 +252,7 @@ class Responder:
         return b""
 
     def _take_hello(self, message: bytes) -> bytes:
-        kind, body = message[len(_MAGIC) : len(_MAGIC) + 1], message[len(_MAGIC) + 1 :]
-        if not message.startswith(_MAGIC):
-            raise HandshakeError("it does not speak this version of paceline's protocol")
+        kind, body = _parts(message)
         if kind != (_KEYLESS if self._noise is None else _KEYED):
             raise HandshakeError("one side uses a key and the other does not", _refusal(_WRONG_MODE))
         if self._noise is None:
@@ -230,6 +272,6 @@ class Responder:
         try:
             wishes = one.read_first(body)
             self._encrypt = not self._is_unix and (self._encrypt or bool(wishes[0] & _ENCRYPT))
-            return _MAGIC + _KEYED + one.write_second(bytes([_ENCRYPT * self._encrypt]))
+            return _opening() + _KEYED + one.write_second(bytes([_ENCRYPT * self._encrypt]))
         except noise.WrongKeyError:
             raise HandshakeError(_WRONG, _refusal(_WRONG_KEY)) from None

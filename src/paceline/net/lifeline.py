@@ -121,8 +121,8 @@ class Lifeline:
     ) -> None:
         self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
         self._hello = m.Hello(
-            m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
-            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers, speed,
+            settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings), host_id(),
+            os.getpid(), address, settings.num_workers, settings.num_servers, speed,
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)
@@ -215,7 +215,7 @@ class Lifeline:
             reported = reports.own().take() if self._settings.role == "worker" else []
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account, pace.weights, reported,
+                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(),
             )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news

@@ -93,7 +93,7 @@ class Channel(Connection[int]):
         self.host: HostWatch | None = None
         self.is_open = self.reopened = self.is_deserted = False
         self.failures = 0
-        self.reason = ""
+        self.refusal: HandshakeError | None = None
         if bulk:
             keep_freed_frames()
 
@@ -134,7 +134,7 @@ class Channel(Connection[int]):
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
-                self.failures, self.reason = self.failures + 1, error.reason
+                self.failures, self.refusal = self.failures + 1, error
                 self._arrived.wake()
                 return False
             self.open(sock, agreed)
@@ -216,10 +216,10 @@ class SocketHub(ReceivedQueue[int]):
             self._channels[index].reopened = False
         return anew
 
-    def refused(self, channel: int) -> str:
-        """Return why the other side refuses this process, or an empty string."""
+    def refused(self, channel: int) -> HandshakeError | None:
+        """Return why the other side refuses this process, if it does."""
         one = self._channels[channel]
-        return one.reason if one.failures >= REFUSALS else ""
+        return one.refusal if one.failures >= REFUSALS else None
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close all channels. Does nothing in a forked child."""

@@ -15,6 +15,6 @@
 | ``tracking.py`` | threads that run them |
 | ``prometheus.py`` | the figures as Prometheus's text (pure) |
 | ``rows.py`` | the scheduler's status as a mapping per process, and as words for the whole job (pure) |
-| ``timeline.py`` | the history of a job for its page, bounded (pure) |
+| ``page_history.py`` | the history of a job for its page, bounded (pure) |
 | ``page.py``, ``page.html`` | the page of a job |
 """

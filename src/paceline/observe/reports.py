@@ -19,10 +19,12 @@ import logging
 import math
 import re
 import sys
+import time
 from collections import deque
 from typing import Any, TypeAlias
 
 from paceline.observe import meter
+from paceline.observe.progress import Progress
 from paceline.wire import messages as m
 from paceline.wire.limits import FIGURE_NAME, MAX_FIGURE_NAME, MAX_FIGURES, MAX_NUMEL, MAX_REPORTS
 
@@ -66,8 +68,9 @@ class Reports:
         self._joint: list[_Report] = []
         """Older ones that the last heartbeat had no room for."""
         self._warned: set[str] = set()
+        self._progress = Progress()
 
-    def add(self, step: int | None, samples: float | None, figures: dict[str, Any]) -> None:
+    def add(self, step: int | None, samples: float | None, figures: dict[str, Any], total: int | None = None) -> None:
         """Take in one report; see :func:`report`."""
         if not self._names.issuperset(figures):
             self._check_names(figures)
@@ -81,7 +84,12 @@ class Reports:
             raise ValueError(f"step is {step!r}; it is a whole number, 0 or more")
         if not 0 < samples <= MAX_NUMEL:
             raise ValueError(f"samples is {samples!r}; it is the number of samples behind the figures, above 0")
-        self._open.append((step, samples, figures))
+        if total is not None:
+            if type(total) is not int or not 0 < total < 2**63:
+                raise ValueError(f"total is {total!r}; it is the number of steps of the whole training, 1 or more")
+            self._progress.note(step, total, time.monotonic())
+        if figures:
+            self._open.append((step, samples, figures))
 
     def _check_names(self, figures: dict[str, Any]) -> None:
         for name in figures:
@@ -98,6 +106,10 @@ class Reports:
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
         return not self._open and not self._joint
+
+    def progress(self) -> m.Progress | None:
+        """Return how far the script is; None: it has told no total of steps."""
+        return self._progress.at(time.monotonic())
 
     def take(self) -> list[m.ReportedFigures]:
         """Return reports for one heartbeat. Any thread may call it, one at a time."""
@@ -167,7 +179,7 @@ def _figure(name: str, value: Any) -> Any:
 _own = Reports()
 
 
-def report(*, step: int | None = None, samples: float | None = None, **figures: Any) -> None:
+def report(*, step: int | None = None, samples: float | None = None, total: int | None = None, **figures: Any) -> None:
     """Report figures of this worker: for ``paceline status``, for metrics, and for the tools of ``--report-to``.
 
     Of the job, each figure is the mean over the workers that reported it for that step, weighted by samples. It takes
@@ -178,15 +190,17 @@ def report(*, step: int | None = None, samples: float | None = None, **figures: 
         step: number of the step, or of the epoch: figures of one step belong together. By default the number of
             rounds that this worker has pushed.
         samples: samples behind the figures; by default those of the last push.
+        total: steps of the whole training, in the same count as ``step``: the panel, ``paceline top`` and ``paceline
+            status`` tell how long it still takes.
         **figures: numbers, or tensors of one element, by name. Names with other characters:
             ``report(**{"val/loss": 0.3})``.
 
     Raises:
         TypeError: a value is no number.
-        ValueError: a name cannot be, there are more than 64 names, a tensor has several elements, or ``step`` or
-            ``samples`` is negative.
+        ValueError: a name cannot be, there are more than 64 names, a tensor has several elements, ``step`` or
+            ``samples`` is negative, or ``total`` is no number of steps.
     """
-    _own.add(step, samples, figures)
+    _own.add(step, samples, figures, total)
 
 
 def own() -> Reports:

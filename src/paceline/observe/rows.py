@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.table import duration
 from paceline.wire import messages as m
 
 
@@ -38,7 +39,18 @@ def progress(status: m.Status, workers: int, servers: int) -> list[str]:
     first, rate = max((row["round"] for row in rows if row["role"] == "worker"), default=0), rate_of(rows)
     if not first:
         return ["all have joined, no step yet"]
-    return [f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else [])]
+    far = _way_to_the_last_step(status)
+    return [far[0] if far else f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else []), *far[1:]]
+
+
+def _way_to_the_last_step(status: m.Status) -> list[str]:
+    """Return step and total of the worker that takes longest, and how long that is; nothing where no total is known."""
+    ways = [one.progress for one in status.states if one.phase == "live" and one.progress is not None]
+    if not ways:
+        return []
+    last = max(ways, key=lambda way: (way.left_s or 0.0, -way.step))
+    text = f"step {last.step:,} of {last.total:,}"
+    return [text] if last.left_s is None else [text, f"{duration(last.left_s)} left"]
 
 
 def rate_of(rows: Iterable[Mapping[str, Any]]) -> float:

@@ -82,6 +82,11 @@ class BackwardWatch:
         """Stop watching."""
         self.unwatch(list(self._handles))
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether any parameter is watched: no later optimizer has taken over all of them."""
+        return bool(self._handles)
+
     def is_last(self, param: torch.nn.Parameter) -> bool:
         """Return whether no hook that was registered later may change the gradient after ``arrived``."""
         newest: int = next(reversed(param._post_accumulate_grad_hooks))

@@ -52,11 +52,11 @@ from paceline.optim.binding import (
 from paceline.optim.device import Pusher
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
-from paceline.optim.weight_sums import sums_of
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.wire import messages as m
 from paceline.worker.traffic import Carried
+from paceline.worker.weight_sums import sums_of
 
 
 class Exchange:

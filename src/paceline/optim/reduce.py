@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError
+from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.buffers import buffers_of, shared_of
 from paceline.optim.exchange import Exchange
@@ -29,6 +31,9 @@ _CERTAIN = 1.0
 
 #: Bytes of the shapes of a worker's inputs, for a line about them.
 _LONGEST = 240
+
+#: Of exchanges, which every worker makes in the same order.
+_numbers = itertools.count()
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +61,7 @@ class ReduceExchange(Exchange):
         self._store, self._model, self._reduction = store, model, reduction
         self._named: list[NamedParameter] = []
         self._alone = store.num_workers == 1
+        self._name = f"{store.type} {next(_numbers)}"
         self._mean_samples = 0.0
         self._has_said = False
         if model is not None and not self._alone:
@@ -165,6 +171,11 @@ class ReduceExchange(Exchange):
         total = torch.tensor(values, dtype=torch.float64)
         self._store.pushpull(f"{_SUMS} of {len(values)}", total, total)
         return total.tolist()
+
+    def compare(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait."""
+        if isinstance(self._store, AllReduceStore):
+            self._store.compare_weights(self._name, step, weights)
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""

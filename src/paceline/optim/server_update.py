@@ -13,6 +13,7 @@ not change before ``step`` copies new ones.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -39,6 +40,12 @@ from paceline.optim.strategy import (
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 from paceline.worker.key_states import States
 from paceline.worker.traffic import Carried
+
+logger = logging.getLogger(__name__)
+
+#: Backward passes in a row that train this worker alone until a line says so. Loops that change weights for a while and
+#: put them back before the step (sharpness-aware ones, inner loops) make fewer.
+_MOST_ALONE = 32
 
 
 class ServerUpdate(ExchangingStrategy):
@@ -89,8 +96,18 @@ class ServerUpdate(ExchangingStrategy):
         exchange.add(self.named)
         if self.inner.state and store.rank == 0:
             store.set_optimizer_states(self._own_states())
-        self._watch = BackwardWatch(self._on_gradient, setup.samples.ended)
+        self._passes = 0
+        """Backward passes since the last step."""
+        self._versions = self._passes_alone = 0
+        self._watch = BackwardWatch(self._on_gradient, self._on_end)
         self._watch.watch(param for _, param, _ in self.named)
+        self._is_loaded = False
+        """A state was loaded into the user's optimizer, and the servers do not have it."""
+        self._hooks = [
+            self.inner.register_step_pre_hook(self._refuse_own_step),
+            self.inner.register_state_dict_pre_hook(lambda inner: self.show_states()),
+            self.inner.register_load_state_dict_post_hook(self._note_loaded),
+        ]
 
     # ---- backward --------------------------------------------------------------------------------------------------
 
@@ -105,6 +122,32 @@ class ServerUpdate(ExchangingStrategy):
             with torch.no_grad():
                 if self._exchange.fill(param):
                     self._exchange.push(self._carried())
+
+    def _on_end(self) -> None:
+        self._samples.ended()
+        self._passes += 1
+        if self._passes > self.choices.passes and self._passes_alone < _MOST_ALONE:
+            self._note_alone()
+
+    def _note_alone(self) -> None:
+        """Say once that the weights change here, pass after pass, and no step gives gradients to the servers."""
+        versions, self._versions = self._versions, sum(param._version for _, param, _ in self.named)
+        self._passes_alone += bool(versions) and versions != self._versions
+        if self._passes_alone == _MOST_ALONE:
+            logger.warning(
+                "worker %d: its weights have changed between %d backward passes, and DistributedOptimizer has made no "
+                "step meanwhile: this worker trains alone. Call step() of the DistributedOptimizer, not of another "
+                "optimizer with the same parameters",
+                self.store.rank, _MOST_ALONE,
+            )  # fmt: skip
+
+    def _refuse_own_step(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Raise where a loop steps the optimizer that was wrapped: no other worker, and no server, would get it."""
+        if self._watch.is_watching:
+            raise PacelineError(
+                f"worker {self.store.rank}: {type(inner).__name__}.step() of the wrapped optimizer would train this "
+                "worker alone, because the servers step: call step() of the DistributedOptimizer"
+            )
 
     def _current_options(self) -> list[Options]:
         groups = option_groups(self.inner)
@@ -142,6 +185,7 @@ class ServerUpdate(ExchangingStrategy):
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
             self._exchange.push_rest(replace(self._carried(), skip=skip))
             self._arrived, self._open = {}, None
+            self._passes = self._versions = self._passes_alone = 0
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
             self._pending = True
@@ -232,6 +276,8 @@ class ServerUpdate(ExchangingStrategy):
         """Stop watching backward passes, after the weights of the last step have arrived."""
         self.synchronize()
         self._watch.close()
+        for hook in self._hooks:
+            hook.remove()
 
     def _own_states(self) -> States:
         return {
@@ -267,9 +313,13 @@ class ServerUpdate(ExchangingStrategy):
         return codec_entry(self.store, unsent)
 
     def show_states(self) -> None:
-        """Put the servers' state into the user's optimizer, unless it is there."""
-        if self._shown is None:
+        """Put the servers' state into the user's optimizer, unless it is there, or another optimizer uses that now."""
+        if self._shown is None and not self._is_loaded and self._watch.is_watching:
+            self.synchronize()
             self.fetch_states()
+
+    def _note_loaded(self, inner: torch.optim.Optimizer) -> None:
+        self._is_loaded = self._watch.is_watching
 
     def _own_versions(self) -> dict[tuple[str, str], tuple[Any, int]]:
         """Return the state in this process, with torch's counts of in-place changes."""
@@ -281,14 +331,14 @@ class ServerUpdate(ExchangingStrategy):
 
     def _check_state(self) -> None:
         """Raise if the state that was shown here was changed: the servers would not see it."""
-        if self._shown is None:
+        if self._shown is None and not self._is_loaded:
             return
         shown, self._shown, now = self._shown, None, self._own_versions()
-        if shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
+        if shown is None or shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
             raise PacelineError(
                 f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "
                 "it; they hold the state. To change theirs, set all of it on every worker (optimizer.state = ...) or "
-                f"call load_state_dict{self._or_worker}"
+                f"call load_state_dict of the DistributedOptimizer{self._or_worker}"
             )
 
     def take_states(self) -> None:
@@ -297,7 +347,7 @@ class ServerUpdate(ExchangingStrategy):
         if self.store.rank == 0:
             self.store.set_optimizer_states(self._own_states())
         self.store.barrier()
-        self._shown = self._own_versions()
+        self._shown, self._is_loaded = self._own_versions(), False
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""

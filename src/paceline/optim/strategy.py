@@ -28,9 +28,9 @@ from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
-from paceline.optim.weight_sums import is_due
 from paceline.updaters import Options
 from paceline.worker.traffic import Carried
+from paceline.worker.weight_sums import is_due
 
 Named: TypeAlias = Sequence[NamedParameter]
 Closure: TypeAlias = Callable[[], Any]

@@ -19,7 +19,7 @@ from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.membership import Membership
 from paceline.observe import page, prometheus
-from paceline.observe.timeline import Timeline
+from paceline.observe.page_history import PageHistory
 from paceline.observe.tracking import TrackerThread, by_step, overview
 from paceline.scheduler.web import Dashboard, Metrics, address_of
 from paceline.wire import messages as m
@@ -55,10 +55,11 @@ class Exports:
             self._trackers = [TrackerThread(one.strip(), self._job) for one in settings.report_to.split(",") if one]
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._timeline = Timeline(self._job, settings.num_workers, settings.num_servers, time.time(), time.monotonic())
+        about = self._job, settings.num_workers, settings.num_servers
+        self._history = PageHistory(*about, time.time(), time.monotonic())
         self._report = _checked(settings.report)
         self.metrics = Metrics(settings.metrics, lambda: self._text) if settings.metrics else None
-        self.page = Dashboard(settings.dashboard, self._timeline.copy) if settings.dashboard else None
+        self.page = Dashboard(settings.dashboard, self._history.copy) if settings.dashboard else None
         if self.metrics is not None and address_of(settings.metrics)[1] == 0:
             logger.warning("metrics of this job: %s", self.metrics.url)
         if self.page is not None:
@@ -66,7 +67,7 @@ class Exports:
 
     def note(self, membership: Membership, now: float) -> None:
         """Hand over the figures of now, if it is time. Does not wait."""
-        is_wanted = self._has_timeline or self.metrics is not None or self._trackers
+        is_wanted = self._has_page or self.metrics is not None or self._trackers
         if now < self._next or not is_wanted:
             return
         self._next = now + PICTURE_INTERVAL_S
@@ -78,15 +79,15 @@ class Exports:
             self._track(membership, status, now)
 
     @property
-    def _has_timeline(self) -> bool:
+    def _has_page(self) -> bool:
         return self.page is not None or bool(self._report)
 
     def _draw(self, status: m.Status, now: float) -> None:
         """Go on with the page and its report."""
-        if not self._has_timeline:
+        if not self._has_page:
             return
         with contextlib.nullcontext() if self.page is None else self.page.lock:
-            news = self._timeline.note(status, now)
+            news = self._history.note(status, now)
             if self.page is not None:
                 self.page.tell(news)
 
@@ -108,7 +109,7 @@ class Exports:
         """Hand over the last figures, and let the trackers close their tools. Takes :data:`CLOSE_TIMEOUT_S` at most."""
         now, deadline = time.monotonic(), time.monotonic() + CLOSE_TIMEOUT_S
         membership.figures.settle((), math.inf)
-        if self._trackers or self._has_timeline:
+        if self._trackers or self._has_page:
             status = membership.status(now)
             self._draw(status, now)
             self._next_overview = now
@@ -125,7 +126,7 @@ class Exports:
     def _write_report(self) -> None:
         try:
             new = Path(f"{self._report}.new")
-            new.write_bytes(page.page(self._timeline.copy()))
+            new.write_bytes(page.page(self._history.copy()))
             new.replace(self._report)
         except OSError as error:
             logger.error("the report %s of this job is not written: %s", self._report, error)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline.net.base import Frames, Hub, Listener
+from paceline.net.handshake import HandshakeError
 from paceline.net.sockets import SocketListener
 
 #: Environment variable with the faults of a process, as JSON.
@@ -180,8 +181,8 @@ class FaultyHub:
         """Return channels that have closed and connected again since the last call."""
         return self.inner.reopened()
 
-    def refused(self, channel: int) -> str:
-        """Return why the listener refuses this process; an empty string if it does not."""
+    def refused(self, channel: int) -> HandshakeError | None:
+        """Return why the listener refuses this process, if it does."""
         return self.inner.refused(channel)
 
     def wake(self) -> None:

@@ -153,9 +153,8 @@ class MemoryHub:
         """Return nothing: connections never close in memory, only messages get lost."""
         return []
 
-    def refused(self, channel: int) -> str:
-        """Return an empty string: no peer is refused in memory."""
-        return ""
+    def refused(self, channel: int) -> None:
+        """Return nothing: no peer is refused in memory."""
 
     def wake(self) -> None:
         """Make ``receive`` return now."""

@@ -1,6 +1,6 @@
 """The wire between the roles: messages, framing, limits, and exactly-once requests. Pure."""
 
-from paceline.wire.framing import FramingError, decode, encode
+from paceline.wire.framing import PROTOCOL_BYTES, FramingError, decode, encode, protocol
 from paceline.wire.sequence import Inbox, Outbox
 
-__all__ = ["FramingError", "Inbox", "Outbox", "decode", "encode"]
+__all__ = ["PROTOCOL_BYTES", "FramingError", "Inbox", "Outbox", "decode", "encode", "protocol"]

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from paceline.errors import ProtocolError
+from paceline.wire import messages
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from paceline.wire.messages import Body, Envelope
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+
+_FIELDS_BYTES = 4
+#: Size of :func:`protocol`.
+PROTOCOL_BYTES = 1 + _FIELDS_BYTES
+
+
+def protocol() -> bytes:
+    """Return the protocol that both sides of a connection must speak: its number, and a digest of all fields.
+
+    A message with another field cannot be read, so a change of one makes another protocol by itself.
+    """
+    return bytes([messages.PROTOCOL]) + _digest_of_fields()
+
+
+@functools.cache
+def _digest_of_fields() -> bytes:
+    kinds = [getattr(messages, name) for name in sorted(messages.__all__) if name != "PROTOCOL"]
+    structs = [one for one in kinds if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    fields = [(one.__name__, one.__struct_config__.tag, one.__annotations__) for one in structs]
+    return hashlib.sha256(repr(fields).encode()).digest()[:_FIELDS_BYTES]
 
 
 class FramingError(ProtocolError):

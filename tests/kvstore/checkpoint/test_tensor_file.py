@@ -111,11 +111,26 @@ def test_other_kinds_versions_and_things_are_refused(path, tmp_path, monkeypatch
         tensor_file.read(tmp_path / "nothing", "test")
     with pytest.raises(CheckpointError, match="directory"):
         tensor_file.read(tmp_path, "test")
-    monkeypatch.setattr(tensor_file, "VERSION", 2)
-    written(path)
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="known is paceline 1"):
-        tensor_file.read(path, "test")
+    for name, value, words in (
+        (
+            "VERSION",
+            tensor_file.VERSION + 1,
+            "has version 2 of the format; this reads 1 to 1; a newer paceline wrote it",
+        ),
+        ("VERSION", tensor_file.OLDEST - 1, "has version 0 of the format; this reads 1 to 1; load it with an older"),
+        ("VERSION", "1", "format 'paceline' '1', which is none of paceline's"),
+        ("FORMAT", "other", "format 'other' 1, which is none of paceline's"),
+    ):
+        with monkeypatch.context() as change:
+            change.setattr(tensor_file, name, value)
+            written(path)
+        with pytest.raises(CheckpointError, match=words):
+            tensor_file.read(path, "test")
+
+
+def test_versions_of_earlier_releases_are_read(path, monkeypatch):
+    monkeypatch.setattr(tensor_file, "VERSION", tensor_file.VERSION + 1)
+    assert tensor_file.read(path, "test").manifest["version"] == tensor_file.VERSION - 1
 
 
 def test_what_cannot_be_written_is_named_and_nothing_is_left(tmp_path):

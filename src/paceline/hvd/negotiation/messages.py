@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from paceline.errors import ProtocolError
+from paceline.wire.messages import WeightSums
 
 #: Id of the process set that holds all ranks.
 GLOBAL_SET = 0
@@ -208,6 +209,18 @@ class RankLeft(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid
     failed: bool
 
 
+class RankWeights(msgspec.Struct, frozen=True, array_like=True, tag="weights", forbid_unknown_fields=True):
+    """Sums of a rank's weights after a step, for the comparison with other ranks.
+
+    Attributes:
+        sums: their store is the name of the optimizer.
+        ranks: the ranks that train these weights; empty: all.
+    """
+
+    sums: WeightSums
+    ranks: tuple[int, ...] = ()
+
+
 class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered", forbid_unknown_fields=True):
     """All ranks have called ``init``.
 
@@ -228,7 +241,7 @@ class ToCoordinator(msgspec.Struct, frozen=True, array_like=True):
     """A message of a rank. Generations are counted from 1, one for each ``init``."""
 
     generation: int
-    body: RankEntered | Submission | RankLeft
+    body: RankEntered | Submission | RankLeft | RankWeights
 
 
 class ToRank(msgspec.Struct, frozen=True, array_like=True):

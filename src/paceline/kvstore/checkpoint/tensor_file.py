@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.kvstore.checkpoint.whole_file import whole_file
 
-FORMAT, VERSION = "paceline", 1
+#: Raised when what is written changes so that releases before cannot read it. All from OLDEST on are read.
+FORMAT, VERSION, OLDEST = "paceline", 1, 1
 #: The library's own limit.
 MAX_HEADER_BYTES = 100_000_000
 #: Text before the digest in the header.
@@ -162,9 +163,14 @@ def _check_header(path: Path, file: BinaryIO) -> str:
 
 
 def _check_kind(path: Path, manifest: Mapping[str, Any], kind: str) -> None:
-    version, found = manifest.get("version", 0), manifest.get("kind")
-    if manifest.get("format") != FORMAT or version > VERSION:
-        raise CheckpointError(f"{path} is of format {manifest.get('format')!r} {version}; known is {FORMAT} {VERSION}")
+    name, version, found = manifest.get("format"), manifest.get("version"), manifest.get("kind")
+    if name != FORMAT or not isinstance(version, int):
+        raise CheckpointError(f"{path} is of format {name!r} {version!r}, which is none of paceline's")
+    if not OLDEST <= version <= VERSION:
+        writer = (
+            "a newer paceline wrote it: install that one" if version > VERSION else "load it with an older paceline"
+        )
+        raise CheckpointError(f"{path} has version {version} of the format; this reads {OLDEST} to {VERSION}; {writer}")
     if found != kind:
         raise CheckpointError(f"{path} holds {found}, not {kind}")
 

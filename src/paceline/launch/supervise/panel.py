@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from paceline.launch.table import Size
+from paceline.observe.table import Size
 
 #: Time between two drawings under output that comes in floods.
 _REST_S = 0.05

@@ -9,8 +9,8 @@ import msgspec
 
 from paceline.launch.runtime import JobRecord
 from paceline.launch.supervise.console import Console
-from paceline.launch.table import duration
 from paceline.observe.rows import progress, slowest
+from paceline.observe.table import duration
 from paceline.wire import messages as m
 
 #: Time between two pictures of the panel, time until the first line and between the first two, and the longest.

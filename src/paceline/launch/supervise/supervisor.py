@@ -42,8 +42,8 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
-from paceline.launch.table import plural
 from paceline.net.security import new_job_key
+from paceline.observe.table import plural
 
 if TYPE_CHECKING:
     from paceline.launch.supervise.progress import Watch

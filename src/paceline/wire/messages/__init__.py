@@ -79,6 +79,7 @@ from paceline.wire.messages.membership import (
     MemberState,
     News,
     PoolSamples,
+    Progress,
     Publish,
     ReportedFigures,
     ReturnSamples,
@@ -94,6 +95,7 @@ from paceline.wire.messages.membership import (
     Window,
 )
 
+#: Raised by hand when messages with the same fields mean something else.
 PROTOCOL = 1
 
 Request: TypeAlias = (
@@ -199,6 +201,7 @@ __all__ = [
     "Pause",
     "PoolSamples",
     "Probe",
+    "Progress",
     "Publish",
     "Pull",
     "PullRows",

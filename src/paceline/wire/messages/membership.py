@@ -30,7 +30,6 @@ from paceline.wire.messages.fields import (
 class Hello(Message, tag=1):
     """Join the job."""
 
-    protocol: Number
     job_id: Name
     role: Role
     rank: Rank
@@ -141,6 +140,15 @@ class ReportedFigures(Message):
     figures: Annotated[dict[FigureName, Finite], Meta(max_length=MAX_FIGURES)]
 
 
+class Progress(Message):
+    """How far the script of a worker is."""
+
+    step: Number
+    total: Number
+    left_s: Amount | None = None
+    """Seconds that it still takes; None: not known yet."""
+
+
 class WeightSums(Message):
     """Sums of a worker's weights after a step, for the comparison with other workers."""
 
@@ -175,6 +183,8 @@ class Heartbeat(Message, tag=3):
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
+    progress: Progress | None = None
+    """None: the script has told no total of steps."""
 
 
 class Death(Message):
@@ -320,6 +330,8 @@ class MemberState(Message):
     late_s: Amount = 0.0
     held: tuple[Count, Count] = (0, 0)
     """Of a server: its values, and the buckets that they are in."""
+    progress: Progress | None = None
+    """None: its script has told no total of steps."""
 
 
 class Told(Message):

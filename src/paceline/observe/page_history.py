@@ -23,7 +23,7 @@ _FRESH = 0.3
 
 
 class Point(NamedTuple):
-    """A stretch of time, in seconds since the start of the timeline, and sums over it."""
+    """A stretch of time, in seconds since the start of the history, and sums over it."""
 
     start: float
     span: float
@@ -74,7 +74,7 @@ class Series:
         }  # fmt: skip
 
 
-class Timeline:
+class PageHistory:
     """The history of a job: its rate, the parts of its members' time, and events.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.optim.weight_sums import is_due, sums_of
+from paceline.worker.weight_sums import is_due, sums_of
 
 STEPS = [1, 2, 64, 4096]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.observe.account import COMPUTE, DATA, SERVER_PARTS, WORKER_PARTS
-from paceline.observe.timeline import LANE, MOST_EVENTS, RATE, Point, Series, Timeline
+from paceline.observe.page_history import LANE, MOST_EVENTS, RATE, PageHistory, Point, Series
 from paceline.wire import messages as m
 
 
@@ -25,8 +25,8 @@ def status(*states: m.MemberState, **more: object) -> m.Status:
     return m.Status([worker(rank) for rank in range(len(states))], list(states), [], **more)  # type: ignore[arg-type]
 
 
-def timeline() -> Timeline:
-    return Timeline("1a2b", 1, 0, 1e9, 100.0)
+def history() -> PageHistory:
+    return PageHistory("1a2b", 1, 0, 1e9, 100.0)
 
 
 # ---- points ----------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_series_keeps_few_points_all_sums_the_whole_time_and_the_last_points_as_
 
 
 def test_lane_has_the_parts_of_a_members_time_since_its_last_point() -> None:
-    one = timeline()
+    one = history()
     first = one.note(status(state(2)), 102.0)["lanes"]["worker 0"]
     assert first == Point(1.0, 1.0, (2, 16.0, 200_000, 800_000, *[0] * 8))
     assert one.note(status(state(2)), 103.0)["lanes"] == {}  # a round that lasts longer than a second
@@ -64,13 +64,13 @@ def test_lane_has_the_parts_of_a_members_time_since_its_last_point() -> None:
 
 
 def test_account_that_begins_anew_is_not_subtracted() -> None:
-    one = timeline()
+    one = history()
     one.note(status(state(5)), 102.0)
     assert one.note(status(state(1)), 103.0)["lanes"]["worker 0"].sums[:2] == (1, 8.0)
 
 
 def test_rate_is_the_one_of_the_panel() -> None:
-    one = timeline()
+    one = history()
     told = one.note(status(state(4), state(4), state(4, "left")), 102.0)
     assert told["state"]["rate"] == 32.0  # 16 samples a second, of two live workers
     assert told["rate"] == Point(0.0, 2.0, (64.0,))
@@ -78,7 +78,7 @@ def test_rate_is_the_one_of_the_panel() -> None:
 
 
 def test_traffic_is_a_rate_that_follows() -> None:
-    one = timeline()
+    one = history()
     rows = [one.note(status(state(1, sent=1000 * second)), 100.0 + second)["state"]["rows"][0] for second in range(30)]
     assert rows[0]["sends"] == 0
     assert rows[-1]["sends"] == 1000
@@ -89,7 +89,7 @@ def test_server_has_a_lane_and_what_it_holds() -> None:
     parts = [500_000, 100_000, 0, 0, 400_000]
     member = m.Member("server", 0, 0, "h", "h", 1, "", b"")
     held = m.MemberState(0, 0.0, 0.1, 0, 0, 0, "live", "", whole=[m.Window(1, 10, 5.0, parts)], held=(1000, 4))
-    told = timeline().note(m.Status([member], [held], []), 101.0)
+    told = history().note(m.Status([member], [held], []), 101.0)
     assert told["lanes"]["server 0"].sums[2:] == tuple(parts)
     assert len(parts) == len(SERVER_PARTS)
     assert (told["state"]["rows"][0]["values"], told["state"]["rows"][0]["buckets"]) == (1000, 4)
@@ -99,7 +99,7 @@ def test_server_has_a_lane_and_what_it_holds() -> None:
 
 
 def test_members_that_come_and_go_and_verdicts_are_events_once() -> None:
-    one = timeline()
+    one = history()
     texts = []
     phases = ["live", "live", "silent", "live", "dead"]
     for second, phase in enumerate(phases):
@@ -118,7 +118,7 @@ def test_members_that_come_and_go_and_verdicts_are_events_once() -> None:
 
 
 def test_history_stays_small_however_long_the_job_takes() -> None:
-    one = timeline()
+    one = history()
     for second in range(4000):
         phase = ("live", "silent")[second // 2 % 2]
         one.note(status(state(2 * second, phase)), 101.0 + second)
@@ -131,7 +131,7 @@ def test_history_stays_small_however_long_the_job_takes() -> None:
 
 
 def test_copy_does_not_change_with_the_history() -> None:
-    one = timeline()
+    one = history()
     one.note(status(state(1)), 101.0)
     kept = one.copy()
     before = repr(kept)
