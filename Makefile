@@ -16,7 +16,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
   ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser test-c10d test-c10d check format docs fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser test-c10d check format docs fuzz mutations oracle \
   blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -32,7 +32,6 @@ help:
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
 	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
-	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
 	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
@@ -135,11 +134,6 @@ test-trackers: $(READY) $(TRACKERS)/.ready
 # apt-get install chromium has the browser.
 test-browser: $(READY)
 	PACELINE_TEST_BROWSER=1 $(BIN)/python -m pytest --timeout 600 -rs tests/browser
-
-# expecttest is imported by PyTorch's tests.
-test-c10d: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt expecttest
-	$(BIN)/python -m tests.c10d.pytorch $(C10D)
 
 # expecttest is imported by PyTorch's tests.
 test-c10d: $(READY)
