@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,7 +248,9 @@ def test_exit_code_is_that_of_the_first_failure() -> None:
 
 WORKER = """
 import contextlib, os, torch
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from paceline import kvstore
 
 store = kvstore.create("dist_sync")
@@ -381,19 +385,41 @@ def test_variables_may_be_those_of_a_role_or_of_this_shell(capsys: pytest.Captur
     assert shown.count(f"    HOME={os.environ['HOME']}\n") == 4
 
 
+class Batch(Job):
+    """Gets a signal while it is waited for."""
+
+    id, was_cancelled = "7", False
+
+    def __init__(self, signum: signal.Signals) -> None:
+        self._signum = signum
+
+    def wait(self) -> int:
+        signal.raise_signal(self._signum)
+        return 0
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[[signal.Signals, Any], None]]:
+    """Sets the handler of a signal for the test."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    yield signal.signal
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signal_cancels_a_job_that_an_engine_supervises(signum: signal.Signals) -> None:
-    class Batch(Job):
-        id, was_cancelled = "7", False
-
-        def wait(self) -> int:
-            signal.raise_signal(signum)
-            return 0
-
-        def cancel(self) -> None:
-            self.was_cancelled = True
-
-    before = signal.getsignal(signum)
-    job = Batch()
+def test_signal_cancels_a_job_that_an_engine_supervises(handled, signum: signal.Signals) -> None:
+    before = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+    handled(signum, before)
+    job = Batch(signum)
     assert (launch._wait(job), job.was_cancelled) == (128 + signum, True)
     assert signal.getsignal(signum) == before
+
+
+def test_job_goes_on_when_its_terminal_is_closed_under_nohup(handled) -> None:
+    handled(signal.SIGHUP, signal.SIG_IGN)
+    job = Batch(signal.SIGHUP)
+    assert (launch._wait(job), job.was_cancelled) == (0, False)

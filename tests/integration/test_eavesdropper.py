@@ -133,4 +133,4 @@ def test_unix_socket_of_another_user_hears_nothing():
         heard = other.stdout.readline()
     hub.close()
     assert heard == "b''\n"
-    assert hub._channels[channel].reason == "a process of another user listens there"
+    assert str(hub._channels[channel].refusal) == "a process of another user listens there"

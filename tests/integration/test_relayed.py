@@ -69,10 +69,10 @@ from paceline.net.sockets import SocketHub
 hub = SocketHub(Security(os.environ.get("KEY", "")))
 channel = hub.connect(sys.argv[1], b"worker-1", "server 0", bulk=True)
 hub.send(channel, [b"push", sys.argv[2].encode() * 10_000])
-while not hub._channels[channel].reason and not hub.is_open(channel):
+while hub._channels[channel].refusal is None and not hub.is_open(channel):
     hub.receive(0.05)
 hub.close(linger_s=5.0)
-print(hub._channels[channel].reason or "connected", flush=True)
+print(hub._channels[channel].refusal or "connected", flush=True)
 """
 
 

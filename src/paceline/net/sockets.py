@@ -73,7 +73,7 @@ class Channel(Connection[int]):
         is_deserted: at the last try the kernel of the listener's host said that no process listens there.
         reopened: it was connected anew; the reader of this clears it.
         failures: refusals since the last connection.
-        reason: reason of the last refusal.
+        refusal: the last one.
     """
 
     def __init__(

@@ -152,8 +152,7 @@ def start(settings: Settings) -> None:
     if not settings.recorder or active is not None:
         return
     try:
-        path = folder_of(settings.job_id, settings.job_key)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = _made(folder_of(settings.job_id, settings.job_key))
         forget_old(path)
         name = f"{settings.role}-{os.getpid()}.ring"
         with forks.held():
@@ -214,6 +213,12 @@ def folder_of(job_id: str, key: str) -> Path:
     return jobs_folder() / (re.sub(r"[^\w-]", "_", job_id) + f".{start}")
 
 
+def _made(path: Path) -> Path:
+    for one in (path.parent, path):
+        one.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
 def forget_old(own: Path) -> None:
     """Delete the rings of jobs that have ended, except the last ones; and old ones of the own job, if it has many."""
     for path in sorted(own.glob("*.ring"), key=_when)[:-KEPT_RINGS]:
@@ -256,8 +261,7 @@ def note_hosts(job_id: str, key: str, hosts: Sequence[str]) -> None:
         LaunchError: it cannot be used.
     """
     if hosts:
-        path = folder_of(job_id, key)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = _made(folder_of(job_id, key))
         (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
 
 
