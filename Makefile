@@ -12,11 +12,13 @@ ALONE = tests/integration tests/launch tests/testing tests/clusters tests/mx tes
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
 
-# Processes that are killed, stopped, cut off or lied to: mostly waits.
-FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,blame damage \
-  ddp_hosts failures fork fuzz hosts local_merge noticing pool_resume saving_after_a_failure strangers tampering worker_death)
+# Processes that are killed, stopped, cut off, lied to, or change their speed: mostly waits.
+FAULTS = tests/soak tests/launch/supervise/test_starting.py $(patsubst %,tests/integration/test_%.py,auto_revised blame \
+  damage ddp_hosts eavesdropper failures fork fuzz hosts local_merge noticing pool_resume regroup relayed \
+  saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s test-trackers test-browser test-c10d check format docs fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
+  test-trackers test-browser test-c10d check format docs fuzz mutations oracle \
   blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:

@@ -55,7 +55,7 @@ def test_job_file_makes_a_plan(
 
 def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     [script] = blocks("docs/saving.md", "python")
-    script = script.replace("batch_size=32", "batch_size=128").replace("first_epoch, 4", "first_epoch, 2")
+    script = script.replace("train=True", "train=False").replace("first_epoch, 4", "first_epoch, 2")
     runs = [("whole", 1, script), ("broken", 1, script.replace("first_epoch, 2", "1")), ("broken", 2, script)]
     for folder, servers, text in runs:
         (tmp_path / folder).mkdir(exist_ok=True)

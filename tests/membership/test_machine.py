@@ -247,6 +247,25 @@ def test_largest_figures_make_a_status_that_can_be_sent(role: str) -> None:
     assert decode([encode(1, 0, status)])[0].body == status
 
 
+def test_members_send_their_events_while_a_trace_is_made_and_whoever_asked_gets_them() -> None:
+    members = joined()
+    ask = m.AskTrace(7, 1, 10.0, 0)
+    [begun] = members.handle(b"somebody", 1, ask, 0.0)
+    assert isinstance(begun, Answer)
+    assert begun.body == m.TraceIs([], False, "")
+    events = m.TraceEvents(7, 0.0, 0.0, 0.0, 0.0, 0, b"x")
+    [told] = members.handle(peer_of("worker", 0), 4, m.Heartbeat(1, trace=events), 0.1)
+    assert isinstance(told, Answer)
+    assert isinstance(told.body, m.News)
+    assert told.body.trace == 7
+    [found] = members.handle(b"somebody", 2, ask, 0.2)
+    assert isinstance(found, Answer)
+    assert isinstance(found.body, m.TraceIs)
+    assert [(one.role, one.rank, one.events) for one in found.body.parts] == [("worker", 0, events)]
+    assert members.member_of(peer_of("worker", 0)) == ("worker", 0)
+    assert members.member_of(b"somebody") is None
+
+
 def test_server_work_is_not_the_schedulers() -> None:
     assert "does not take Pause" in refusal(joined().handle(b"worker-0", 3, m.Pause("s"), 1.0))
 
