@@ -80,7 +80,7 @@ PURE = {
     "observe.servers",
     "observe.page_history",
     "observe.story",
-    "observe.timeline",
+    "observe.event_order",
     "observe.verdicts",
 }
 IMPURE = {

@@ -16,7 +16,7 @@ from paceline.cli import main
 from paceline.observe import ring
 from paceline.observe.events import ROUND
 from paceline.testing import LocalJob, Worker
-from tests.observe.test_timeline import checked
+from tests.observe.test_event_order import checked
 
 
 @pytest.fixture(autouse=True)

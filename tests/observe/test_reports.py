@@ -46,7 +46,7 @@ def test_total_of_steps_is_no_figure_and_tells_how_far_the_script_is() -> None:
     own = Reports()
     assert own.progress() is None
     own.add(3, 32.0, {}, total=10)
-    assert own.progress() == m.Progress(3, 10, None)
+    assert own.progress() == m.StepsLeft(3, 10, None)
     own.add(4, 32.0, {"loss": 0.5}, total=10)
     assert taken(own) == [(4, 32.0, {"loss": 0.5})]
     own.add(1, 32.0, {"accuracy": 0.5})  # counts in its own way

@@ -24,13 +24,13 @@ def test_progress_is_who_is_missing_then_the_round_and_the_rate() -> None:
 
 def test_progress_is_the_slowest_workers_way_to_the_last_step_where_a_total_is_known() -> None:
     job = status(0.1, 0.2)
-    ways = [m.Progress(120, 5000, 60.0), m.Progress(100, 5000, 150.0)]
+    ways = [m.StepsLeft(120, 5000, 60.0), m.StepsLeft(100, 5000, 150.0)]
     for state, way in zip(job.states, ways, strict=True):
         state.progress = way
     assert progress(job, 2, 0) == ["step 100 of 5,000", "640 samples/s", "2 min left"]
     job.states[1].phase = "left"
     assert progress(job, 2, 0) == ["step 120 of 5,000", "320 samples/s", "60 s left"]
-    job.states[0].progress = m.Progress(1, 5000)
+    job.states[0].progress = m.StepsLeft(1, 5000)
     assert progress(job, 2, 0) == ["step 1 of 5,000", "320 samples/s"]
 
 

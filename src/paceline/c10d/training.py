@@ -31,7 +31,7 @@ from paceline.optim.samples import tally
 from paceline.worker.session import Session
 
 
-class Training:
+class DdpTraining:
     """The steps of this process.
 
     Args:
@@ -72,7 +72,7 @@ class Training:
         meter.active.step_ends()
 
 
-_current: Training | None = None
+_current: DdpTraining | None = None
 
 
 def watch(session: Session) -> None:
@@ -87,7 +87,7 @@ def watch(session: Session) -> None:
     shares = MeasuredShares(session) if os.environ.get("PACELINE_DDP") == "measured" else None
     if shares is not None:
         shares.install()
-    _current = Training(session, shares)
+    _current = DdpTraining(session, shares)
 
 
 def _watched(original: Callable[..., None]) -> Callable[..., None]:

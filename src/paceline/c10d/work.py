@@ -64,7 +64,7 @@ class Work(c10d.Work):
         self._running.acquire()
         self._is_over = False
         self._base: torch.futures.Future[Any] | None = None
-        self._exchange: meter.Exchange | None = None
+        self._exchange: meter.ExchangeTime | None = None
         self.device_s = 0.0
 
     def end(self, error: BaseException | None = None, source: int = -1) -> None:

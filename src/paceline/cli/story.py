@@ -9,8 +9,8 @@ from pathlib import Path
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.errors import LaunchError
 from paceline.observe import ring
+from paceline.observe.event_order import EventOrder, aligned
 from paceline.observe.story import story
-from paceline.observe.timeline import Timeline, aligned
 
 OPTIONS = (Option(("--seconds",), "how many (default: 5)", "SECONDS", float, positive=True),)
 
@@ -37,7 +37,7 @@ def run(name: str, words: Sequence[str]) -> int:
         ends = [one.source.unix - one.source.offset + one.events[-1].time for one in processes if one.events]
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(ends, default=0)))
         print(f"job {path.stem}, its processes on this host; the last event was at {when}")
-        print("\n".join(story(Timeline(processes), options.seconds or 5.0)))
+        print("\n".join(story(EventOrder(processes), options.seconds or 5.0)))
     for host in others:
         print(f"missing here: the events of its processes on {host}; try: ssh {host} paceline story {path.stem}")
     return 0

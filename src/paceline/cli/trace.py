@@ -15,9 +15,9 @@ from paceline.cli.top import elsewhere
 from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.observe.chrome import ChromeTrace, TraceEvent, merged, window
+from paceline.observe.event_order import EventOrder, MemberKey, aligned
 from paceline.observe.events import Source, parse
 from paceline.observe.table import plural
-from paceline.observe.timeline import MemberKey, Timeline, aligned
 from paceline.observe.trace_file import TraceFile
 from paceline.wire import messages as m
 
@@ -57,8 +57,8 @@ def run(name: str, words: Sequence[str]) -> int:
         parts, says = _collect(ask, rounds, options.timeout or 60.0)
     if not any(one.events.records for one in parts):
         raise LaunchError(f"job {record.id} has sent no events; is PACELINE_RECORDER=0 set? {says}".rstrip())
-    timeline, since = assembled(parts)
-    trace = ChromeTrace(timeline, *window(timeline, since, rounds))
+    order, since = assembled(parts)
+    trace = ChromeTrace(order, *window(order, since, rounds))
     events = list(trace.events())
     try:
         _write(path, trace.head(record.id), [*events, *(merged(trace, profile) if profile else [])])
@@ -105,7 +105,7 @@ def _collect(ask: Callable[[m.Request], m.Body], rounds: int, timeout_s: float) 
             time.sleep(_POLL_S)
 
 
-def assembled(parts: Sequence[m.TracePart]) -> tuple[Timeline, float]:
+def assembled(parts: Sequence[m.TracePart]) -> tuple[EventOrder, float]:
     """Return the processes behind the parts of a trace, and the time from which on all of them have sent events."""
     by_member: dict[MemberKey, list[m.TracePart]] = {}
     for one in parts:
@@ -117,11 +117,11 @@ def assembled(parts: Sequence[m.TracePart]) -> tuple[Timeline, float]:
         events = [event for one in ones for event in parse(one.events.records)]
         processes.append(aligned(source, events, lost=sum(one.events.lost for one in ones)))
         since = max(since, best.since + best.offset)
-    return Timeline(processes), since
+    return EventOrder(processes), since
 
 
 def _summary(path: Path, trace: ChromeTrace, says: str) -> str:
-    processes = trace.timeline.processes.values()
+    processes = trace.order.processes.values()
     error, lost = max(one.source.error for one in processes), sum(one.lost for one in processes)
     return "; ".join(
         [

@@ -46,7 +46,7 @@ class MemberRecord:
     """Its exit code, where the launcher has told it."""
     host_silent_s: float | None = None
     """For how long the kernel of its host was not heard; None: not known."""
-    progress: m.Progress | None = None
+    progress: m.StepsLeft | None = None
     """How far its script is, where that has told the total of its steps."""
     state: str = ""
     """Letter of its process in /proc, as last seen."""

@@ -20,7 +20,7 @@
 | ``events.py``, ``ring.py`` | kinds of events (pure); the last events of this process in a file that survives it |
 | ``clocks.py`` | the distance between two clocks (pure) |
 | ``recording.py`` | this process's part of a trace |
-| ``timeline.py`` | events of several processes in one order, and who waited for whom (pure) |
+| ``event_order.py`` | events of several processes in one order, and who waited for whom (pure) |
 | ``chrome.py``, ``story.py`` | the same as a Chrome trace, and as lines (pure) |
 | ``trace_file.py`` | files of Chrome traces |
 """

@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto, chrome://tracing and HolisticTraceAnalysis open. Pure.
+"""Events as a Chrome trace, which Perfetto, chrome://tracing and HolisticTraceAnalysis open. Pure.
 
 A process for each member, a track for each of its threads. A track has the parts of the account as slices, waits named
 after whom they are for, and inside of these a short slice for each request that leaves or comes. A flow leads from each
@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from paceline.observe.account import WAIT
+from paceline.observe.event_order import EventOrder, MemberKey, Slice, TracedProcess, TracedRequest, member_name
 from paceline.observe.events import ANSWERED, GOT, ROUND, SENT, TOOK, Event, member_of
-from paceline.observe.timeline import MemberKey, Process, Request, Slice, Timeline, member_name
 from paceline.wire import messages as m
 
 TraceEvent: TypeAlias = dict[str, Any]
@@ -31,10 +31,10 @@ _FLOWS = frozenset({m.Push, m.PushSum, m.Pull, m.PullRows})
 _VERBS = {SENT: "{} to {}", GOT: "answer of {1}", TOOK: "{} of {}", ANSWERED: "answer to {1}"}
 
 
-def window(timeline: Timeline, since: float, rounds: int) -> tuple[float, float]:
+def window(order: EventOrder, since: float, rounds: int) -> tuple[float, float]:
     """Return begin and end of the trace: so many whole rounds of every worker."""
     ends = [since]
-    for process in timeline.processes.values():
+    for process in order.processes.values():
         if process.source.role == "worker" and process.events:
             found = [one.time for one in process.events if one.kind == ROUND and one.time >= since]
             ends.append(found[rounds] if len(found) > rounds else process.events[-1].time)
@@ -42,10 +42,10 @@ def window(timeline: Timeline, since: float, rounds: int) -> tuple[float, float]
 
 
 class ChromeTrace:
-    """The events of a timeline between two times.
+    """The events between two times.
 
     Args:
-        timeline: the processes.
+        order: the processes.
         begin: seconds on the scheduler's clock.
         end: the same.
 
@@ -55,23 +55,23 @@ class ChromeTrace:
         cut: requests of the same kinds that begin or end outside of the times.
     """
 
-    def __init__(self, timeline: Timeline, begin: float, end: float) -> None:
-        self.timeline, self.begin, self.end = timeline, begin, end
-        hosts = list(dict.fromkeys(one.source.host for one in timeline.processes.values()))
+    def __init__(self, order: EventOrder, begin: float, end: float) -> None:
+        self.order, self.begin, self.end = order, begin, end
+        hosts = list(dict.fromkeys(one.source.host for one in order.processes.values()))
         self.pids = {
-            key: hosts.index(one.source.host) << _PID_BITS | one.source.pid for key, one in timeline.processes.items()
+            key: hosts.index(one.source.host) << _PID_BITS | one.source.pid for key, one in order.processes.items()
         }
-        pushes = [one for one in timeline.requests.values() if _kind(one) in _FLOWS and self._touches(one)]
+        pushes = [one for one in order.requests.values() if _kind(one) in _FLOWS and self._touches(one)]
         self.flows = [one for one in pushes if one.is_whole and self._holds(one)]
         self.cut = len(pushes) - len(self.flows)
         self._tids: dict[tuple[MemberKey, int], int] = {}
 
     def events(self) -> Iterator[TraceEvent]:
         """Yield all events."""
-        for key, process in self.timeline.processes.items():
+        for key, process in self.order.processes.items():
             yield from self._head(key, process)
             yield from self._rounds(process)
-            waits = dict(self.timeline.waits(process))
+            waits = dict(self.order.waits(process))
             for one in process.slices:
                 if one.end > self.begin and one.begin < self.end:
                     yield self._slice(process, one, waits.get(one))
@@ -87,7 +87,7 @@ class ChromeTrace:
             job: the job's id.
             rank: the rank that the file is of.
         """
-        processes = self.timeline.processes
+        processes = self.order.processes
         workers = sum(one.source.role == "worker" for one in processes.values())
         base = next((one.source.unix - one.source.offset for one in processes.values()), 0.0) + self.begin
         about = {
@@ -107,8 +107,8 @@ class ChromeTrace:
 
     # ---- one process -------------------------------------------------------------------------------------------------
 
-    def _head(self, key: MemberKey, process: Process) -> Iterator[TraceEvent]:
-        order = list(self.timeline.processes).index(key)
+    def _head(self, key: MemberKey, process: TracedProcess) -> Iterator[TraceEvent]:
+        order = list(self.order.processes).index(key)
         error = f"clock to {_error_us(process):g} us"
         names = {
             "process_name": {"name": f"{member_name(key)} on {process.source.host}"},
@@ -128,20 +128,20 @@ class ChromeTrace:
         known = [one for one in self._tids if one[0] == key]
         return self._tids.setdefault((key, thread), len(known) + 1)
 
-    def _rounds(self, process: Process) -> Iterator[TraceEvent]:
+    def _rounds(self, process: TracedProcess) -> Iterator[TraceEvent]:
         marks = [one for one in process.events if one.kind == ROUND]
         for one, following in pairwise(marks):
             if one.time >= self.begin and following.time <= self.end:
                 yield self._event(process.key, 0, f"round {one.number}", "round", one.time, following.time)
 
-    def _slice(self, process: Process, one: Slice, waited_for: MemberKey | None) -> TraceEvent:
+    def _slice(self, process: TracedProcess, one: Slice, waited_for: MemberKey | None) -> TraceEvent:
         name = process.parts[one.part]
         if waited_for is not None and one.part == WAIT:
             name = f"wait for {member_name(waited_for)}"
         tid = self._tid(process.key, one.thread)
         return self._event(process.key, tid, name, "part", max(one.begin, self.begin), min(one.end, self.end))
 
-    def _messages(self, process: Process) -> Iterator[TraceEvent]:
+    def _messages(self, process: TracedProcess) -> Iterator[TraceEvent]:
         """Yield a slice for each message, which ends before anything else happens on its thread."""
         following: dict[int, float] = {}
         found = []
@@ -152,7 +152,7 @@ class ChromeTrace:
             following[one.thread] = one.time
         yield from reversed(found)
 
-    def _message(self, process: Process, one: Event, end: float) -> TraceEvent:
+    def _message(self, process: TracedProcess, one: Event, end: float) -> TraceEvent:
         name = _VERBS[one.kind].format(NAMES.get(one.value, "request").lower(), member_name(member_of(one.peer)))
         args = {"number": one.number}
         tid = self._tid(process.key, one.thread)
@@ -165,7 +165,7 @@ class ChromeTrace:
 
     # ---- flows -------------------------------------------------------------------------------------------------------
 
-    def _flow(self, number: int, request: Request) -> Iterator[TraceEvent]:
+    def _flow(self, number: int, request: TracedRequest) -> Iterator[TraceEvent]:
         stations = [("s", request.asker, request.sent), ("t", request.asked, request.took)]
         stations += [("t", request.asked, request.answered), ("f", request.asker, request.got)]
         for phase, key, event in stations:
@@ -174,10 +174,10 @@ class ChromeTrace:
             more = {"bp": "e"} if phase == "f" else {}
             yield {"ph": phase, "id": number, "name": "push", "cat": "push", **place, **more}
 
-    def _touches(self, request: Request) -> bool:
+    def _touches(self, request: TracedRequest) -> bool:
         return any(self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event))
 
-    def _holds(self, request: Request) -> bool:
+    def _holds(self, request: TracedRequest) -> bool:
         return all(self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event))
 
     def micros(self, time: float) -> float:
@@ -195,7 +195,7 @@ def merged(trace: ChromeTrace, profile: Mapping[str, Any]) -> list[TraceEvent]:
     if not isinstance(events, list):
         raise ValueError("it has no traceEvents")
     pids = {one.get("pid") for one in events}
-    wrote = [one for one in trace.timeline.processes.values() if one.source.pid in pids and one.source.role == "worker"]
+    wrote = [one for one in trace.order.processes.values() if one.source.pid in pids and one.source.role == "worker"]
     if not wrote:
         raise ValueError("none of its processes is a worker of this job")
     source = wrote[0].source
@@ -210,10 +210,10 @@ def merged(trace: ChromeTrace, profile: Mapping[str, Any]) -> list[TraceEvent]:
     return found
 
 
-def _kind(request: Request) -> type | None:
+def _kind(request: TracedRequest) -> type | None:
     first = request.sent or request.took
     return getattr(m, NAMES.get(first.value, ""), None) if first is not None else None
 
 
-def _error_us(process: Process) -> float:
+def _error_us(process: TracedProcess) -> float:
     return round(1e6 * process.source.error, 1) if math.isfinite(process.source.error) else -1.0

@@ -48,7 +48,7 @@ NO_THREAD = 0
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
+class ExchangeTime:
     """An exchange of gradients that another thread carries out.
 
     Attributes:
@@ -92,7 +92,7 @@ class Meter:
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
-        self._exchange: Exchange | None = None
+        self._exchange: ExchangeTime | None = None
         """The last one since the optimizer's step. The thread that trains waits for it at the end of backward."""
         self._staleness: Counter[int] = Counter()
         self._held = (0, 0)
@@ -152,12 +152,12 @@ class Meter:
 
     # ---- exchanges beside the thread that trains ---------------------------------------------------------------------
 
-    def begin_exchange(self) -> Exchange:
+    def begin_exchange(self) -> ExchangeTime:
         """Note that another thread is asked to exchange gradients. Any thread may call it."""
-        self._exchange = Exchange(self._clock())
+        self._exchange = ExchangeTime(self._clock())
         return self._exchange
 
-    def end_exchange(self, one: Exchange, device_s: float = 0.0) -> None:
+    def end_exchange(self, one: ExchangeTime, device_s: float = 0.0) -> None:
         """Note that an exchange is over. Any thread may call it."""
         one.device_s, one.ended = device_s, self._clock()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.wire import messages as m
 
 
-class Progress:
+class ReportedSteps:
     """The steps that one script has reported with their total: ``paceline.report(step=..., total=...)``.
 
     A step lasts as long as the mean since the first report, with all that lies between steps: tests, checkpoints. A
@@ -24,7 +24,7 @@ class Progress:
             self._first = step, now
         self._step, self._total, self._at = step, total, now
 
-    def at(self, now: float) -> m.Progress | None:
+    def at(self, now: float) -> m.StepsLeft | None:
         """Return the last step, the total, and the time that is left; None before the first report."""
         if self._first is None:
             return None
@@ -32,4 +32,4 @@ class Progress:
         if self._step > began:
             step_s = (self._at - since) / (self._step - began)
             left_s = max(0.0, (self._total - self._step) * step_s - (now - self._at))
-        return m.Progress(self._step, self._total, 0.0 if self._step >= self._total else left_s)
+        return m.StepsLeft(self._step, self._total, 0.0 if self._step >= self._total else left_s)

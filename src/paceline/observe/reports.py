@@ -24,7 +24,7 @@ from collections import deque
 from typing import Any, TypeAlias
 
 from paceline.observe import meter
-from paceline.observe.progress import Progress
+from paceline.observe.progress import ReportedSteps
 from paceline.wire import messages as m
 from paceline.wire.limits import FIGURE_NAME, MAX_FIGURE_NAME, MAX_FIGURES, MAX_NUMEL, MAX_REPORTS
 
@@ -68,7 +68,7 @@ class Reports:
         self._joint: list[_Report] = []
         """Older ones that the last heartbeat had no room for."""
         self._warned: set[str] = set()
-        self._progress = Progress()
+        self._progress = ReportedSteps()
 
     def add(self, step: int | None, samples: float | None, figures: dict[str, Any], total: int | None = None) -> None:
         """Take in one report; see :func:`report`."""
@@ -107,7 +107,7 @@ class Reports:
         """Whether there is nothing to take."""
         return not self._open and not self._joint
 
-    def progress(self) -> m.Progress | None:
+    def progress(self) -> m.StepsLeft | None:
         """Return how far the script is; None: it has told no total of steps."""
         return self._progress.at(time.monotonic())
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from paceline.observe.account import WAIT
 from paceline.observe.chrome import NAMES
+from paceline.observe.event_order import EventOrder, MemberKey, TracedProcess, member_name
 from paceline.observe.events import DIED, JOINED, LEFT, ROUND, Event, member_of
-from paceline.observe.timeline import MemberKey, Process, Timeline, member_name
 
 #: A time on the scheduler's clock, who, and what.
 Line: TypeAlias = tuple[float, str, str]
@@ -18,32 +18,32 @@ Line: TypeAlias = tuple[float, str, str]
 WAIT_S, MOST = 0.05, 200
 
 
-def story(timeline: Timeline, seconds: float) -> list[str]:
+def story(order: EventOrder, seconds: float) -> list[str]:
     """Return the lines about the last seconds before the last event, and how each process stood then.
 
     Args:
-        timeline: the processes.
+        order: the processes.
         seconds: how many.
     """
-    processes = timeline.processes.values()
+    processes = order.processes.values()
     end = max((one.events[-1].time for one in processes if one.events), default=0.0)
-    told = heapq.merge(*(sorted(_lines(timeline, one)) for one in processes))
+    told = heapq.merge(*(sorted(_lines(order, one)) for one in processes))
     found = [one for one in told if one[0] >= end - seconds]
     cut = [f"({len(found) - MOST} lines before these are left out)"] if len(found) > MOST else []
     width = max((len(who) for _, who, _ in found), default=0)
     lines = [f"{time - end:9.3f} s  {who:{width}}  {what}" for time, who, what in found[-MOST:]]
-    return [*cut, *lines, "", *(f"{member_name(one.key)}: {_stand(timeline, one, end)}" for one in processes)]
+    return [*cut, *lines, "", *(f"{member_name(one.key)}: {_stand(order, one, end)}" for one in processes)]
 
 
-def _lines(timeline: Timeline, process: Process) -> Iterator[Line]:
+def _lines(order: EventOrder, process: TracedProcess) -> Iterator[Line]:
     who = member_name(process.key)
     for one in process.events:
         if what := _told(one):
             yield one.time, who, what
-    for wait, whom in timeline.waits(process):
+    for wait, whom in order.waits(process):
         if wait.end - wait.begin >= WAIT_S:
             yield wait.begin, who, f"waits {wait.end - wait.begin:.3f} s for {member_name(whom) if whom else 'answers'}"
-    dead = {member_of(one.peer) for other in timeline.processes.values() for one in other.events if one.kind == DIED}
+    dead = {member_of(one.peer) for other in order.processes.values() for one in other.events if one.kind == DIED}
     if process.events and not process.is_alive and (process.key in dead or not _has_left(process)):
         yield process.events[-1].time, who, "its last event: it has ended without a goodbye"
 
@@ -61,30 +61,30 @@ def _told(event: Event) -> str:
     return ""
 
 
-def _has_left(process: Process) -> bool:
+def _has_left(process: TracedProcess) -> bool:
     return process.source.role == "scheduler" or any(one.kind == LEFT for one in process.events)
 
 
-def _stand(timeline: Timeline, process: Process, end: float) -> str:
+def _stand(order: EventOrder, process: TracedProcess, end: float) -> str:
     """Return the last known state of a process."""
     if not process.events:
         return "no events"
     last = process.events[-1]
-    words = [f"round {timeline.rounds[process.key]}"] if process.key in timeline.rounds else []
+    words = [f"round {order.rounds[process.key]}"] if process.key in order.rounds else []
     if process.slices:
         part = process.slices[-1]
-        whom = timeline.waited_for(process.key, part) if process.source.role == "worker" and part.part == WAIT else None
+        whom = order.waited_for(process.key, part) if process.source.role == "worker" and part.part == WAIT else None
         name = f"{process.parts[part.part]} for {member_name(whom)}" if whom else process.parts[part.part]
         words.append(f"in {name} since {end - part.begin:.3f} s before the end")
-    words += _open_requests(timeline, process.key)
+    words += _open_requests(order, process.key)
     state = "runs" if process.is_alive else "has ended"
     return ", ".join([*words, f"last event {end - last.time:.3f} s before the end", state])
 
 
-def _open_requests(timeline: Timeline, key: MemberKey) -> Sequence[str]:
+def _open_requests(order: EventOrder, key: MemberKey) -> Sequence[str]:
     """Return the requests of a process that are not answered, by kind and by who is asked."""
     found: dict[str, int] = {}
-    for one in timeline.requests.values():
+    for one in order.requests.values():
         if one.asker == key and one.sent is not None and one.got is None:
             name = f"{NAMES.get(one.sent.value, 'request')} at {member_name(one.asked)}"
             found[name] = found.get(name, 0) + 1

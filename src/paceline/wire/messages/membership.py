@@ -143,7 +143,7 @@ class ReportedFigures(Message):
     figures: Annotated[dict[FigureName, Finite], Meta(max_length=MAX_FIGURES)]
 
 
-class Progress(Message):
+class StepsLeft(Message):
     """How far the script of a worker is."""
 
     step: Number
@@ -186,7 +186,7 @@ class Heartbeat(Message, tag=3):
     """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
-    progress: Progress | None = None
+    progress: StepsLeft | None = None
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
@@ -339,7 +339,7 @@ class MemberState(Message):
     late_s: Amount = 0.0
     held: tuple[Count, Count] = (0, 0)
     """Of a server: its values, and the buckets that they are in."""
-    progress: Progress | None = None
+    progress: StepsLeft | None = None
     """None: its script has told no total of steps."""
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from paceline.observe.account import APPLY, COMPUTE, MERGE, RECEIVE, SEND, WAIT
 from paceline.observe.chrome import ChromeTrace, merged, window
+from paceline.observe.event_order import EventOrder, TracedProcess, aligned
 from paceline.observe.events import ANSWERED, DIED, GOT, LEFT, PART, ROUND, SENT, TOOK, Event, Source, member
 from paceline.observe.story import story
-from paceline.observe.timeline import Process, Timeline, aligned
 from paceline.observe.trace_file import TraceFile
 from paceline.wire import messages as m
 
@@ -22,7 +22,7 @@ PUSH, VALUES = int(m.Push.__struct_config__.tag), int(m.Values.__struct_config__
 SERVER, FAR = member("server", 0), member("server", 1)
 
 
-def process(role: str, rank: int, told: Sequence[tuple[Any, ...]], offset: float = 0.0, **more: Any) -> Process:
+def process(role: str, rank: int, told: Sequence[tuple[Any, ...]], offset: float = 0.0, **more: Any) -> TracedProcess:
     """A process whose clock is behind by ``offset``; events are (time, kind, number, peer, tag)."""
     source = Source(role, rank, f"h{rank}", 100 + rank + 10 * (role == "server"), 1e9, offset, 1e-4)
     events = [
@@ -32,7 +32,7 @@ def process(role: str, rank: int, told: Sequence[tuple[Any, ...]], offset: float
     return aligned(source, events, **more)
 
 
-def worker(rank: int, begin: float, end: float, round: int = 1, **more: Any) -> Process:
+def worker(rank: int, begin: float, end: float, round: int = 1, **more: Any) -> TracedProcess:
     """A worker that computes until ``begin``, pushes and has the answer at ``end``, in each of some rounds."""
     told: list[tuple[Any, ...]] = []
     for number in range(round):
@@ -44,7 +44,7 @@ def worker(rank: int, begin: float, end: float, round: int = 1, **more: Any) -> 
     return process("worker", rank, told, **more)
 
 
-def server(rounds: int = 1, **more: Any) -> Process:
+def server(rounds: int = 1, **more: Any) -> TracedProcess:
     """A server that gets the push of worker 0 first and that of worker 1 last, and answers both then."""
     told: list[tuple[Any, ...]] = []
     for number in range(rounds):
@@ -58,15 +58,15 @@ def server(rounds: int = 1, **more: Any) -> Process:
     return process("server", 0, told, **more)
 
 
-def job(rounds: int = 3) -> Timeline:
-    return Timeline(
+def job(rounds: int = 3) -> EventOrder:
+    return EventOrder(
         [worker(1, 0.5, 0.7, rounds, offset=50.0), server(rounds, offset=-9.0), worker(0, 0.1, 0.7, rounds)]
     )
 
 
 def test_waits_are_named_after_the_one_who_came_last() -> None:
-    timeline = job()
-    waits = {key: [whom for _, whom in timeline.waits(one)] for key, one in timeline.processes.items()}
+    order = job()
+    waits = {key: [whom for _, whom in order.waits(one)] for key, one in order.processes.items()}
     assert waits == {("server", 0): [], ("worker", 0): [("worker", 1)] * 3, ("worker", 1): [("server", 0)] * 3}
 
 
@@ -75,8 +75,8 @@ def test_wait_for_a_sum_of_another_server_is_named_after_the_worker_behind_it() 
     late, owner = member("worker", 1), member("server", 0)
     forwarder = process("server", 1, [(0.5, TOOK, 4, late, PUSH), (0.51, SENT, 9, owner, PUSH)])
     told = [(0.2, TOOK, 1, member("worker", 0), PUSH), (0.6, TOOK, 9, FAR, PUSH), (0.61, ANSWERED, 1, 2 << 24, VALUES)]
-    timeline = Timeline([forwarder, process("server", 0, told), worker(0, 0.1, 0.7)])
-    [(_, whom)] = timeline.waits(timeline.processes["worker", 0])
+    order = EventOrder([forwarder, process("server", 0, told), worker(0, 0.1, 0.7)])
+    [(_, whom)] = order.waits(order.processes["worker", 0])
     assert whom == ("worker", 1)
 
 
@@ -84,8 +84,8 @@ def test_wait_without_an_answer_is_for_the_worker_that_is_behind() -> None:
     waiting = process("worker", 0, [(0.0, ROUND, 5), (0.1, SENT, 3, SERVER, PUSH), (0.2, PART, WAIT), (9.0, LEFT, 0)])
     behind = process("worker", 1, [(0.0, ROUND, 4)])
     held = process("server", 0, [(0.15, TOOK, 3, member("worker", 0), PUSH)])
-    assert Timeline([waiting, behind, held]).waits(waiting)[0][1] == ("worker", 1)
-    assert Timeline([waiting, behind]).waits(waiting)[0][1] == ("server", 0)
+    assert EventOrder([waiting, behind, held]).waits(waiting)[0][1] == ("worker", 1)
+    assert EventOrder([waiting, behind]).waits(waiting)[0][1] == ("server", 0)
 
 
 def checked(events: list[dict[str, Any]]) -> Counter[str]:
@@ -117,8 +117,8 @@ def checked(events: list[dict[str, Any]]) -> Counter[str]:
 
 
 def test_trace_has_a_whole_flow_for_each_push() -> None:
-    timeline = job()
-    trace = ChromeTrace(timeline, 0.0, 3.0)
+    order = job()
+    trace = ChromeTrace(order, 0.0, 3.0)
     events = list(trace.events())
     phases = checked(events)
     assert (phases["s"], phases["t"], phases["f"]) == (6, 12, 6)
@@ -176,7 +176,7 @@ def test_story_says_who_died_and_who_waited() -> None:
     dead = worker(1, 0.5, 0.7, 2, is_alive=False)
     waiting = worker(0, 0.1, 0.7, 2)
     hears = process("scheduler", 0, [(2.0, DIED, 0, member("worker", 1))])
-    lines = story(Timeline([waiting, dead, server(2), hears]), 1.5)
+    lines = story(EventOrder([waiting, dead, server(2), hears]), 1.5)
     text = "\n".join(lines)
     assert "worker 0   waits 0.580 s for worker 1" in text
     assert "worker 1   its last event: it has ended without a goodbye" in text

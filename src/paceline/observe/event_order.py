@@ -30,7 +30,7 @@ class Slice(NamedTuple):
     thread: int
 
 
-class Request(NamedTuple):
+class TracedRequest(NamedTuple):
     """The four events of a request, of which each may be missing."""
 
     asker: MemberKey
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 @dataclass
-class Process:
+class TracedProcess:
     """The events of a process, in their order; times are those of the scheduler's clock."""
 
     source: Source
@@ -80,13 +80,13 @@ class Process:
         return [one for one in self.events if one.kind == TOOK]
 
 
-def aligned(source: Source, events: Iterable[Event], is_alive: bool = True, lost: int = 0) -> Process:
+def aligned(source: Source, events: Iterable[Event], is_alive: bool = True, lost: int = 0) -> TracedProcess:
     """Return a process on the scheduler's clock; in its own order, without repeats."""
     by_order = {one.order: one._replace(time=one.time + source.offset) for one in events}
-    return Process(source, [by_order[order] for order in sorted(by_order)], is_alive, lost)
+    return TracedProcess(source, [by_order[order] for order in sorted(by_order)], is_alive, lost)
 
 
-class Timeline:
+class EventOrder:
     """The events of several processes.
 
     Args:
@@ -97,12 +97,12 @@ class Timeline:
         requests: all requests, by asker, asked member and number.
     """
 
-    def __init__(self, processes: Iterable[Process]) -> None:
+    def __init__(self, processes: Iterable[TracedProcess]) -> None:
         ordered = sorted(processes, key=lambda one: (ROLES.index(one.source.role), one.source.rank))
-        self.processes: dict[MemberKey, Process] = {one.key: one for one in ordered}
+        self.processes: dict[MemberKey, TracedProcess] = {one.key: one for one in ordered}
         self.requests = self._matched()
 
-    def _matched(self) -> dict[tuple[MemberKey, MemberKey, int], Request]:
+    def _matched(self) -> dict[tuple[MemberKey, MemberKey, int], TracedRequest]:
         found: dict[tuple[MemberKey, MemberKey, int], dict[str, Event]] = {}
         fields = {SENT: "sent", GOT: "got", TOOK: "took", ANSWERED: "answered"}
         for key, process in self.processes.items():
@@ -112,7 +112,7 @@ class Timeline:
                     way = (key, peer) if one.kind in (SENT, GOT) else (peer, key)
                     found.setdefault((*way, one.number), {})[fields[one.kind]] = one
         empty = dict.fromkeys(fields.values())
-        return {way: Request(way[0], way[1], **{**empty, **events}) for way, events in found.items()}
+        return {way: TracedRequest(way[0], way[1], **{**empty, **events}) for way, events in found.items()}
 
     @cached_property
     def rounds(self) -> Mapping[MemberKey, int]:
@@ -121,9 +121,9 @@ class Timeline:
         return {key: max(numbers) for key, numbers in last.items() if numbers}
 
     @cached_property
-    def _got(self) -> Mapping[MemberKey, list[tuple[float, Request]]]:
+    def _got(self) -> Mapping[MemberKey, list[tuple[float, TracedRequest]]]:
         """By asker, the requests whose answers came, in that order."""
-        found: dict[MemberKey, list[tuple[float, Request]]] = {}
+        found: dict[MemberKey, list[tuple[float, TracedRequest]]] = {}
         for one in self.requests.values():
             if one.got is not None:
                 found.setdefault(one.asker, []).append((one.got.time, one))
@@ -142,14 +142,14 @@ class Timeline:
         pending = [one for one in self.requests.values() if one.asker == key and one.sent and one.got is None]
         return self._missing(pending[-1]) if pending else None
 
-    def _missing(self, request: Request) -> MemberKey:
+    def _missing(self, request: TracedRequest) -> MemberKey:
         """Return the worker that is furthest behind, if the asked one has taken a request and not answered it."""
         rounds = self.rounds
         behind = min(rounds, key=lambda one: rounds[one], default=request.asker)
         is_held = request.took is not None and request.answered is None
         return behind if is_held and rounds.get(behind, 0) < rounds.get(request.asker, 0) else request.asked
 
-    def _cause(self, request: Request, depth: int = 0) -> MemberKey:
+    def _cause(self, request: TracedRequest, depth: int = 0) -> MemberKey:
         """Return the sender of the last request that the asked one took before it answered this one."""
         asked = self.processes.get(request.asked)
         if asked is None or request.answered is None:
@@ -169,7 +169,7 @@ class Timeline:
             return member_of(before[-1].peer) if before else sender
         return sender
 
-    def waits(self, process: Process) -> list[tuple[Slice, MemberKey | None]]:
+    def waits(self, process: TracedProcess) -> list[tuple[Slice, MemberKey | None]]:
         """Return the waits of a worker, each with the member that it was for."""
         if process.source.role != "worker":
             return []
