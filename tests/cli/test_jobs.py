@@ -96,7 +96,7 @@ def test_status_shows_every_process(tmp_path: Path, folder: Path, capsys: pytest
     assert modes == {(True, 0o700), (False, 0o600)}
     (tmp_path / "go").touch()
     assert job.wait(DEADLINE_S) == 0
-    assert list(folder.iterdir()) == []
+    assert list(folder.glob("*.json")) == []
     assert main(["status"]) == 1
     assert "no job of yours runs on this machine" in capsys.readouterr().err
 
