@@ -1,6 +1,6 @@
 """The rounds of a DDP script, for the account of its process.
 
-Nobody tells where a step of a DDP script begins, so it is seen where PyTorch has hooks for everybody.
+The begin of a step is not told by a DDP script, so it is seen where PyTorch has hooks for all optimizers and models.
 
 | event | the account |
 |---|---|

@@ -15,7 +15,7 @@ from paceline.observe.story import story
 OPTIONS = (Option(("--seconds",), "how many (default: 5)", "SECONDS", float, positive=True),)
 
 DESCRIPTION = f"""\
-Show the last seconds of a job, of one that has ended, too: who did what, who waited for whom, who died. By default that
+Show the last seconds of a job, of one that has ended, too: the events, waits and deaths of its members. By default that
 of the last job of this host. Each host keeps the events of its own processes, for its last {ring.KEPT_JOBS} jobs."""
 
 

@@ -1,4 +1,4 @@
-"""A trace of the job: members send their events while it runs, and whoever asked for it fetches them. Pure.
+"""A trace of the job: members send their events while it runs, and its caller fetches them. Pure.
 
 | state | event | next |
 |---|---|---|
@@ -79,7 +79,7 @@ class Traces:
 
         Args:
             member: their sender.
-            events: of this trace, or of another one.
+            events: events of this trace, or of another one.
             live: the live members, and their rounds.
         """
         trace, key = self._trace, (member.role, member.rank)

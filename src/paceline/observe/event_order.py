@@ -1,4 +1,4 @@
-"""What processes did, and whom they waited for, from their events. Pure.
+"""The steps of several processes and the members that they waited for, from their events. Pure.
 
 A request between two processes has four events: its asker sends it, the asked one takes it, answers it, and the asker
 gets the answer. They are matched by both members and the request's number, so no clock is needed for that. Whom a wait
@@ -134,7 +134,7 @@ class EventOrder:
         return {key: [one.order for one in process.taken] for key, process in self.processes.items()}
 
     def waited_for(self, key: MemberKey, wait: Slice) -> MemberKey | None:
-        """Return the member that a wait was for: by its last answer, or by what is still not answered."""
+        """Return the member that a wait was for: by its last answer, or by the requests that are still open."""
         got = self._got.get(key, [])
         last = bisect_right(got, wait.end, key=lambda one: one[0]) - 1
         if last >= 0 and got[last][0] >= wait.begin:

@@ -1,4 +1,4 @@
-"""The last seconds of a job as lines: who did what, who waited for whom, who died. Pure."""
+"""The last seconds of a job as lines: events, waits and deaths of its members. Pure."""
 
 from __future__ import annotations
 
