@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("paceline.cli.status", "show the processes of a job: round, pace, whom each waits for"),
     "top": ("paceline.cli.top", "watch a running job: the parts of each worker's steps, and who is slow"),
     "trace": ("paceline.cli.trace", "write a trace of the next rounds of a running job"),
-    "story": ("paceline.cli.story", "show the last seconds of a job: who did what, who waited for whom, who died"),
+    "story": ("paceline.cli.story", "show the last seconds of a job: events, waits and deaths of its members"),
     "kill": ("paceline.cli.kill", "end a job, or what jobs have left on hosts"),
     "doctor": ("paceline.cli.doctor", "check hosts: ssh, Python, versions, clock, network, directory"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
