@@ -29,7 +29,7 @@ CHUNK_BYTES, WINDOW = 4 * 2**20, 4
 PAIR_CHUNK_BYTES, PAIR_WINDOW = 2**20, 8
 
 #: A tensor of at least so many bytes per chunk has so many chunks: while one comes, another one goes.
-LEAST_CHUNK_BYTES, LEAST_CHUNKS = 128 * 1024, 4
+LEAST_CHUNK_BYTES, LEAST_CHUNKS = 128 * 1024, 2
 
 #: Bytes up to which every rank gets all tensors, and reduces them itself.
 SMALL_BYTES = 32 * 1024
