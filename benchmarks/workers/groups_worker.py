@@ -17,7 +17,10 @@ from paceline.c10d import backend
 from paceline.worker.current import current_session
 
 #: Bytes of a tensor, and steps of each contender.
-REDUCED = {"102 MB": (102_228_128, 8), "10 MB": (10_000_000, 20), "1.6 MB": (1_600_000, 60), "40 KB": (40_000, 200), "400 bytes": (400, 200)}
+REDUCED = {
+    "102 MB": (102_228_128, 8), "10 MB": (10_000_000, 20), "1.6 MB": (1_600_000, 60), "40 KB": (40_000, 200),
+    "400 bytes": (400, 200),
+}  # fmt: skip
 #: By network: shape of a sample, batch of each process, steps of each contender.
 TRAINED = {"lenet": ((1, 28, 28), 64, 40), "resnet18": ((3, 32, 32), 4, 12)}
 
