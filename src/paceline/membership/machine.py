@@ -183,7 +183,8 @@ class Membership:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         if beat.trace is not None:
             self.note_trace(record.member, beat.trace)
-        return self._news(self._liveness.suspects_near(record, self._roster.values(), now), now)
+        near = self._liveness.suspects(self._roster.on_host(record.member.host_id), now)
+        return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
 
     def note_trace(self, member: m.Member, events: m.TraceEvents) -> None:
         """Take events of a process for the trace."""
