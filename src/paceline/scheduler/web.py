@@ -164,7 +164,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """A server of HTTP; the one of Python's library waits for DNS first."""
 
     allow_reuse_address = daemon_threads = True
-    block_on_close = False
+    block_on_close, request_queue_size = False, 128
 
     def __init__(self, host: str, port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
