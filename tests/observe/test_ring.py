@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -142,6 +144,34 @@ def test_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(ValueError, match="is no ring"):
             ring.read(tmp_path / "x")
+
+
+def test_truncated_records_and_records_of_no_time_are_left_out() -> None:
+    memory = bytearray(Ring.size(8))
+    made = Ring(memory, "worker", 0, capacity=8)
+    for at in (1.0, math.nan, math.inf, -math.inf, 1e300, 2.0):
+        made.note(ROUND, 1, at=at)
+    assert [one.time for one in parse(bytes(memory[-8 * RECORD.size :]))] == [1.0, 2.0]
+    for cut in range(1, RECORD.size):
+        assert [one.time for one in parse(bytes(memory[-8 * RECORD.size : -cut]))] == [1.0, 2.0]
+
+
+def test_files_in_the_place_of_rings_are_left_out_and_hold_nobody_up(tmp_path: Path) -> None:
+    memory = bytearray(Ring.size())
+    Ring(memory, "worker", 3).note(ROUND, 1)
+    (tmp_path / "good.ring").write_bytes(memory)
+    (tmp_path / "link.ring").symlink_to(tmp_path / "good.ring")
+    os.mkfifo(tmp_path / "pipe.ring")
+    (tmp_path / "folder.ring").mkdir()
+    (tmp_path / "huge.ring").write_bytes(memory)
+    os.truncate(tmp_path / "huge.ring", 1 << 40)
+    (tmp_path / "cut.ring").write_bytes(memory[:-1])
+    for at, field, name in ((24, "d", "unix"), (32, "d", "offset"), (40, "d", "error"), (12, "I", "capacity")):
+        damaged = bytearray(memory)
+        struct.pack_into(f"<{field}", damaged, at, math.nan if field == "d" else 2**32 - 1)
+        (tmp_path / f"{name}.ring").write_bytes(damaged)
+    [(source, events, _)] = ring.rings(tmp_path)
+    assert (source.rank, len(events)) == (3, 1)
 
 
 def test_note_costs_little() -> None:

@@ -6,7 +6,7 @@
 | starting | every live member has sent events | running: the workers' rounds count from here |
 | running | every live worker has made the rounds | ending |
 | ending | every live member has sent events once more | over |
-| any but over | the deadline, :data:`MAX_BYTES` or :data:`MAX_PARTS` of events, an asker that has gone | over: says why |
+| any but over | the deadline, :data:`MAX_BYTES`, :data:`MAX_PARTS`, or an asker that has gone | over: says why |
 | over | a request for the events after the last part | over; the events are forgotten |
 | over | a request with a new number, once the events are forgotten or their asker has gone | starting |
 
