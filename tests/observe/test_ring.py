@@ -17,8 +17,9 @@ import pytest
 
 from paceline.config import Settings
 from paceline.observe import ring
-from paceline.observe.events import DIED, PART, RECORD, ROUND, member, member_of, parse
+from paceline.observe.events import DIED, PART, RECORD, ROUND, TOOK, member, member_of, parse
 from paceline.observe.ring import Ring
+from paceline.wire import messages as m
 
 KEY = "k" * 40
 
@@ -129,6 +130,34 @@ def test_recorder_can_be_off(own: Path) -> None:
     ring.note(PART, 1)
     assert ring.active is None
     assert not own.exists()
+
+
+class Counted:
+    """A member whose number has to be worked out."""
+
+    asked = 0
+
+    def __index__(self) -> int:
+        self.asked += 1
+        return member("worker", 2)
+
+
+def test_number_of_a_member_is_worked_out_for_a_ring_only() -> None:
+    peer = Counted()
+    ring.note_message(TOOK, 7, peer, m.Done())
+    assert peer.asked == 0
+    ring.start(Settings(job_id="j", job_key=KEY))
+    ring.note_message(TOOK, 8, peer, m.Done())
+    ring.stop()
+    ring.note_message(TOOK, 9, peer, m.Done())
+    [(_, [event], _)] = ring.rings(ring.folder_of("j", KEY))
+    assert (event.kind, event.number, member_of(event.peer), event.value) == (
+        TOOK,
+        8,
+        ("worker", 2),
+        m.tag_of(m.Done()),
+    )
+    assert peer.asked == 1
 
 
 def test_folder_that_cannot_be_used_is_said_and_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

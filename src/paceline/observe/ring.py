@@ -24,13 +24,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, SupportsIndex
 
 from paceline import forks
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.observe.events import RECORD, Event, Source, member, member_of, parse
 from paceline.user_folder import folder
+from paceline.wire import messages as m
 from paceline.wire.limits import MAX_AMOUNT
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,17 @@ class Ring:
             self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
         )  # fmt: skip
 
+    def note_message(self, kind: int, seq: int, peer: SupportsIndex, body: m.Body) -> None:
+        """Write an event of a request.
+
+        Args:
+            kind: ``SENT``, ``GOT``, ``TOOK`` or ``ANSWERED``.
+            seq: number of the request.
+            peer: as :func:`member` has it, or an object that stands for such a number.
+            body: the message.
+        """
+        self.note(kind, seq, peer.__index__(), m.tag_of(body))
+
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
         first = max(count, self.written - self._capacity)
@@ -153,12 +165,14 @@ def read(path: Path) -> tuple[Source, list[Event]]:
 # ---- the ring of this process ----------------------------------------------------------------------------------------
 
 
-def _nothing(kind: int, number: int = 0, peer: int = 0, value: int = 0, at: float | None = None) -> None:
+def _nothing(*event: object, at: float | None = None) -> None:
     """Do nothing: this process has no ring."""
 
 
-#: Writes an event of this process: see :meth:`Ring.note`. Call it as ``ring.note``, because it changes.
+#: Write an event of this process: see :class:`Ring`. Call them as ``ring.note``, because they change. Without a ring
+#: they look at no argument, so a number that has to be worked out costs nothing.
 note: Callable[..., None] = _nothing
+note_message: Callable[[int, int, SupportsIndex, m.Body], None] = _nothing
 
 active: Ring | None = None
 _file: int | None = None
@@ -166,7 +180,7 @@ _file: int | None = None
 
 def start(settings: Settings) -> None:
     """Note events of this process from now on. Where its file cannot be made, the log says so, and there are none."""
-    global note, active, _file
+    global note, note_message, active, _file
     if not settings.recorder or active is not None:
         return
     try:
@@ -179,7 +193,7 @@ def start(settings: Settings) -> None:
             fcntl.flock(_file, fcntl.LOCK_SH)
             active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
             forks.in_children(active, _forget)
-        note = active.note
+        note, note_message = active.note, active.note_message
     except (OSError, LaunchError, ValueError) as error:
         logger.warning("paceline story will have no events of this process: %s", error)
 
@@ -191,8 +205,8 @@ def stop() -> None:
 
 
 def _forget(ring: Ring) -> None:
-    global note, active, _file
-    note, active = _nothing, None
+    global note, note_message, active, _file
+    note, note_message, active = _nothing, _nothing, None
     if _file is not None:
         os.close(_file)
         _file = None

@@ -127,12 +127,11 @@ class Asker:
         """
         if not self.is_answered:
             self.is_answered = True
-            ring.note(events.ANSWERED, self.seq, self.number, m.tag_of(body))
+            ring.note_message(events.ANSWERED, self.seq, self, body)
             self._send(self.peer, self.seq, body, make_frames, urgency)
 
-    @property
-    def number(self) -> int:
-        """The number that stands for the member in events."""
+    def __index__(self) -> int:
+        """Return the number that stands for the member in events."""
         return events.member("worker" if self.peer in self._members.workers else "server", self.rank)
 
     def fail(self, error: Exception) -> None:
