@@ -235,3 +235,12 @@ def test_events_of_an_impossible_clock_are_refused(field: str, seconds: float) -
     told = msgspec.structs.replace(m.TraceEvents(1, 0.0, 0.0, 0.0, 0.0, 0, b""), **{field: seconds})
     with pytest.raises(FramingError):
         decode([encode(1, 0, m.Heartbeat(1, trace=told))])
+
+
+@pytest.mark.parametrize("host", ["\x1b[2J", "a\nb", "a\r", "\x9b1m", "\x7f", "\0"])
+def test_host_names_have_no_characters_that_a_terminal_obeys(host: str) -> None:
+    hello = m.Hello("job", "worker", 0, 0, "host", "id", 1, "", 1, 1)
+    for field in ("host", "host_id"):
+        with pytest.raises(FramingError):
+            decode([encode(1, 0, msgspec.structs.replace(hello, **{field: host}))])
+    decode([encode(1, 0, msgspec.structs.replace(hello, host="<b>Müller's 日本 \u2028</b>"))])

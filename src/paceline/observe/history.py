@@ -74,7 +74,7 @@ class History:
     """Calls of :meth:`settle` since the noise was worked out."""
     figures: Sequence[float] = ()
     """``usual``, ``recent``, ``noise``, ``typical_s``, samples of the last round, and number of windows."""
-    team: Team | None = field(default=None, repr=False, compare=False)
+    ranking: Ranking | None = field(default=None, repr=False, compare=False)
     """The workers that it is compared with."""
 
     def settle(self) -> None:
@@ -91,16 +91,16 @@ class History:
         if self.settled > len(rounds) // NOISE_SHARE or not self.noise:
             self.settled = 0
             self.noise = self._noise(rounds)
-        self._tell_team([*self.usual, *self.recent, *self.noise, self.typical_s, last[-1].samples, len(last)])
+        self._rank([*self.usual, *self.recent, *self.noise, self.typical_s, last[-1].samples, len(last)])
 
     def _noise(self, rounds: Sequence[Round]) -> list[float]:
         floor, columns = floor_of(self.typical_s), zip(*[one.parts for one in rounds], strict=True)
         return [_spread(column, usual, floor) for column, usual in zip(columns, self.usual, strict=True)]
 
-    def _tell_team(self, figures: Sequence[float]) -> None:
+    def _rank(self, figures: Sequence[float]) -> None:
         before, self.figures = self.figures, figures
-        if self.team is not None:
-            self.team.change(before, figures)
+        if self.ranking is not None:
+            self.ranking.change(before, figures)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _noise(found: float, samples: int) -> float:
     return max(_LEAST_NOISE, found) * (1 + 4 / samples)
 
 
-class Team:
+class Ranking:
     """Workers that are compared, and their figures in order: the medians of all but one of them need no sorting."""
 
     def __init__(self) -> None:
@@ -176,9 +176,9 @@ class Team:
         self._columns: list[list[float]] = [[] for _ in range(_FIGURES)]
 
     def keep(self, others: Sequence[History]) -> History | None:
-        """Become a team of these workers, and one more at most, which is returned."""
+        """Rank these workers, and one more at most, which is returned."""
         for one in others:
-            if one.team is not self:
+            if one.ranking is not self:
                 self._add(one)
         absent = self._members.keys() - {one.rank for one in others}
         if len(absent) == 1:
@@ -210,16 +210,16 @@ class Team:
         )  # fmt: skip
 
     def _add(self, one: History) -> None:
-        if one.team is not None:
-            one.team._remove(one)
+        if one.ranking is not None:
+            one.ranking._remove(one)
         if one.rank in self._members:  # a worker that left, and is heard again
             self._remove(self._members[one.rank])
-        one.team, self._members[one.rank] = self, one
+        one.ranking, self._members[one.rank] = self, one
         for column, value in zip(self._columns, one.figures, strict=True):
             insort(column, value)
 
     def _remove(self, one: History) -> None:
-        one.team = None
+        one.ranking = None
         del self._members[one.rank]
         for column, value in zip(self._columns, one.figures, strict=True):
             del column[bisect_left(column, value)]
@@ -236,8 +236,8 @@ def _middle_without(ordered: Sequence[float], value: float | None) -> float:
 
 def of_others(others: Sequence[History]) -> Reference:
     """Return the usual times of several workers."""
-    team = others[0].team or Team()
-    return team.reference(team.keep(others))
+    ranking = others[0].ranking or Ranking()
+    return ranking.reference(ranking.keep(others))
 
 
 def of_past(worker: History, past: Sequence[Round]) -> Reference:

@@ -14,6 +14,7 @@ from paceline.wire.messages.fields import (
     Digest,
     FigureName,
     Finite,
+    HostName,
     KeyName,
     Letter,
     Message,
@@ -35,8 +36,8 @@ class Hello(Message, tag=1):
     role: Role
     rank: Rank
     local_rank: Rank
-    host: Name
-    host_id: Name
+    host: HostName
+    host_id: HostName
     pid: Number
     address: Name
     """Where a server listens for workers; empty for workers."""
@@ -52,8 +53,8 @@ class Member(Message):
     role: Role
     rank: Rank
     local_rank: Rank
-    host: Name
-    host_id: Name
+    host: HostName
+    host_id: HostName
     pid: Number
     address: Name
     token: Digest
@@ -197,7 +198,7 @@ class Death(Message):
 
     role: Role
     rank: Rank
-    host: Name
+    host: HostName
     reason: Text
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from paceline.wire.limits import MAX_AMOUNT, MAX_TRACE_BYTES
-from paceline.wire.messages.fields import Amount, Count, Message, Name, Number, Rank, Role, Text
+from paceline.wire.messages.fields import Amount, Count, HostName, Message, Number, Rank, Role, Text
 
 _Time = Annotated[float, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """Seconds on a clock, or between two."""
@@ -33,7 +33,7 @@ class TraceEvents(Message):
 
 
 class AskTrace(Message, tag=19):
-    """Begin a trace, or ask for what it has; answered with :class:`TraceIs`. Every holder of the job's key may."""
+    """Begin a trace, or ask for its events; answered with :class:`TraceIs`. Every holder of the job's key may."""
 
     number: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     """Chosen by the asker."""
@@ -49,7 +49,7 @@ class TracePart(Message):
 
     role: Role
     rank: Rank
-    host: Name
+    host: HostName
     pid: Number
     events: TraceEvents
 
