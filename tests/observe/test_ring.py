@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
+from paceline.errors import LaunchError
 from paceline.observe import ring
 from paceline.observe.events import DIED, PART, RECORD, ROUND, TOOK, member, member_of, parse
 from paceline.observe.ring import Ring
@@ -68,6 +69,7 @@ def test_what_was_written_over_is_counted() -> None:
 CHILD = """
 import sys, time
 from paceline.config import Settings
+from paceline.errors import LaunchError
 from paceline.observe import ring
 from paceline.observe.events import ROUND
 ring.start(Settings(role="worker", rank=1, job_id="a/b", job_key=sys.argv[1]))
@@ -221,3 +223,11 @@ def timed(note: object) -> float:
     for _ in range(200):
         note(PART, 3)
     return (time.perf_counter() - begun) / 200
+
+
+@pytest.mark.parametrize("place", ["nowhere", "elsewhere"])
+def test_link_in_the_place_of_the_folder_is_refused_with_a_way_out(tmp_path: Path, place: str) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "paceline").symlink_to(tmp_path / place)
+    with pytest.raises(LaunchError, match="is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR"):
+        ring.jobs_folder()
