@@ -183,7 +183,8 @@ class Membership:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         if beat.trace is not None:
             self.note_trace(record.member, beat.trace)
-        return self._news(self._liveness.suspects_near(record, self._roster.values(), now), now)
+        near = self._liveness.suspects(self._roster.on_host(record.member.host_id), now)
+        return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
 
     def note_trace(self, member: m.Member, events: m.TraceEvents) -> None:
         """Take events of a process for the trace."""
@@ -217,7 +218,7 @@ class Membership:
             hello.speed,
         )  # fmt: skip
         self._roster.add(MemberRecord(member, peer, now, seq))
-        if self._gone and self._has_workers():
+        if self._gone and self._roster.of_role("worker"):
             return self._miss(now)
         if self._roster.missing():
             return []
@@ -343,7 +344,7 @@ class Membership:
         record = self._roster.get((role, rank))
         if record is None:
             self._gone[role, rank] = code
-            return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
+            return self._miss(now) if not self.complete and (code or self._roster.of_role("worker")) else []
         record.code = code
         if record.dead or (record.left and code == 0 and (role == "worker" or self._ending is not None)):
             return []
@@ -354,9 +355,6 @@ class Membership:
         if record.goodbye_since is None and record.closed_since is None:
             record.closed_since = now
         return []
-
-    def _has_workers(self) -> bool:
-        return bool(self._roster.of_role("worker"))
 
     def _miss(self, now: float) -> list[Action]:
         """End the start: a process has ended before it joined."""
