@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from paceline.launch import Host, JobSpec, Machine, backend, parse_group
@@ -28,8 +30,26 @@ def test_spec_survives_the_way_into_the_allocation() -> None:
         groups=(parse_group("a: n=2, hosts=h1:22, env=X='y,z', args=-x"),), options={"time": "5"},
     )  # fmt: skip
     assert from_json(to_json(spec)) == spec
-    with pytest.raises(ValueError, match="not a job of this version"):
-        from_json('{"command": ["x"], "nonsense": 1, "hosts": [], "groups": [], "graces": {}}')
+
+
+def test_variables_that_are_not_utf_8_survive_the_way_into_the_allocation() -> None:
+    spec = JobSpec(("train", "\udcff"), 1, env={"PLACE": "K\udcf6ln"})
+    assert from_json(to_json(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"nonsense": 1}, "its fields differ; install the same paceline"),
+        ({"graces": {"nonsense": 1}}, "its fields differ; install the same paceline"),
+        ({"num_workers": "many"}, "Expected `int`"),
+        ({"hosts": []}, "there is no host to run on"),
+    ],
+)
+def test_job_of_another_version_is_refused(change: dict[str, object], says: str) -> None:
+    values = json.loads(to_json(JobSpec(("train",), 1)))
+    with pytest.raises(ValueError, match=f"not a job of this version of paceline.*{says}"):
+        from_json(json.dumps(values | change))
 
 
 def test_groups_take_the_nodes_of_their_components() -> None:
