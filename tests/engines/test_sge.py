@@ -68,6 +68,22 @@ def test_ctrl_c_leaves_nothing(cluster: Cluster) -> None:
     assert cluster.hosts.run("h1", "qstat") == ""
 
 
+SAVES = "trap 'sleep 1; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.1; done"
+
+
+def test_workers_have_time_to_save_when_the_job_is_deleted(cluster: Cluster) -> None:
+    job = jobs.start(cluster.launch, ["-n", "1", "-s", "0"], ["sh", "-c", SAVES])
+    assert job.process.stdout is not None
+    for line in job.process.stdout:
+        if "runs" in line:
+            break
+    job.process.send_signal(signal.SIGTERM)
+    done = job.end()
+    assert done.code == 143, done.text
+    assert "[worker 0] saved" in done.out, done.text
+    job.check_gone()
+
+
 def test_kill_of_the_launcher_leaves_nothing(cluster: Cluster) -> None:
     jobs.check_end(cluster.launch, lambda job: job.process.kill(), -signal.SIGKILL)
     for folder in jobs.ROOT.glob(".paceline-*"):
