@@ -325,7 +325,9 @@ def main(words: Sequence[str]) -> int:
     [folder] = map(Path, words)
     text, environ, python = json.loads((folder / _SPEC).read_text())
     spec = from_json(text)
-    signal.signal(signal.SIGUSR2, _terminate)  # Grid Engine's notice of the end
+    # Grid Engine's notices, of a suspension and of the end.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, _terminate)
     try:
         code = _run(spec, Machine(python, {}, environ, spec.directory), folder)
     except (PacelineError, ValueError) as error:
