@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from paceline.errors import LaunchError
 from paceline.launch import Host, JobSpec, Machine, backend, parse_group
+from paceline.launch.engines import slurm
 from paceline.launch.engines.slurm import expand_nodes, place_on_nodes
 from paceline.launch.job_spec import from_json, to_json
 
@@ -77,3 +80,14 @@ def test_groups_take_the_nodes_of_their_components() -> None:
 def test_wrong_option_is_explained(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/train"))
+
+
+def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"scancel": "exit 0", "scontrol": "echo JobId=7 JobState=COMPLETING ExitCode=0:0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(slurm, "_CANCEL_S", 0.1)
+    monkeypatch.setattr(slurm, "_POLL_S", 0.05)
+    with pytest.raises(LaunchError, match=r"job 7 is still COMPLETING 0\.1 s after scancel: scontrol show job 7"):
+        slurm.SlurmJob("7", tmp_path / "out", detach=True).cancel()
