@@ -1,4 +1,4 @@
-"""The result of the requests of an operation: a response, an error where they differ, a warning if some are missing.
+"""The response to all ranks' requests of an operation: a result, or an error where they differ; and warnings of stalls.
 
 Texts of errors begin as Horovod's and then name the ranks.
 """
