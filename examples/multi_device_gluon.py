@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -81,21 +82,21 @@ def run(
     return accuracy(net, test)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> list[float]:
+    """Train on one device, and on all of them; return both accuracies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpus", help="numbers of the GPUs to use: 0,1")
     where.add_argument("--cpus", type=int, default=2, help="how many logical CPU devices to use (2)")
     parser.add_argument("--kv-store", default="device", help="local or device (device)")
     parser.add_argument("--num-epochs", type=int, default=5)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
 
     cpus = [paceline.cpu(i) for i in range(args.cpus)]
     devices = [paceline.gpu(int(i)) for i in args.gpus.split(",")] if args.gpus else cpus
     train, test = paceline.data.digits(train=True), paceline.data.digits(train=False)
     look_inside(devices, train)
-    run(devices[:1], 64, 0.05, args, train, test)
-    run(devices, 64 * len(devices), 0.05 * len(devices), args, train, test)
+    return [run(devices[:count], 64 * count, 0.05 * count, args, train, test) for count in (1, len(devices))]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Readers of MNIST and CIFAR from their files, for tensors in memory: ``MNIST(data_dir, train=True)``."""
+"""Readers of MNIST and CIFAR from their files, for tensors in memory: ``MNIST(data_dir, train=True)``; and the place of
+data that packages ship."""
 
 from __future__ import annotations
 
 import abc
 import gzip
+import importlib.util
 import math
 import os
 import struct
@@ -28,6 +30,21 @@ _SOURCE = "https://www.cs.toronto.edu/~kriz"
 
 class DataError(Exception):
     """A file is missing or damaged."""
+
+
+def packaged(package: str, path: str, otherwise: str) -> Path:
+    """Return a file of an installed package, which is not imported.
+
+    Raises:
+        SystemExit: it is not there; the text ends with ``otherwise``.
+    """
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        if (file := Path(folder, path)).is_file():
+            return file
+    raise SystemExit(
+        f"{Path(path).name} of package {package} is not here: pip install --no-deps {package}, or {otherwise}"
+    )
 
 
 class ImageDataset(ArrayDataset, abc.ABC):

