@@ -1,4 +1,4 @@
-"""A trainer of a small GPT as minGPT has it: DDP, a sampler, clipping, groups with and without decay. Writes the weights."""
+"""A trainer of a small GPT as minGPT has it: DDP, a sampler, clipping, weight decay of some. Writes the weights."""
 
 import os
 import sys
@@ -51,6 +51,7 @@ class Gpt(torch.nn.Module):
 
 
 torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)  # Adam makes steps of rounding errors: keys have biases without gradients
 dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")
 torch.manual_seed(int(os.environ["RANK"]))  # DDP takes the weights of rank 0
 model = DistributedDataParallel(Gpt())
