@@ -8,6 +8,7 @@ READY = $(VENV)/.ready
 TIMED = tests/mx/test_work_load.py
 ENGINES = $(VENV)-engines
 TRACKERS = $(VENV)-trackers
+TRAINERS = $(VENV)-trainers
 ALONE = tests/integration tests/launch tests/testing tests/clusters tests/mx tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
@@ -19,7 +20,7 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profi
   saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
-  test-trackers test-browser test-c10d check format docs fuzz mutations oracle \
+  test-trackers test-trainers test-browser test-c10d check format docs fuzz mutations oracle \
   blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
@@ -35,6 +36,7 @@ help:
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make test-trackers  figures in wandb, trackio, MLflow and OpenTelemetry; with Debian's prometheus, a real scrape"
 	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
+	@echo "make test-trainers  accelerate, the Trainer of transformers and a GPT under --ddp, against torchrun (some minutes)"
 	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
@@ -133,6 +135,17 @@ $(TRACKERS)/.ready: $(READY)
 
 test-trackers: $(READY) $(TRACKERS)/.ready
 	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/observe/test_tools.py tests/observe/test_prometheus.py tests/scheduler
+
+# A venv of its own, because the trainers are heavy; what paceline needs, torch too, comes from the other one.
+$(TRAINERS)/.ready: $(READY)
+	$(PYTHON) -m venv $(TRAINERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(TRAINERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
+	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt transformers accelerate
+	touch $@
+
+test-trainers: $(READY) $(TRAINERS)/.ready
+	PYTHONPATH=src PACELINE_TEST_TRAINERS=1 $(TRAINERS)/bin/python -m pytest --timeout 900 tests/c10d/test_trainers.py
 
 # apt-get install chromium has the browser.
 test-browser: $(READY)

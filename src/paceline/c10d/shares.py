@@ -10,11 +10,13 @@ the global batch: the sum is the gradient of one process with the joined batch. 
 |---|---|
 | ``BatchSampler.__iter__``, over a ``DistributedSampler`` that shuffles | deals the parts of this worker |
 | the forward pass of a DDP model | notes the part that it computes, and checks that it is all of it |
+| the backward pass from its outputs | weights the gradients that it adds like that part |
+| ``torch.autograd.backward`` | shows the loss: a sum over samples is refused |
 | DDP's hook for communication | weights gradients; with some, exchanges speeds and places |
 
 Every exchange says which batch of which walk over the loader a worker has computed, and how many it has dealt. So all
 workers must be at the same one, and new shares hold from the first batch that no worker has dealt yet. Samplers that do
-not shuffle deal as always: evaluation gathers tensors of equal sizes.
+not shuffle, and loops in ``torch.no_grad``, get equal parts as always: evaluation gathers tensors of equal sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,17 +35,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from paceline import dealt
+from paceline.c10d.losses import Reduced, reduced
 from paceline.data.fetching import Dealing
 from paceline.errors import ConfigError, PacelineError
 from paceline.hetero import Shares, Speed, SpeedMeter
 from paceline.hetero.batch_shares import columns_of
-from paceline.optim.samples import tensors_in
+from paceline.optim.samples import hides_tensors, sizes_of, tensors_in
 from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
 #: Places and speeds are exchanged at each of the first exchanges of gradients, then at every second one.
 _FIRST, _INTERVAL = 8, 2
+
+#: Samples that a worker needs for batch normalisation: of one alone, the variance is not known.
+_LEAST_TO_NORMALISE = 2
 
 _OUT = "; leave out --shares measured"
 
@@ -78,15 +84,25 @@ class _Part(int):
     walk: _Walk
     index: int
 
+    @property
+    def weight(self) -> float:
+        """The weight of the mean over these samples in the mean over the global batch."""
+        return self / self.whole
+
 
 class _Model:
-    """A DDP model: the weight of the gradients that it computes."""
+    """A DDP model.
+
+    Attributes:
+        computed: the part of the last forward pass; or why that is not certain.
+        part: the part whose weight its gradients have; None: none were computed since the last exchange.
+        task: the backward pass that has computed them.
+    """
 
     def __init__(self) -> None:
-        self.weight: float | None = None
-        self.has_gradients = False
-        """Whether a forward pass has begun since the last exchange, as in ``no_sync``."""
+        self.computed: _Part | str = ""
         self.part: _Part | None = None
+        self.task = -1
 
 
 class MeasuredShares:
@@ -99,15 +115,26 @@ class MeasuredShares:
     def __init__(self, session: Session) -> None:
         self._session, self._size = session, len(session.workers)
         self._meter, self._measured = SpeedMeter(), 0
+        self._samples = 0
+        """Samples whose gradients were computed since the last round."""
+        self._step = (0.0, 0.0)
+        """Samples and seconds of the rounds on the last batches: several optimizers may step on one."""
         self._models: WeakKeyDictionary[torch.nn.Module, _Model] = WeakKeyDictionary()
         self._shares: WeakKeyDictionary[BatchSampler, Shares] = WeakKeyDictionary()
         self._last: Shares | None = None
         """The shares of the loader that was trained on last."""
         self._walks = self._exchanges = 0
         self._batch: dealt.DealtBatch | None = None
+        self._counted: _Part | None = None
+        """The last part that was counted."""
+        self._reduced: set[Reduced] = set()
+        """The losses of the backward pass that was called last."""
+        self._checks, self._has_asked = _FIRST, False
+        """Backward passes whose loss is still looked at."""
         self._notes: tuple[Any, list[torch.Tensor], _Part] | None = None
         """The exchange of notes that is under way."""
-        self._warned = False
+        self._least = 1
+        """Samples that each worker gets, if there are as many."""
 
     def install(self) -> None:
         """Let the plug points of PyTorch call this object, in place of an earlier one."""
@@ -116,6 +143,7 @@ class MeasuredShares:
             BatchSampler.__iter__ = _dealing(BatchSampler.__iter__)  # type: ignore[method-assign]
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
                 setattr(DistributedDataParallel, name, _refused(getattr(DistributedDataParallel, name)))
+            torch.autograd.backward = _told(torch.autograd.backward)
         _current = self
 
     # ---- models ----------------------------------------------------------------------------------------------------
@@ -132,8 +160,8 @@ class MeasuredShares:
                 "--shares measured cannot be exact with SyncBatchNorm, whose backward pass takes batches of all ranks "
                 f"for equally large; use BatchNorm or GroupNorm{_OUT}"
             )
-        if any(issubclass(one, _BatchNorm) for one in kinds) and not self._warned:
-            self._warned = True
+        if any(issubclass(one, _BatchNorm) for one in kinds) and self._least < _LEAST_TO_NORMALISE:
+            self._least = _LEAST_TO_NORMALISE
             logger.warning("BatchNorm normalises by each worker's own batch, as under DDP; these have unlike sizes now")
 
     def take_model(self, model: DistributedDataParallel) -> None:
@@ -148,43 +176,102 @@ class MeasuredShares:
         self._models[model] = _Model()
         _register_comm_hook(model, model, lambda state, bucket: self._exchange(group, state, bucket))
 
-    def before_forward(self, model: torch.nn.Module, inputs: Any) -> int:
-        """Note the batch that a forward pass computes; returns its samples if it is new.
+    def before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note the batch that a forward pass computes.
 
         Raises:
-            ConfigError: it is not certain how many of the samples of the job these are.
+            ConfigError: the model trains, and it is not certain how many of the samples of the job these are.
         """
         state = self._models[model]
+        state.computed = self._part_of(args, kwargs)
+        if isinstance(state.computed, str) and model.training:
+            raise ConfigError(state.computed)
+
+    def _part_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Part | str:
+        """Return the part that inputs are; or why that is not certain."""
         newest = 0 if self._batch is None else self._batch.number
         batch = dealt.newest(newest, self._batch)
         if batch is None or not isinstance(batch.samples, _Part):
-            raise ConfigError(
+            return (
                 "--shares measured has not dealt the batch that this forward pass computes: the loader needs a "
                 "DistributedSampler of torch with shuffle=True, and batch_size; batches of one loader at a time. "
                 f"With another loader, take paceline.data.SharedBatchSampler and paceline.DistributedOptimizer{_OUT}"
             )
-        part = batch.samples
-        rows = {one.shape[0] for one in tensors_in(inputs) if one.dim()}
+        part, self._batch = batch.samples, batch
+        rows = sizes_of((*args, *kwargs.values()))
         if int(part) not in rows:
-            raise ConfigError(
+            return (
                 f"this worker's part of the batch is {int(part)} samples, and its model was called with inputs of "
                 f"{sorted(rows)} rows: --shares measured needs whole batches in each forward pass, samples along the "
                 f"first dimension, and a loop that reads no batches ahead{_OUT}"
             )
-        is_new, self._batch = batch is not self._batch, batch
-        self._begin(model, state, part)
-        return int(part) if is_new else 0
+        return part
 
-    def _begin(self, model: torch.nn.Module, state: _Model, part: _Part) -> None:
-        weight = part / part.whole
-        if state.has_gradients and state.weight not in (None, weight):
-            for one in model.parameters():  # gradients so far were computed with another weight
-                if one.grad is not None:
-                    one.grad.mul_((state.weight or weight) / weight)
+    def after_forward(self, model: torch.nn.Module, outputs: Any) -> None:
+        """Be told when a backward pass comes to the outputs of a forward pass."""
+        state = self._models[model]
+        part = state.computed
+        nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
+        for node in nodes:
+            node.register_prehook(lambda *_: self._begin(model, state, part))
+        if not nodes and hides_tensors(outputs) and isinstance(part, _Part):
+            self._begin(model, state, part)
+
+    def _begin(self, model: torch.nn.Module, state: _Model, part: _Part | str) -> None:
+        """Note that the gradients of a part are computed from now on.
+
+        Raises:
+            ConfigError: they could not be weighted.
+        """
+        if isinstance(part, str):
+            raise ConfigError(part)
+        task = torch._C._current_graph_task_id()
+        if state.part is not None and state.part is not part:
+            if task == state.task >= 0:
+                raise ConfigError(
+                    "one backward pass computes the gradients of two batches, whose parts weigh unlike; with --shares "
+                    f"measured call backward() for each, all but the last with no_sync() around both passes{_OUT}"
+                )
+            _rescale(model, state.part.weight / part.weight)
+        state.part, state.task = part, task
         if part.walk.number < 0:
             self._walks += 1
             part.walk.number, self._last = self._walks, part.walk.shares
-        state.weight, state.has_gradients, state.part = weight, True, part
+        self._count(part)
+
+    def _count(self, part: _Part) -> None:
+        if self._checks:
+            self._checks -= 1
+            self._check_loss()
+        if part is self._counted:
+            return
+        self._counted, self._samples = part, self._samples + part
+        if self._step[0]:  # all optimizers have stepped on the last batch
+            self._meter.add(*self._step)
+        self._step = (0.0, 0.0)
+
+    def before_backward(self, losses: Any) -> None:
+        """Note what the losses are whose gradients are asked for: the pass frees what shows it."""
+        samples = 0 if self._batch is None else self._batch.samples
+        self._reduced = {reduced(one, samples) for one in tensors_in(losses)} if self._checks else set()
+
+    def _check_loss(self) -> None:
+        """Check that the loss is a mean over samples.
+
+        Raises:
+            ConfigError: it is a sum.
+        """
+        if Reduced.SUM in self._reduced:
+            raise ConfigError(
+                "the loss is a sum over this worker's samples, and --shares measured weights means; take "
+                f"reduction='mean', or divide the sum by the samples of the batch (len(x)){_OUT}"
+            )
+        if Reduced.UNKNOWN in self._reduced and not self._session.rank and not self._has_asked:
+            self._has_asked = True
+            logger.warning(
+                "--shares measured takes the loss for a mean over the samples of each worker's batch, which its graph "
+                "does not show; a sum, or a mean over something else, as words, would weigh samples unlike%s", _OUT
+            )  # fmt: skip
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
@@ -195,7 +282,8 @@ class MeasuredShares:
             ConfigError: the weight is not known.
         """
         state, gradients = self._models[model], bucket.buffer()
-        if state.weight is None or state.part is None:
+        part = state.part
+        if part is None:
             raise ConfigError(
                 "--shares measured has seen no forward pass of the DDP model before this backward pass; with "
                 f"torch.compile, wrap the compiled model: DistributedDataParallel(torch.compile(model)){_OUT}"
@@ -203,9 +291,10 @@ class MeasuredShares:
         if bucket.index() == 0:
             self._exchanges += 1
             if self._exchanges <= _FIRST or self._exchanges % _INTERVAL == 0:
-                self._tell(group, state.part)
-        state.has_gradients = state.has_gradients and not bucket.is_last()
-        work = dist.all_reduce(gradients.mul_(state.weight), group=group, async_op=True)
+                self._tell(group, part)
+        if bucket.is_last():
+            state.part = None
+        work = dist.all_reduce(gradients.mul_(part.weight), group=group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
     def _tell(self, group: Any, part: _Part) -> None:
@@ -239,12 +328,14 @@ class MeasuredShares:
         if part.walk.shares.revise(speeds):
             part.walk.follow(round(max(note[4] for note in notes)))
 
-    def measure(self) -> None:
-        """Note the time of the last round."""
+    def end_round(self, rounds: int) -> None:
+        """Note the time of a round; one without samples is a further step on the batches of the one before."""
+        samples, self._samples = self._samples, 0
+        self._session.note_round(rounds, float(samples) or 1.0)
         pace = self._session.pace
         if pace.rounds > self._measured:
-            self._measured, last = pace.rounds, pace.steps[-1]
-            self._meter.add(last.samples, last.seconds)
+            self._measured = pace.rounds
+            self._step = (self._step[0] + samples, self._step[1] + pace.steps[-1].seconds)
 
     # ---- loaders ---------------------------------------------------------------------------------------------------
 
@@ -253,7 +344,7 @@ class MeasuredShares:
         one = batches.sampler
         if not isinstance(one, DistributedSampler) or type(one).__iter__ is not DistributedSampler.__iter__:
             return False
-        return one.shuffle and one.num_replicas == self._size
+        return one.shuffle and one.num_replicas == self._size and torch.is_grad_enabled()
 
     def walk(self, batches: BatchSampler) -> Iterator[list[int]]:
         """Deal this worker's part of every global batch."""
@@ -265,7 +356,7 @@ class MeasuredShares:
             for first in range(0, stop, whole):
                 self._take_notes()
                 samples, left = walk.samples(), min(whole, stop - first)
-                begin, end = columns_of(samples, left)[self._session.rank]
+                begin, end = _columns(samples, left, self._least)[self._session.rank]
                 part = _Part(end - begin)
                 part.whole, part.walk, part.index = left, walk, walk.dealt
                 walk.dealt += 1
@@ -278,6 +369,28 @@ class MeasuredShares:
             fractions = [1] * self._size if self._last is None else list(self._last.samples.values())
             self._shares[batches] = Shares(batches.batch_size * self._size, fractions)
         return self._shares[batches]
+
+
+def _columns(samples: Mapping[int, int], left: int, least: int) -> dict[int, tuple[int, int]]:
+    """Return which columns of a global batch are each worker's.
+
+    Args:
+        samples: samples of a whole global batch, by worker.
+        left: samples that are left.
+        least: nobody gets fewer, if there are as many for each.
+    """
+    parts = {worker: end - begin for worker, (begin, end) in columns_of(samples, left).items()}
+    while min(parts.values()) < min(least, left // len(parts)):
+        parts[min(parts, key=lambda one: parts[one])] += 1
+        parts[max(parts, key=lambda one: parts[one])] -= 1
+    return columns_of(parts, left)
+
+
+def _rescale(model: torch.nn.Module, factor: float) -> None:
+    """Let the gradients of earlier passes count as if the weight of the next one were theirs."""
+    for one in model.parameters():
+        if one.grad is not None and factor != 1:
+            one.grad.mul_(factor)
 
 
 def _order(sampler: Any) -> list[int]:
@@ -297,6 +410,16 @@ def _dealing(original: Callable[[BatchSampler], Iterator[list[int]]]) -> Callabl
         return _current.walk(self) if _current is not None and is_ours else original(self)
 
     return batches
+
+
+def _told(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if _current is not None:
+            _current.before_backward(tensors)
+        original(tensors, *args, **kwargs)
+
+    return backward
 
 
 def _refused(original: Callable[..., None]) -> Callable[..., None]:

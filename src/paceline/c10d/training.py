@@ -43,15 +43,15 @@ class DdpTraining:
         self.session, self.shares = session, shares
         self._samples, self._rounds, self._has_exchanged = 0.0, 0, False
 
-    def before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
+    def before_forward(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Note that a DDP model begins a forward pass."""
-        if not (model.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return
-        meter.active.forward_begins()
-        if self.shares is None:
-            self._samples += tally(inputs, None).rows
-        else:
-            self._samples += self.shares.before_forward(model, inputs)
+        if self.shares is not None:
+            self.shares.before_forward(model, args, kwargs)
+        if model.training:
+            meter.active.forward_begins()
+            self._samples += tally((args, kwargs), None).rows
 
     def before_step(self) -> None:
         """Note that an optimizer begins to step."""
@@ -65,10 +65,11 @@ class DdpTraining:
             return
         if self._has_exchanged:
             self._rounds, self._has_exchanged, self.session.is_ddp = self._rounds + 1, False, True
-            self.session.note_round(self._rounds, self._samples or 1.0)
+            if self.shares is None:
+                self.session.note_round(self._rounds, self._samples or 1.0)
+            else:
+                self.shares.end_round(self._rounds)
             self._samples = 0.0
-            if self.shares is not None:
-                self.shares.measure()
         meter.active.step_ends()
 
 
@@ -99,6 +100,7 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
         if _current is not None and dist.get_backend(self.process_group) == "paceline":
             self.register_forward_pre_hook(_before_forward, with_kwargs=True)
             if _current.shares is not None:
+                self.register_forward_hook(_after_forward)
                 _current.shares.take_model(self)
 
     return init
@@ -106,7 +108,12 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
 
 def _before_forward(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
     if _current is not None and not torch.compiler.is_compiling():
-        _current.before_forward(model, (args, kwargs))
+        _current.before_forward(model, args, kwargs)
+
+
+def _after_forward(model: torch.nn.Module, args: Any, outputs: Any) -> None:
+    if _current is not None and _current.shares is not None and not torch.compiler.is_compiling():
+        _current.shares.after_forward(model, outputs)
 
 
 def _before_step(optimizer: object, args: Any, kwargs: Any) -> None:

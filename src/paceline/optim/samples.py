@@ -28,7 +28,7 @@ import dataclasses
 import logging
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -261,6 +261,13 @@ def tensors_in(inputs: Any) -> list[torch.Tensor]:
     """Return the tensors in nested lists, tuples, mappings and dataclasses, in order."""
     leaves = _leaves(inputs)
     return [one.data if isinstance(one, PackedSequence) else one for one in leaves if isinstance(one, _TENSORS)]
+
+
+def sizes_of(inputs: Sequence[Any]) -> set[int]:
+    """Return all numbers of samples that the inputs of a model may have: sizes of first dimensions, and of lists."""
+    rows = {one.shape[0] for one in tensors_in(inputs) if one.dim()}
+    own = {size for size in map(_own_size, _leaves(inputs)) if size is not None}
+    return rows | own | {len(one) for one in inputs if isinstance(one, list | tuple)}
 
 
 def hides_tensors(outputs: Any) -> bool:

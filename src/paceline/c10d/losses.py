@@ -1,0 +1,80 @@
+"""Whether a loss is a mean over samples, or a sum: as far as its graph shows it.
+
+| the last operation of the loss | the loss is |
+|---|---|
+| a loss of ``torch.nn.functional`` with ``reduction`` | what that says |
+| ``mean``; a sum over the samples | a mean; a sum |
+| a sum of terms | a sum if one of them is, else a mean if one of them is |
+| a term times a number | as the term; unknown if that is a sum, and the number small |
+| a term divided by a number | a mean if the term is, else unknown |
+| anything else | unknown |
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+
+
+class Reduced(Enum):
+    """What a loss makes of the losses of its samples."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    UNKNOWN = "unknown"
+
+
+#: The numbers by which losses of PyTorch save their ``reduction``.
+_SAVED = {1: Reduced.MEAN, 2: Reduced.SUM}
+
+#: A factor that is no larger may be one divided by a number of samples.
+_SMALL = 0.5
+
+_OF_TERMS = ("AddBackward", "SubBackward")
+_PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "ViewBackward", "CppFunction")
+
+
+def reduced(loss: torch.Tensor, samples: int) -> Reduced:
+    """Return what a loss is.
+
+    Args:
+        loss: the root of a backward pass.
+        samples: samples of this worker's batch.
+    """
+    return _of(loss.grad_fn, samples)
+
+
+def _of(node: Any, samples: int) -> Reduced:
+    name = "" if node is None else node.name()
+    saved = getattr(node, "_saved_reduction", 0)
+    if saved in _SAVED:
+        return _SAVED[saved]
+    if name.startswith("MeanBackward"):
+        return Reduced.MEAN
+    if name.startswith("SumBackward"):
+        return _of_sum(node, samples)
+    if name.startswith(_OF_TERMS + _PLAIN):
+        terms = {_of(term, samples) for term, _ in node.next_functions}
+        return next((one for one in (Reduced.SUM, Reduced.MEAN) if one in terms), Reduced.UNKNOWN)
+    if name.startswith(("MulBackward", "DivBackward")):
+        found = _of(node.next_functions[0][0], samples)
+        return Reduced.UNKNOWN if found is Reduced.SUM and _makes_small(node) else found
+    return Reduced.UNKNOWN
+
+
+def _of_sum(node: Any, samples: int) -> Reduced:
+    """Tell a sum over samples from one over the terms of a loss."""
+    before = node.next_functions[0][0]
+    is_of_terms = before is not None and before.name().startswith(("StackBackward", "CatBackward"))
+    sizes = node._saved_self_sym_sizes
+    return Reduced.SUM if sizes and sizes[0] == samples and not is_of_terms else Reduced.UNKNOWN
+
+
+def _makes_small(node: Any) -> bool:
+    """Return whether a product or a quotient may make a mean of a sum: a scale, as that of ``GradScaler``, does not."""
+    number = getattr(node, "_saved_other", None)
+    if node.name().startswith("Div") or number is None:
+        return True
+    return (isinstance(number, torch.Tensor) and number.numel() > 1) or abs(float(number)) <= _SMALL

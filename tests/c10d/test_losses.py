@@ -1,0 +1,53 @@
+"""Whether a loss is a mean over samples or a sum, as far as its graph shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from paceline.c10d.losses import Reduced, reduced
+
+N = 8
+LABELS, TARGETS = torch.arange(N) % 3, torch.rand(N, 3)
+MASK = torch.rand(N, 3).round()
+
+MEANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cross entropy": lambda out: F.cross_entropy(out, LABELS),
+    "with smoothed labels": lambda out: F.cross_entropy(out, LABELS, label_smoothing=0.1),
+    "of pixels": lambda out: F.cross_entropy(out.view(N, 3, 1, 1), LABELS.view(N, 1, 1)),
+    "of half floats": lambda out: F.mse_loss(out.half(), TARGETS.half()).float(),
+    "by hand": lambda out: (out - TARGETS).square().sum(1).mean(),
+    "scaled": lambda out: torch.amp.GradScaler("cpu").scale(F.l1_loss(out, TARGETS)),
+    "accumulated": lambda out: F.huber_loss(out, TARGETS) / 4,
+    "with a penalty": lambda out: F.binary_cross_entropy_with_logits(out, TARGETS) + 0.01 * out.norm(),
+}
+SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cross entropy": lambda out: F.cross_entropy(out, LABELS, reduction="sum"),
+    "with smoothed labels": lambda out: F.cross_entropy(out, LABELS, label_smoothing=0.1, reduction="sum"),
+    "squares": lambda out: F.mse_loss(out, TARGETS, reduction="sum"),
+    "of an autoencoder": lambda out: F.mse_loss(out, TARGETS, reduction="sum") - 0.5 * out.sum(),
+    "by hand": lambda out: (out - TARGETS).square().sum(),
+    "scaled": lambda out: torch.amp.GradScaler("cpu").scale(out.square().sum()),
+}
+UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a mean by hand": lambda out: out.square().sum() / N,
+    "a mean by a factor": lambda out: out.square().sum() * (1 / N),
+    "a mean over some": lambda out: (out * MASK).sum() / MASK.sum(),
+    "a sum of terms": lambda out: torch.stack([out[index].mean() for index in range(N)]).sum(),
+    "a sum over classes": lambda out: out.mean(0).sum(),
+    "another operation": lambda out: torch.dot(out[:, 0], out[:, 1]),
+}
+CASES = [
+    (f"{wanted.value}: {name}", wanted, loss)
+    for wanted, table in ((Reduced.MEAN, MEANS), (Reduced.SUM, SUMS), (Reduced.UNKNOWN, UNKNOWN))
+    for name, loss in table.items()
+]
+
+
+@pytest.mark.parametrize(("wanted", "loss"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_loss_is_read_from_its_graph(wanted: Reduced, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    outputs = torch.rand(N, 3, requires_grad=True) * 1
+    assert reduced(loss(outputs), N) is wanted

@@ -1,0 +1,62 @@
+"""Trainers of others under ``paceline launch --ddp``: the weights of ``torchrun`` with Gloo, bit for bit.
+
+``make test-trainers`` runs them in a venv of its own, with transformers and accelerate.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parent / "trainers"
+LAUNCH = [sys.executable, "-m", "paceline", "launch", "--quiet", "--ddp", "-n", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+#: The trainers, and what they need.
+TRAINERS = {"gpt.py": "torch", "accelerate_loop.py": "accelerate", "transformers_trainer.py": "transformers"}
+
+pytestmark = pytest.mark.skipif("PACELINE_TEST_TRAINERS" not in os.environ, reason="make test-trainers: some minutes")
+
+
+def weights(command: list[str], path: Path) -> dict[str, torch.Tensor]:
+    """Train; returns the weights."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith("PACELINE_")}
+    done = subprocess.run(
+        [*command, str(path)],
+        env=env | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(torch.load(path))
+
+
+def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list[str]:
+    assert ours.keys() == theirs.keys()
+    return [name for name, value in theirs.items() if not torch.equal(ours[name], value)]
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainer_has_the_weights_of_gloo(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(TRAINERS[name]) is None:
+        pytest.skip(f"{TRAINERS[name]} is not installed")
+    script = str(SCRIPTS / name)
+    ours = weights([*LAUNCH, "--", script], tmp_path / "ours.pt")
+    assert not differing(ours, weights([*TORCHRUN, script], tmp_path / "theirs.pt"))
+
+
+def test_measured_shares_train_a_gpt_as_equal_ones(tmp_path: Path) -> None:
+    """Means over sequences of equal length are means over samples, so any shares give the weights of equal ones."""
+    script = str(SCRIPTS / "gpt.py")
+    ours = weights([*LAUNCH, "--shares", "measured", "--", script], tmp_path / "ours.pt")
+    theirs = weights([*TORCHRUN, script], tmp_path / "theirs.pt")
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-7, atol=1e-9)
