@@ -82,20 +82,23 @@ def of_own_time(
     own = means_of(rounds)
     whole_s, fair_s = own.own_s - usual.own_s, _fair_waits_s(own, usual)
     part, excess_s = _largest(own, usual, fair_s)
-    if part not in alarmed and part != GC:
+    if part not in (*alarmed, GC) and KEPT_WAITING not in alarmed:
         return None
     if whole_s < WORTH * usual.own_s or excess_s < max(WORTH * own.own_s, WORTH_S, MOST_OF_IT * whole_s):
         return None
     # The others' threads and locks of this process wait for processors, too; a collection is its thread's alone.
     if part not in (KEPT_WAITING, OUT_OF_QUOTA, GC) and excess_s < max(fair_s, usual.parts[KEPT_WAITING]):
         return None
-    since = _onset(rounds, part, usual.parts[part] + excess_s / 2)
+    since = _onset(rounds, part, (usual.parts[part] + own.parts[part]) / 2)
     if part == KEPT_WAITING:
         name = "busy" if _is_alone_in_queues(worker, others, rounds) else ""
     elif part in (OUT_OF_QUOTA, GC):
         name = PARTS[part]
     else:
-        host = _host_cause(worker, others, [one for one in rounds if one.round >= since], usual, part)
+        last = [one for one in rounds if one.round >= since]
+        recent = means_of(last)
+        share = max(excess_s / own.wall_s, (recent.parts[part] - usual.parts[part]) / recent.wall_s)
+        host = _host_cause(worker, others, share, sum(one.wall_s * one.weight for one in last))
         name = _part_or_batch(own, usual, part) if host is None else host
     return Cause(name, part, since, excess_s) if name else None
 
@@ -116,7 +119,7 @@ def of_waits(rounds: Sequence[Round], usual: Means | None) -> Cause | None:
     excess_s = min(own.parts[WAIT] - usual.parts[WAIT], own.wall_s - usual.wall_s)
     if excess_s < max(WORTH * own.wall_s, WORTH_S):
         return None
-    return Cause("link", WAIT, _onset(rounds, WAIT, usual.parts[WAIT] + excess_s / 2), excess_s)
+    return Cause("link", WAIT, _onset(rounds, WAIT, (usual.parts[WAIT] + own.parts[WAIT]) / 2), excess_s)
 
 
 def _fair_waits_s(own: Means, usual: Means) -> float:
@@ -128,10 +131,16 @@ def _fair_waits_s(own: Means, usual: Means) -> float:
 def _largest(own: Means, usual: Means, fair_s: float) -> tuple[int, float]:
     """Return the part with the largest excess, and the excess."""
     excess = {part: own.parts[part] - usual.parts[part] for part in (*_OWN, OUT_OF_QUOTA)}
-    grown = max(_OWN, key=lambda part: excess[part])
-    excess[grown] += own.parts[KEPT_WAITING] - fair_s
+    mine, theirs = _with_waits(own), _with_waits(usual)
+    excess[max(_OWN, key=lambda part: mine[part] - theirs[part])] += own.parts[KEPT_WAITING] - fair_s
     excess[KEPT_WAITING] = fair_s - usual.parts[KEPT_WAITING]
     return max(excess.items(), key=lambda one: one[1])
+
+
+def _with_waits(means: Means) -> list[float]:
+    """Return the parts of a step as the clock has them, with the time for which the thread was kept from running."""
+    ran_s = means.own_s - means.parts[KEPT_WAITING] - means.parts[OUT_OF_QUOTA]
+    return [one * means.own_s / ran_s if ran_s > 0 else one for one in means.parts]
 
 
 def _onset(rounds: Sequence[Round], part: int, least_s: float) -> int:
@@ -165,16 +174,11 @@ def _is_alone_in_queues(worker: History, others: Iterable[History], last: Sequen
     return recent(worker) > least * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
 
 
-def _host_cause(
-    worker: History, others: Sequence[History], rounds: Sequence[Round], usual: Means, part: int
-) -> str | None:
-    """Return the figure of the host that explains most of the excess of a part in some rounds, the last ones.
+def _host_cause(worker: History, others: Sequence[History], share: float, seconds: float) -> str | None:
+    """Return the figure of the host that explains most of an excess, which is this share of the last seconds.
 
     Empty: it does, but as much for the other workers. None: no figure does.
     """
-    own = means_of(rounds)
-    share = (own.parts[part] - usual.parts[part]) / (own.wall_s or 1.0)
-    seconds = sum(one.wall_s * one.weight for one in rounds)
 
     def of(one: History, figure: int) -> float:
         return share_of(_last(one.hosts, seconds), figure)
