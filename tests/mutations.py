@@ -126,7 +126,7 @@ AREAS = (
         ),
     ),
     Area(
-        "server/store.py",
+        "server/bucket_store.py",
         BUCKETS,
         (
             ("values=one.values.clone(), borrowed=False", "values=one.values, borrowed=False"),

@@ -17,7 +17,7 @@ def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "examples" / "train_mnist.py", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     words = [str(word) for word in command]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=170, check=False)
 
 
 def train(folder: Path, *arguments: object) -> tuple[dict[str, Any], str]:

@@ -213,13 +213,14 @@ def test_one_name_for_different_operations_is_an_error() -> None:
 
 def stalled() -> str:
     hvd.init()
+    hvd.barrier()
     if hvd.rank() == 0:
         return error_of(lambda: hvd.allreduce(T(1), name="lonely"))
     return error_of(hvd.barrier)
 
 
 def test_stall_is_reported_and_ends_the_job() -> None:
-    environment = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    environment = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
     ranks = Ranks(stalled, 2, environment=environment)
     first, second = ranks.results()
     assert first == second

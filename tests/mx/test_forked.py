@@ -44,5 +44,5 @@ print(os.waitstatus_to_exitcode(status), os.read(reads, 100).decode() == repr(st
 def test_child_steps_as_its_parent_would(store: str) -> None:
     env = os.environ | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-c", SCRIPT.format(store=store)]
-    ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=170, check=False)
     assert ended.stdout == "0 True\n", ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -36,6 +37,19 @@ def test_memory_of_another_process_is_mapped_but_not_what_it_has_from_this_one()
             map_foreign(other.pid, ours.fd, 8, torch.float32)
         other.communicate()
     ours.close()
+
+
+def test_memory_that_nobody_closes_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    for _ in range(100):
+        SharedTensor(8, torch.float32)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    kept = SharedTensor(8, torch.float32)
+    kept.close()
+    other = os.open("/dev/null", os.O_RDONLY)  # gets the number that has become free
+    assert other == kept.fd
+    del kept
+    os.close(other)
 
 
 def member(role: str, rank: int, host_id: str, pid: int) -> m.Member:

@@ -5,7 +5,7 @@ Pure: no socket, thread, clock or random generator.
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.checked import CheckedRule, check_every_rule, new_rule
-from paceline.consistency.groups import groups_line, name_ranks, parse_groups, resolve_groups
+from paceline.consistency.groups_file import groups_line, name_ranks, parse_groups, resolve_groups
 from paceline.consistency.policy import Policy, policy_of
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats

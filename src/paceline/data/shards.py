@@ -30,9 +30,9 @@ from paceline.data.pool import session_of, walker_of
 from paceline.data.sampler import ShardedSampler, State, epoch_order
 from paceline.data.shares import fractions_of
 from paceline.hetero import split_evenly
-from paceline.kvstore.agreement import agree
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.kvstore.start_checks import agree
 from paceline.worker.session import Session
 
 _RATE = struct.Struct("<d")

@@ -35,7 +35,7 @@ from paceline.hvd import execute
 from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.execute import BatchPlan, FusedOperations, Operation, fuse
+from paceline.hvd.execute import BatchPlans, FusedOperations, Operation
 from paceline.hvd.link import CoordinatorLink
 from paceline.hvd.negotiation.cache import RankCache
 from paceline.hvd.negotiation.machine import ProcessSets
@@ -65,7 +65,6 @@ HOLD_BYTES = 4 * 1024 * 1024
 _LEAVE_S = 5.0
 #: How long a rank that failed waits for the coordinator to say which rank failed first.
 _NEWS_S = 1.0
-_MOST_PLANS = 64
 #: Least time without a message of rank 0, which sends one each half second, after which it counts as dead.
 _SILENT_S = 10.0
 
@@ -99,8 +98,7 @@ class Background:
         self._weights: list[RankWeights] = []
         self._early: list[ToRank] = []
         self._cache = RankCache()
-        self._plans: dict[bytes, BatchPlan] = {}
-        self._fusion_bytes = 0
+        self._plans = BatchPlans()
         self.down: Down | None = None
         self.sets = ProcessSets(1)
         self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
@@ -127,8 +125,8 @@ class Background:
                 if isinstance(message.body, Down):
                     raise HorovodInternalError(message.body.text)
                 assert isinstance(message.body, Entered)
-                self.sets = ProcessSets(size, enter.sets)
-                self._early, self._fusion_bytes = waiting, message.body.fusion_bytes
+                self.sets, self._early = ProcessSets(size, enter.sets), waiting
+                self._plans = BatchPlans(rank, self.sets, message.body.fusion_bytes)
                 first = message.body.members[0]
                 self._silence = Silence(first.pid if rank and first.host_id == enter.host_id else 0)
                 self._thread.start()
@@ -381,37 +379,18 @@ class Background:
     # ---- running ---------------------------------------------------------------------------------------------------
 
     def _run_batch(self, batch: Batch) -> None:
-        if batch.responses or batch.forgotten:
-            self._plans.clear()
-        plan = self._plans.get(batch.bits)
+        plan = self._plans.known(batch)
         if plan is not None:
             self._cache.note(batch)
         else:
             responses = self._cache.take(batch, lambda key: getattr(self._operations.get(key), "request", None))
             count = len(batch.responses)
             self._carry_out(responses[:count])
-            if not batch.bits:
-                return
-            plan = self._plan(responses[count:])
-            if not batch.forgotten:
-                self._plans[batch.bits] = plan
+            plan = self._plans.make(batch, responses[count:])
         if self._timeline.is_on:
             for key in plan.keys:
                 self._timeline.agreed(key)
         self._run_groups(plan.groups)
-
-    def _plan(self, responses: Sequence[Response]) -> BatchPlan:
-        """Return how cached operations are run; the same bits mean the same until the cache changes."""
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        keys = [response.request.key for response in responses]
-        return BatchPlan(keys, self._groups(responses))
-
-    def _groups(self, responses: Sequence[Response]) -> list[FusedOperations]:
-        """Return the groups that run as one, of the process sets that this rank is in."""
-        mine = [one for one in responses if self._rank in self.sets.members(one.request.process_set)]
-        fused = fuse(mine, self._fusion_bytes)
-        return [execute.group_of(one, self.sets.members(one[0].request.process_set)) for one in fused]
 
     def _carry_out(self, responses: Sequence[Response]) -> None:
         ready: list[Response] = []
@@ -419,12 +398,12 @@ class Background:
             if self._timeline.is_on:
                 self._timeline.agreed(response.request.key)
             if response.error or response.request.kind not in TENSOR_KINDS:
-                self._run_groups(self._groups(ready))
+                self._run_groups(self._plans.groups(ready))
                 ready = []
                 self._finish_plain(response)
             else:
                 ready.append(response)
-        self._run_groups(self._groups(ready))
+        self._run_groups(self._plans.groups(ready))
 
     def _run_groups(self, groups: Sequence[FusedOperations]) -> None:
         """Run operations, those of a group as one."""

@@ -14,9 +14,11 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation.messages import Key, Request, Response
+from paceline.hvd.negotiation.machine import ProcessSets
+from paceline.hvd.negotiation.messages import Batch, Key, Request, Response
 from paceline.hvd.planes.base import ADASUM, Plane, Reduction, adasum
 
+_MOST_PLANS = 64
 #: Tensors of more bytes are not packed: a copy would cost more than an operation of their own.
 PACK_BYTES = 512 * 1024
 
@@ -160,6 +162,42 @@ class BatchPlan:
 
     keys: Sequence[Key]
     groups: Sequence[FusedOperations]
+
+
+class BatchPlans:
+    """How this rank runs the operations of batches; the same bits mean the same until the response cache changes.
+
+    Args:
+        rank: this rank.
+        sets: the process sets, which batches change.
+        fusion_bytes: most bytes of allreduces that run as one; 0: none do.
+    """
+
+    def __init__(self, rank: int = 0, sets: ProcessSets | None = None, fusion_bytes: int = 0) -> None:
+        self._rank, self._sets, self._fusion_bytes = rank, sets or ProcessSets(1), fusion_bytes
+        self._plans: dict[bytes, BatchPlan] = {}
+
+    def known(self, batch: Batch) -> BatchPlan | None:
+        """Return the plan of a batch of nothing but bits that ran before; None: it is not known."""
+        if batch.responses or batch.forgotten:
+            self._plans.clear()
+        return self._plans.get(batch.bits)
+
+    def make(self, batch: Batch, cached: Sequence[Response]) -> BatchPlan:
+        """Return the plan of a batch's cached operations."""
+        plan = BatchPlan([response.request.key for response in cached], self.groups(cached))
+        if batch.bits and not batch.forgotten:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[batch.bits] = plan
+        return plan
+
+    def groups(self, responses: Sequence[Response]) -> list[FusedOperations]:
+        """Return the groups that run as one, of the process sets that this rank is in."""
+        members = self._sets.members
+        mine = [one for one in responses if self._rank in members(one.request.process_set)]
+        fused = fuse(mine, self._fusion_bytes)
+        return [group_of(one, members(one[0].request.process_set)) for one in fused]
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------

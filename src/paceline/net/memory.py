@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -63,12 +64,17 @@ class SharedTensor:
             self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype)[:numel]
             _made.add(_identity(self.fd))
             on_error.pop_all()
+        self._close = weakref.finalize(self, _close_made, self.fd)
 
     def close(self) -> None:
-        """Close the file. The kernel frees the memory when no process maps it any more."""
-        with contextlib.suppress(OSError):
-            _made.discard(_identity(self.fd))
-            os.close(self.fd)
+        """Close the file, as its end of life does. The kernel frees the memory when no process maps it any more."""
+        self._close()
+
+
+def _close_made(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        _made.discard(_identity(fd))
+        os.close(fd)
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from paceline import compression as codecs
 from paceline.hetero import free_policy
-from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.store_policy import revises
+from paceline.kvstore.start_checks import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 from paceline.net.allocator import give_back_freed_memory
 from paceline.optim.buffers import Buffers, shared_of
 from paceline.optim.exchange import ServerExchange

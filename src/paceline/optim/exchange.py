@@ -152,7 +152,7 @@ class ServerExchange(Exchange):
         """Initialise keys for parameters, with rank 0's weights; between rounds. Every worker calls it."""
         store = self._store
         rows = find_sparse([(name, param) for name, param, _ in named], self._optimizer, self._model)
-        if rows and self._brings_weights and store.policy.merge == "groups" and store.lifecycle.clip_norm:
+        if rows and self._brings_weights and store.policy.merge == "groups" and store.traffic.clip_norm:
             raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {rows[0][0]!r} has sparse ones")
         self.sparse.add(rows)
         self._has_rows = self._has_rows or bool(rows)

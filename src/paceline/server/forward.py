@@ -38,9 +38,9 @@ from paceline.net.base import Frames
 from paceline.net.call import OnAnswer, rebuild
 from paceline.ranges import is_all, within
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
+from paceline.server.bucket_store import BucketStore, absent_in
 from paceline.server.merge import Accumulator
 from paceline.server.sinks import Sink
-from paceline.server.store import BucketStore, absent_in
 from paceline.tensors import dtype_of, from_frame, to_frame
 from paceline.updaters import Piece, UpdaterSpec, make_updater
 from paceline.wire import messages as m

@@ -27,9 +27,9 @@ from typing import TypeAlias
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
+from paceline.server.bucket_store import BucketStore
 from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
-from paceline.server.store import BucketStore
 from paceline.wire import messages as m
 
 #: Notices that a worker sends on all its ways.

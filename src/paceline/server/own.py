@@ -13,9 +13,9 @@ from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.observe import meter
 from paceline.server import rows
 from paceline.server.bucket import StoredBucket
+from paceline.server.bucket_store import BucketStore
 from paceline.server.clip_sink import ClipSink
 from paceline.server.sinks import ApplySink
-from paceline.server.store import BucketStore
 from paceline.updaters import FlatUpdater, Piece, UpdaterSpec, make_updater
 from paceline.wire import messages as m
 

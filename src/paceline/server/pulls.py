@@ -20,10 +20,10 @@ from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.bucket import Known
+from paceline.server.bucket_store import BucketStore
 from paceline.server.hosted import Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Notes
-from paceline.server.store import BucketStore
 from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
 

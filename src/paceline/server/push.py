@@ -18,6 +18,7 @@ from paceline.net.base import Frames
 from paceline.ranges import is_all, within
 from paceline.server import rows
 from paceline.server.bucket import Known, PushRequest, StoredBucket
+from paceline.server.bucket_store import BucketStore, absent_in
 from paceline.server.clip_sink import ClipSink, Located
 from paceline.server.forward import ForwardStore
 from paceline.server.hosted import HostedStore, ServerState
@@ -25,7 +26,6 @@ from paceline.server.members import Asker
 from paceline.server.merge import Contribution, Encoded
 from paceline.server.own import OwnStore
 from paceline.server.pulls import send_known, send_rows, send_values
-from paceline.server.store import BucketStore, absent_in
 from paceline.tensors import from_frame
 from paceline.updaters import StepOptions, check_numbers
 from paceline.wire import messages as m

@@ -1,7 +1,7 @@
 """Sinks, to which a server's store gives complete cohorts.
 
-A store (:class:`~paceline.server.store.BucketStore`) merges pushes by the rule. What happens to a merged gradient, and
-when its workers are answered, is the sink's business:
+A store (:class:`~paceline.server.bucket_store.BucketStore`) merges pushes by the rule. What happens to a merged
+gradient, and when its workers are answered, is the sink's business:
 
 | sink | a cohort is complete | the rule releases its workers |
 |---|---|---|

@@ -221,14 +221,11 @@ class Traffic:
             self._session.wait([self._told])
         return dict(self._heard)
 
-    def clip(self, skip_nonfinite: bool = False) -> float:
+    def clip(self) -> float:
         """Clip all pushes since the last call, and let the servers apply them; returns the norm before clipping.
 
         The merged gradient of all these pushes, after the mean, is scaled by ``min(1, clip_norm / (norm + 1e-6))``, as
         :func:`torch.nn.utils.clip_grad_norm_` does. All workers that merge their pushes call this at the same point.
-
-        Args:
-            skip_nonfinite: skip the update when the norm is not finite; all workers get the same norm.
         """
         pushed, self._unclipped = self._unclipped, {}
         owners = sorted(pushed)
@@ -241,7 +238,7 @@ class Traffic:
         norm = math.sqrt(math.fsum(one.squares for one in parts))
         limit = self.clip_norm / (norm + 1e-6)
         factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
-        skip = any(one.skipped for one in parts) or (skip_nonfinite and not math.isfinite(norm))
+        skip = any(one.skipped for one in parts)
         for owner in owners:
             # The servers answer the pushes after this.
             self._session.ask_server(owner, m.Commit(self._store, pushed[owner], factor, skip), "clipping a round")

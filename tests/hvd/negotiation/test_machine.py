@@ -269,6 +269,18 @@ def test_stalls_are_reported_once_with_names_and_missing_ranks_and_end_the_job()
     assert job.machine.submit(0, Submission(0), 113) == []
 
 
+def test_end_of_a_stall_names_operations_that_began_later_too() -> None:
+    job = Job(2, NegotiationSettings(stall_warning_s=60, stall_shutdown_s=100))
+    job.send(0, allreduce("early"))
+    job.settle(now=10)
+    job.send(1, allreduce("late"))
+    job.settle(now=80)
+    job.note(job.machine.tick(111))
+    end = job.other[-1]
+    assert isinstance(end, Down)
+    assert "0: [allreduce.late]\n1: [allreduce.early]" in end.reason
+
+
 def test_no_stall_check_with_a_time_of_0() -> None:
     job = Job(2, NegotiationSettings(stall_warning_s=0))
     job.send(0, allreduce("x"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import struct
 import termios
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable
 
 import pyte
 import pytest
+
+from paceline.testing.channel import readable
 
 DEADLINE_S = 60.0
 
@@ -43,7 +44,7 @@ class Terminal:
 
     def read(self, wait_s: float = 0.0) -> None:
         """Take the bytes that the program has written."""
-        if select.select([self.master], [], [], wait_s)[0]:
+        if readable([self.master], wait_s):
             try:
                 self.feed(os.read(self.master, 65536))
             except OSError:  # nobody has the other side open

@@ -43,7 +43,7 @@ from paceline.hvd.negotiation.messages import (
     Response,
     Submission,
 )
-from paceline.hvd.negotiation.requests import Pending, answer, conflicts, mismatch, stalled
+from paceline.hvd.negotiation.responses import Pending, answer, conflicts, mismatch, stalled
 
 
 class ProcessSets:

@@ -137,16 +137,16 @@ class Neighbours:
                         f"{' and '.join(f'rank {one}' for one in missing)} did not go on with an operation within "
                         f"{self.timeout_s:g} s"
                     ) from None
-                poll = self._polls.get(rank)
-                if poll is None:
-                    poll = self._polls[rank] = select.poll()
-                    poll.register(reader, select.POLLIN)
                 began, slice_s = time.monotonic(), min(left_s, _LOOK_S)
-                poll.poll(1000 * slice_s)
+                self._has_come(rank, slice_s)
                 silence.note(min(slice_s, time.monotonic() - began))
 
-    def _has_come(self, rank: int) -> bool:
-        return bool(select.select([self._offer.readers[rank]], [], [], 0)[0])
+    def _has_come(self, rank: int, wait_s: float = 0.0) -> bool:
+        poll = self._polls.get(rank)
+        if poll is None:
+            poll = self._polls[rank] = select.poll()  # takes descriptors above 1023, as select does not
+            poll.register(self._offer.readers[rank], select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
 
     def close(self) -> None:
         """Close everything."""

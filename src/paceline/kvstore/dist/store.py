@@ -70,7 +70,7 @@ class DistStore(KVStore):
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
             raise ValueError(f"a {self.type} store has no merged gradient to clip; clip in the worker")
-        self.lifecycle.set_merging(mean, clip_norm)
+        self.lifecycle.mean, self.traffic.clip_norm = mean, clip_norm
 
     # ---- properties ------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class DistStore(KVStore):
         is_unused = not (self._is_claimed or self.table.keys) and self.optimizer.replaces
         if is_unused and not ours.is_open:
             self._set_merging(*wanted)
-        if is_unused and wanted == (ours.mean, ours.clip_norm):
+        if is_unused and wanted == (ours.mean, self.traffic.clip_norm):
             self._is_claimed, self._handed_on = True, dict(self.traffic.codecs)
             return self
         other = self.sibling("optimizer", *wanted)
@@ -242,15 +242,12 @@ class DistStore(KVStore):
             raise ValueError("set_values takes one dense value per key")
         return self.traffic.set_values(plan, values)
 
-    def clip_round(self, skip_nonfinite: bool = False) -> float:
+    def clip_round(self) -> float:
         """Clip the merged gradient of all pushes since the last call; returns its norm before clipping.
 
         For stores with ``clip_norm``. Every worker calls it after its last push of a round, before it waits.
-
-        Args:
-            skip_nonfinite: skip the whole update when the norm is not finite.
         """
-        return self.traffic.clip(skip_nonfinite)
+        return self.traffic.clip()
 
     # ---- what a push does ------------------------------------------------------------------------------------------
 

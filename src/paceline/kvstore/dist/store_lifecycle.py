@@ -50,18 +50,9 @@ class StoreLifecycle:
         """Merge to the mean over samples instead of the sum."""
 
     @property
-    def clip_norm(self) -> float:
-        """The largest norm of a merged gradient over all keys; 0: no limit."""
-        return self._traffic.clip_norm
-
-    @property
     def elements(self) -> int:
         """Number of elements of the values of all keys."""
         return sum(block.values.numel() for block in self._table.blocks.values())
-
-    def set_merging(self, mean: bool, clip_norm: float) -> None:
-        """Set how pushes are merged; before the store is open."""
-        self.mean, self._traffic.clip_norm = mean, clip_norm
 
     def open(self) -> None:
         """Open the store on all servers, unless it is open."""
@@ -75,7 +66,7 @@ class StoreLifecycle:
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
             self.name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
-            self._session.settings.merges_locally(policy.merge), self.clip_norm, age, policy.lr_scale,
+            self._session.settings.merges_locally(policy.merge), self._traffic.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self.name!r}")
         if self._session.stores.phase:
@@ -165,7 +156,8 @@ class StoreLifecycle:
 
     @property
     def _may_regroup(self) -> bool:
-        return self.is_open and self._policy.merge == "groups" and self._policy.bound is None and not self.clip_norm
+        policy = self._policy
+        return self.is_open and policy.merge == "groups" and policy.bound is None and not self._traffic.clip_norm
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.

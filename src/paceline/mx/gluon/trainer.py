@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.agreement import Fact
-from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.kvstore.start_checks import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.weights import Weights
 from paceline.mx.context import Context
 from paceline.mx.gluon import gradients

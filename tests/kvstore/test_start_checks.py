@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline import kvstore
-from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
+from paceline.kvstore.start_checks import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 
 
 def facts_of(net, optimizer):

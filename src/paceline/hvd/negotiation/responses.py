@@ -1,4 +1,4 @@
-"""The result of the requests of an operation: a response, an error where they differ, a warning if some are missing.
+"""The response to all ranks' requests of an operation: a result, or an error where they differ; and warnings of stalls.
 
 Texts of errors begin as Horovod's and then name the ranks.
 """
@@ -162,8 +162,9 @@ def stalled(
         warning = _stall_text(old, missing, options.stall_warning_s)
         warned.update(old)
     limit = options.stall_shutdown_s
-    fatal = {key: one for key, one in pending.items() if limit and now - one.since >= limit}
-    return warning, _stall_text(fatal, missing, limit) if fatal else ""
+    is_fatal = limit and any(now - one.since >= limit for one in pending.values())
+    # Operations that began later are named, too: rank 0 waits in one, rank 1 in another.
+    return warning, _stall_text(pending, missing, limit) if is_fatal else ""
 
 
 def _stall_text(old: Mapping[Key, Pending], missing: Callable[[Key, Iterable[int]], list[int]], age_s: float) -> str:
