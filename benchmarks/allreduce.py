@@ -1,6 +1,10 @@
 """The Horovod interface and the backend of torch.distributed beside Gloo: processes of one host, in one run.
 
-python -m benchmarks.allreduce --repeats 3
+    python -m benchmarks.allreduce --repeats 3
+
+With ``--rate`` it is the backend alone, encrypted, with a process on each of two hosts (namespaces; needs root):
+
+    python -m benchmarks.allreduce --rate 1gbit --only lenet resnet18
 """
 
 from __future__ import annotations
@@ -9,9 +13,12 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.contenders import launched, together
+from benchmarks.contenders import WORKER_THREADS, launched, together
+from benchmarks.network import rate_of, run_workers
+from tests.clusters.hosts import Hosts, HostsJob
 
 #: Title, shapes (see `benchmarks.shapes`), steps.
 REDUCED = [("102 MB in one tensor", "split-1", 20), ("161 tensors of one element", "tiny-161", 300)]
@@ -50,10 +57,24 @@ def _turns(script: str, contenders: tuple[str, str], arguments: list[str], proce
     return [statistics.median(found[name]) for name in contenders]
 
 
-def measure_groups(processes: int) -> list[Row]:
+def measure_groups(processes: int, only: Sequence[str] = ()) -> list[Row]:
     """Measure the backend of torch.distributed; it and Gloo take turns in the same processes."""
     with tempfile.TemporaryDirectory() as folder:
-        found = launched("groups_worker.py", [f"{folder}/gloo"], processes, 1, {})
+        return _rows(launched("groups_worker.py", [f"{folder}/gloo", *only], processes, 1, {}))
+
+
+def measure_groups_of_hosts(rate: str, only: Sequence[str] = ()) -> list[Row]:
+    """Measure the same with a process and a server on each of two hosts; Gloo's connections are not encrypted."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Hosts(2, rate_bits_s=rate_of(rate)) as hosts,
+        HostsJob(hosts, [1, 1], [1, 1], encrypt=True, check_rules=False) as job,
+    ):
+        variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": str(WORKER_THREADS)}
+        return _rows(run_workers(job, 2, "groups_worker", [f"{folder}/gloo", *only], **variables))
+
+
+def _rows(found: dict[str, dict[str, float]]) -> list[Row]:
     return [Row(title, one["paceline"], "gloo", one["gloo"]) for title, one in found.items()]
 
 
@@ -74,9 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rate", default="", help="of the cables of two hosts: 1gbit, 250mbit or none")
+    parser.add_argument("--only", nargs="+", default=[], help="works of the backend to measure: '102 MB', lenet, ...")
     args = parser.parse_args()
-    for row in measure_groups(args.processes):
+    groups = measure_groups_of_hosts(args.rate, args.only) if args.rate else measure_groups(args.processes, args.only)
+    for row in groups:
         print(f"{row.title}: paceline {row.ours:.3f} ms, gloo {row.theirs:.3f} ms: {row.theirs / row.ours:.2f} x")
+    if args.rate or args.only:
+        return
     rows = measure(args.processes, args.repeats)
     print("\n".join(lines(rows, args.processes)))
     print(json.dumps({row.title: {"hvd": row.ours, row.peer: row.theirs} for row in rows}))

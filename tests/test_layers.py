@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -204,6 +205,22 @@ def test_tests_mirror_the_tree() -> None:
     assert not {folder for folder in mirrored if ".".join(("paceline", *folder.parts)) not in PACKAGES}
     single = {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")} - {"layers"}
     assert not {name for name in single if f"paceline.{name}" not in set(MODULES) - PACKAGES}
+
+
+def test_docstrings_name_modules_that_exist() -> None:
+    found = []
+    for module, path in MODULES.items():
+        text, inside = path.read_text(), package(module)
+        for name in re.findall(r":mod:`~?(\.?[\w.]+)`", text):
+            found.append((module, f"{inside}{name}" if name.startswith(".") else name))
+        for cells in re.findall(r"^\| module \|.*\n\|.*((?:\n\| [^|]*\|.*)*)", text, re.MULTILINE):
+            for name in re.findall(
+                r"``([\w.]+)``", " ".join(line.split("|")[1] for line in cells.strip().splitlines())
+            ):
+                found.append((module, name if "." in name else f"{inside}.{name}"))
+    absent = [(module, name) for module, name in found if name.startswith("paceline") and name not in MODULES]
+    assert found
+    assert not absent
 
 
 @pytest.mark.parametrize(

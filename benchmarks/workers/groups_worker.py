@@ -17,9 +17,12 @@ from paceline.c10d import backend
 from paceline.worker.current import current_session
 
 #: Bytes of a tensor, and steps of each contender.
-REDUCED = {"102 MB": (102_228_128, 8), "10 MB": (10_000_000, 20), "40 KB": (40_000, 200), "400 bytes": (400, 200)}
-#: Network, batch of each process, steps of each contender.
-TRAINED = {"lenet": (64, 40)}
+REDUCED = {
+    "102 MB": (102_228_128, 8), "10 MB": (10_000_000, 20), "1.6 MB": (1_600_000, 60), "40 KB": (40_000, 200),
+    "400 bytes": (400, 200),
+}  # fmt: skip
+#: By network: shape of a sample, batch of each process, steps of each contender.
+TRAINED = {"lenet": ((1, 28, 28), 64, 40), "resnet18": ((3, 32, 32), 4, 12)}
 
 
 def measured(contenders: dict[str, Callable[[], None]], steps: int) -> dict[str, float]:
@@ -34,12 +37,12 @@ def measured(contenders: dict[str, Callable[[], None]], steps: int) -> dict[str,
     return {name: 1e3 * statistics.median(found[3:]) for name, found in times.items()}
 
 
-def trainer(name: str, batch: int, group: dist.ProcessGroup) -> Callable[[], None]:
+def trainer(name: str, shape: tuple[int, ...], batch: int, group: dist.ProcessGroup) -> Callable[[], None]:
     """Return a function that makes a training step with a group."""
     torch.manual_seed(0)
     net = DistributedDataParallel(NETWORKS[name](), process_group=group)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-    images, labels = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
+    images, labels = torch.randn(batch, *shape), torch.randint(10, (batch,))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -63,9 +66,9 @@ def main() -> None:
             rows[title] = measured(
                 {one: partial(dist.all_reduce, tensor, group=group) for one, group in groups.items()}, steps
             )
-    for name, (batch, steps) in TRAINED.items():
+    for name, (shape, batch, steps) in TRAINED.items():
         if not chosen or name in chosen:
-            rows[name] = measured({one: trainer(name, batch, group) for one, group in groups.items()}, steps)
+            rows[name] = measured({one: trainer(name, shape, batch, group) for one, group in groups.items()}, steps)
     if session.rank == 0:
         print(json.dumps(rows), flush=True)
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from paceline.config import Settings
 
 _CONNECTIONS, _MESSAGES = 1, 2
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class PlainFormatter(logging.Formatter):
+    """Shows control characters as text: lines have the words of other processes, and a terminal would obey them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+
 
 def set_up_logging(settings: Settings) -> None:
     """Send the log of a role process to stderr, role and rank on every line."""
-    logging.basicConfig(level=_level(settings), format=_format(settings), datefmt=_TIME)
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter(_format(settings), _TIME))
+    logging.basicConfig(level=_level(settings), handlers=[handler])
 
 
 def set_up_worker_logging(settings: Settings) -> None:
@@ -19,7 +32,7 @@ def set_up_worker_logging(settings: Settings) -> None:
     log = logging.getLogger("paceline")
     if settings.verbose and not log.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(_format(settings), _TIME))
+        handler.setFormatter(PlainFormatter(_format(settings), _TIME))
         log.addHandler(handler)
         log.setLevel(_level(settings))
         log.propagate = False

@@ -48,7 +48,7 @@ class SimulatedJob:
         self._members = [("server", rank) for rank in range(servers)] + [("worker", rank) for rank in range(workers)]
         for number, (role, rank) in enumerate(self._members):
             name = host.format(number)
-            hello = m.Hello(m.PROTOCOL, own.job_id, role, rank, 0, name, name, 9, "", workers, servers)
+            hello = m.Hello(own.job_id, role, rank, 0, name, name, 9, "", workers, servers)
             self.membership.handle(self._peer(role, rank), 1, hello, self.now)
 
     @staticmethod

@@ -248,9 +248,7 @@ def test_exit_code_is_that_of_the_first_failure() -> None:
 
 WORKER = """
 import contextlib, os, torch
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from paceline import kvstore
 
 store = kvstore.create("dist_sync")

@@ -30,6 +30,8 @@ class World:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {"h1": 0.1, "h2": 0.1, "h3": 0.1}
+        self.least_s: dict[int, float] = {}
+        """By number of hosts, seconds that a step takes every worker there at least."""
         self.problems: dict[str, list[str]] = {}
         self.store = "dist_sync"
         self.measured: list[list[str]] = []
@@ -51,7 +53,7 @@ class World:
         dealt = [
             host.split()[0] for turn in range(max(slots)) for host, n in zip(hosts, slots, strict=True) if turn < n
         ]
-        times = [self.seconds.get(host, 0.1) for host in dealt]
+        times = [max(self.seconds.get(host, 0.1), self.least_s.get(len(hosts), 0.0)) for host in dealt]
         steps = [[WorkerRound(32, one, max(times) - one)] * 20 for one in times]
         lines = [f"{host}:0 {one}\n{steps_line(rounds)}" for host, one, rounds in zip(dealt, times, steps, strict=True)]
         report = report_text(lines, 0.0, 1000, self.store)
@@ -188,6 +190,35 @@ def test_measuring_jobs_are_the_job_itself_for_some_rounds(world: World) -> None
     assert {"PACELINE_PROFILE=-", "PACELINE_PROFILE_ROUNDS=9"} <= set(of_rounds)
     assert of_rounds[-3:] == SCRIPT
     assert world.ran[0][6:8] == ["--log-dir", "logs"], "the job has it"
+
+
+def test_job_that_is_only_forecast_is_measured_before_it_is_planned(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.seconds["h3"], world.least_s[2] = 1.0, 0.16
+    assert main([*UP, "--yes", *SCRIPT]) == 7
+    out = capsys.readouterr().out
+    assert "measuring 20 rounds of the script, 3 workers and 3 servers" in out
+    assert "measuring 20 rounds of the script, 2 workers and 2 servers" in out
+    assert "expected: 400 samples/s" in out, "not 640: two workers were measured"
+    assert world.measured[-1][:6] == world.ran[0][:6] == ["-n", "2", "-s", "2", "-H", "h1,h2"]
+
+
+def test_job_that_was_forecast_too_fast_is_not_run(world: World) -> None:
+    world.seconds["h3"], world.least_s[2] = 0.2, 0.2
+    assert main([*UP, "--yes", *SCRIPT]) == 7
+    assert world.measured[-1][:2] == ["-n", "2"]
+    assert world.ran[0][:2] == ["-n", "3"], "480 samples/s, and 320 without h3"
+
+
+def test_few_plans_are_measured_and_the_fastest_of_them_is_taken(world: World) -> None:
+    world.seconds |= {f"h{one}": 0.1 * 1.7**one for one in range(1, 9)}
+    world.least_s = {count: 100.0 * count for count in range(1, 7)} | {7: 6.0}
+    assert main(["up", "-H", ",".join(world.seconds), "--yes", *SCRIPT]) == 7
+    sizes = [int(words[1]) for words in world.measured[1:]]
+    assert sizes[0] == 8
+    assert len(set(sizes)) == len(sizes) == 4
+    assert world.ran[0][1] == "7", "37.3 samples/s; 36.7 with all"
 
 
 def test_workers_per_host_are_those_of_the_hostfile_or_the_option(world: World) -> None:

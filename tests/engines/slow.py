@@ -41,8 +41,9 @@ class Quota:
 
 @contextlib.contextmanager
 def quota(process: int, cpus: float) -> Iterator[Quota]:
-    """Limit a process, its descendants, and all that they start from now on."""
-    folder = _CPU / f"paceline-test-{uuid.uuid4().hex}"
+    """Limit a process, its descendants, and all that they start from now on; within what the tests have themselves."""
+    own = _own()
+    folder = own / f"paceline-test-{uuid.uuid4().hex}"
     folder.mkdir()
     try:
         (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
@@ -53,8 +54,14 @@ def quota(process: int, cpus: float) -> Iterator[Quota]:
     finally:
         while left := (folder / "cgroup.procs").read_text().split():
             for one in left:
-                _move(int(one), _CPU)
+                _move(int(one), own)
         folder.rmdir()
+
+
+def _own() -> Path:
+    """Return the cgroup of this process."""
+    lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    return next(_CPU / path.lstrip("/") for _, names, path in lines if "cpu" in names.split(","))
 
 
 def _move(process: int, folder: Path) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.clusters.hosts import why_no_hosts
@@ -66,6 +67,46 @@ def test_failing_worker_ends_the_job_with_its_code_and_traceback(cluster: Cluste
 def test_ctrl_c_leaves_nothing(cluster: Cluster) -> None:
     jobs.check_end(cluster.launch, lambda job: job.process.send_signal(signal.SIGINT), 130)
     assert cluster.hosts.run("h1", "qstat") == ""
+
+
+SAVES = "trap 'sleep 1; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.1; done"
+
+
+def test_workers_have_time_to_save_when_the_job_is_deleted(cluster: Cluster) -> None:
+    job = jobs.start(cluster.launch, ["-n", "1", "-s", "0"], ["sh", "-c", SAVES])
+    assert job.process.stdout is not None
+    for line in job.process.stdout:
+        if "runs" in line:
+            break
+    job.process.send_signal(signal.SIGTERM)
+    done = job.end()
+    assert done.code == 143, done.text
+    assert "[worker 0] saved" in done.out, done.text
+    job.check_gone()
+
+
+def is_stopped() -> bool:
+    """Tell whether Grid Engine has stopped the launcher inside the job. It gives notice, 20 s before."""
+    return any(
+        "paceline.launch.engines.sge" in (one.info["cmdline"] or ()) and one.info["status"] == psutil.STATUS_STOPPED
+        for one in psutil.process_iter(["cmdline", "status"])
+    )
+
+
+def test_suspended_job_goes_on_when_it_is_resumed(cluster: Cluster, tmp_path: Path) -> None:
+    waits = f"echo runs; while ! test -e {tmp_path}/go; do sleep 0.1; done"
+    job = jobs.start(cluster.launch, ["-n", "2", "-s", "0"], ["sh", "-c", waits])
+    assert job.process.stdout is not None
+    for line in job.process.stdout:
+        if "runs" in line:
+            break
+    number = cluster.hosts.run("h1", "qstat").splitlines()[-1].split()[0]
+    cluster.hosts.run("h1", f"qmod -sj {number}")
+    job.wait_until(is_stopped)
+    (tmp_path / "go").touch()
+    cluster.hosts.run("h1", f"qmod -usj {number}")
+    done = job.end()
+    assert done.code == 0, done.text
 
 
 def test_kill_of_the_launcher_leaves_nothing(cluster: Cluster) -> None:

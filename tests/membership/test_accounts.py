@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,27 @@ def test_slow_worker_is_in_the_log_once_and_in_the_status_until_it_leaves() -> N
     (end,) = verdicts.end()
     assert isinstance(end, Warn)
     assert "worker 2 on h2 (its data loader)" in end.text
+
+
+def cost_s(workers: int) -> float:
+    """Return the processor's time of one heartbeat, the least of several rounds."""
+    verdicts, found = Verdicts(), []
+    for round in range(1, 24):
+        began = time.thread_time()
+        for rank in range(workers):
+            verdicts.note(member(rank), beat(round, 1e-3 * (1 + (7 * rank + round) % 5)), [], float(round))
+        found.append((time.thread_time() - began) / workers)
+    return min(found[-4:])
+
+
+def test_heartbeat_costs_little_more_in_a_job_of_many_workers() -> None:
+    """32 times as many workers; sorting the figures of all of them for each heartbeat makes it 5 times as dear."""
+    tracer = sys.gettrace()  # that of coverage, which makes every line dearer
+    sys.settrace(None)
+    try:
+        assert cost_s(256) < 3 * cost_s(8)
+    finally:
+        sys.settrace(tracer)
 
 
 def test_job_without_slow_workers_ends_without_a_line() -> None:

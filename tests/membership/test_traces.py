@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.membership.traces import MAX_BYTES, Traces
+from paceline.membership.traces import GONE_S, MAX_BYTES, MAX_PARTS, Traces
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_TRACE_BYTES
 
@@ -112,6 +112,59 @@ def test_events_are_bounded_and_come_in_bounded_answers() -> None:
         parts += len(found.parts)
     assert parts == count
     assert found.says == "it has 64 MiB of events, and ends early"
+
+
+def test_heartbeats_without_events_take_no_memory() -> None:
+    traces = Traces()
+    asked(traces)
+    for _ in range(50):
+        traces.note(MEMBERS[1], events(records=b""), live((0, 0)))
+    assert len(asked(traces).parts) == 1, "the first one has the member's clock"
+
+
+def test_heartbeats_with_few_events_are_bounded_too() -> None:
+    traces = Traces()
+    asked(traces)
+    for _ in range(MAX_PARTS + 5):
+        traces.note(MEMBERS[1], events(), live((0, 0)))
+    assert traces.number == 0
+    assert asked(traces, MAX_PARTS - 1).says == f"it has the events of {MAX_PARTS} heartbeats, and ends early"
+    assert len(asked(traces, MAX_PARTS - 1).parts) == 1
+
+
+def test_trace_whose_asker_has_gone_ends_and_makes_room() -> None:
+    traces = Traces()
+    traces.ask(m.AskTrace(7, 2, 3600.0, 0), 1.0)
+    beat(traces, (1, 1))
+    traces.tick(1.0 + GONE_S)
+    assert traces.number == 7
+    traces.tick(1.1 + GONE_S)
+    assert traces.number == 0
+    assert isinstance(traces.ask(m.AskTrace(8, 1, 60.0, 0), 1.1 + GONE_S), m.TraceIs)
+    assert traces.number == 8
+
+
+def test_asker_that_asks_on_keeps_its_trace_to_the_deadline() -> None:
+    traces = Traces()
+    for second in range(60):
+        traces.ask(m.AskTrace(7, 2, 60.0, 0), float(second))
+        traces.tick(float(second))
+    assert traces.number == 7
+
+
+def test_events_that_are_being_fetched_are_not_lost_to_the_next_trace() -> None:
+    traces = Traces()
+    asked(traces)
+    beat(traces, (1, 1))
+    beat(traces, (9, 9))
+    beat(traces, (9, 9))
+    assert traces.number == 0
+    refused = traces.ask(m.AskTrace(8, 1, 60.0, 0), 2.0)
+    assert isinstance(refused, m.Failed)
+    assert "wait for its end" in refused.text
+    assert asked(traces, now=3.0).parts
+    assert asked(traces, 9, now=3.0).is_over
+    assert isinstance(traces.ask(m.AskTrace(8, 1, 60.0, 0), 3.0), m.TraceIs)
 
 
 def test_events_that_nobody_fetches_are_forgotten() -> None:

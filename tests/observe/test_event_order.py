@@ -70,6 +70,15 @@ def test_waits_are_named_after_the_one_who_came_last() -> None:
     assert waits == {("server", 0): [], ("worker", 0): [("worker", 1)] * 3, ("worker", 1): [("server", 0)] * 3}
 
 
+@pytest.mark.parametrize("number", [0, 5, 2**64 - 1])
+def test_requests_of_servers_that_no_trace_has_are_waited_for_as_their_senders(number: int) -> None:
+    told = [(0.1, TOOK, 1, member("worker", 0), PUSH), (0.2, TOOK, number, FAR, PUSH), (0.3, ANSWERED, 1,
+             member("worker", 0), VALUES)]  # fmt: skip
+    order = EventOrder([process("server", 0, told), process("server", 1, []), worker(0, 0.05, 0.4)])
+    [(_, whom)] = order.waits(order.processes["worker", 0])
+    assert whom == ("server", 1)
+
+
 def test_wait_for_a_sum_of_another_server_is_named_after_the_worker_behind_it() -> None:
     """Server 1 sums for its host, and sends the sum to server 0, which answers worker 0 then."""
     late, owner = member("worker", 1), member("server", 0)

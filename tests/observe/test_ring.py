@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -14,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
+from paceline.errors import LaunchError
 from paceline.observe import ring
-from paceline.observe.events import DIED, PART, RECORD, ROUND, member, member_of, parse
+from paceline.observe.events import DIED, PART, RECORD, ROUND, TOOK, member, member_of, parse
 from paceline.observe.ring import Ring
+from paceline.wire import messages as m
 
 KEY = "k" * 40
 
@@ -65,6 +69,7 @@ def test_what_was_written_over_is_counted() -> None:
 CHILD = """
 import sys, time
 from paceline.config import Settings
+from paceline.errors import LaunchError
 from paceline.observe import ring
 from paceline.observe.events import ROUND
 ring.start(Settings(role="worker", rank=1, job_id="a/b", job_key=sys.argv[1]))
@@ -129,6 +134,34 @@ def test_recorder_can_be_off(own: Path) -> None:
     assert not own.exists()
 
 
+class Counted:
+    """A member whose number has to be worked out."""
+
+    asked = 0
+
+    def __index__(self) -> int:
+        self.asked += 1
+        return member("worker", 2)
+
+
+def test_number_of_a_member_is_worked_out_for_a_ring_only() -> None:
+    peer = Counted()
+    ring.note_message(TOOK, 7, peer, m.Done())
+    assert peer.asked == 0
+    ring.start(Settings(job_id="j", job_key=KEY))
+    ring.note_message(TOOK, 8, peer, m.Done())
+    ring.stop()
+    ring.note_message(TOOK, 9, peer, m.Done())
+    [(_, [event], _)] = ring.rings(ring.folder_of("j", KEY))
+    assert (event.kind, event.number, member_of(event.peer), event.value) == (
+        TOOK,
+        8,
+        ("worker", 2),
+        m.tag_of(m.Done()),
+    )
+    assert peer.asked == 1
+
+
 def test_folder_that_cannot_be_used_is_said_and_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "paceline").mkdir(mode=0o777)
     (tmp_path / "paceline").chmod(0o777)
@@ -142,6 +175,34 @@ def test_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(ValueError, match="is no ring"):
             ring.read(tmp_path / "x")
+
+
+def test_truncated_records_and_records_of_no_time_are_left_out() -> None:
+    memory = bytearray(Ring.size(8))
+    made = Ring(memory, "worker", 0, capacity=8)
+    for at in (1.0, math.nan, math.inf, -math.inf, 1e300, 2.0):
+        made.note(ROUND, 1, at=at)
+    assert [one.time for one in parse(bytes(memory[-8 * RECORD.size :]))] == [1.0, 2.0]
+    for cut in range(1, RECORD.size):
+        assert [one.time for one in parse(bytes(memory[-8 * RECORD.size : -cut]))] == [1.0, 2.0]
+
+
+def test_files_in_the_place_of_rings_are_left_out_and_hold_nobody_up(tmp_path: Path) -> None:
+    memory = bytearray(Ring.size())
+    Ring(memory, "worker", 3).note(ROUND, 1)
+    (tmp_path / "good.ring").write_bytes(memory)
+    (tmp_path / "link.ring").symlink_to(tmp_path / "good.ring")
+    os.mkfifo(tmp_path / "pipe.ring")
+    (tmp_path / "folder.ring").mkdir()
+    (tmp_path / "huge.ring").write_bytes(memory)
+    os.truncate(tmp_path / "huge.ring", 1 << 40)
+    (tmp_path / "cut.ring").write_bytes(memory[:-1])
+    for at, field, name in ((24, "d", "unix"), (32, "d", "offset"), (40, "d", "error"), (12, "I", "capacity")):
+        damaged = bytearray(memory)
+        struct.pack_into(f"<{field}", damaged, at, math.nan if field == "d" else 2**32 - 1)
+        (tmp_path / f"{name}.ring").write_bytes(damaged)
+    [(source, events, _)] = ring.rings(tmp_path)
+    assert (source.rank, len(events)) == (3, 1)
 
 
 def test_note_costs_little() -> None:
@@ -162,3 +223,11 @@ def timed(note: object) -> float:
     for _ in range(200):
         note(PART, 3)
     return (time.perf_counter() - begun) / 200
+
+
+@pytest.mark.parametrize("place", ["nowhere", "elsewhere"])
+def test_link_in_the_place_of_the_folder_is_refused_with_a_way_out(tmp_path: Path, place: str) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "paceline").symlink_to(tmp_path / place)
+    with pytest.raises(LaunchError, match="is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR"):
+        ring.jobs_folder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -65,6 +66,25 @@ def test_client_that_says_nothing_or_nonsense_does_not_end_the_endpoint(endpoint
         with socket.create_connection((host, int(port)), 30) as client:
             client.sendall(nonsense)
     assert get(endpoint.url) == "figures\n"
+
+
+def test_page_of_another_host_whose_name_leads_to_loopback_reads_no_figures(endpoint: Metrics) -> None:
+    for host, status in (("evil.example", 403), ("127.0.0.1.evil.example", 403), ("localhost:1", 200)):
+        connection = http.client.HTTPConnection(endpoint.url.split("/")[2], timeout=30)
+        connection.request("GET", "/metrics", headers={"Host": host})
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+def test_figures_that_other_hosts_may_read_have_any_name() -> None:
+    made = Metrics("0.0.0.0:0", lambda: "figures\n")
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", int(made.url.split(":")[2].split("/")[0]), timeout=30)
+        connection.request("GET", "/metrics", headers={"Host": "node7:9464"})
+        assert connection.getresponse().read() == b"figures\n"
+        connection.close()
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize("where", ["", "port", "h:", "1.2.3.4", "70000", "١"])
@@ -257,7 +277,7 @@ def test_pages_are_few_and_those_that_close_make_room(page: Dashboard, monkeypat
 def test_connections_are_few_and_a_silent_client_does_not_stay(
     page: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web._Handler, "timeout", 0.5)
+    monkeypatch.setattr(web, "REQUEST_TIMEOUT_S", 0.5)
     host, port = address(page).split(":")
     clients = [socket.create_connection((host, int(port)), TIMEOUT_S) for _ in range(40)]
     assert all(client.recv(1) == b"" for client in clients)  # closed by the page
@@ -265,3 +285,54 @@ def test_connections_are_few_and_a_silent_client_does_not_stay(
     assert ask(page, f"/?{query(page)}")[0] == 200
     for client in clients:
         client.close()
+
+
+def half_requests(page: Dashboard, count: int) -> list[socket.socket]:
+    """Return connections of strangers that have begun a request."""
+    host, port = address(page).split(":")
+    clients = [socket.create_connection((host, int(port)), TIMEOUT_S) for _ in range(count)]
+    for client in clients:
+        with contextlib.suppress(OSError):  # it has made room already
+            client.sendall(b"GET / HTTP/1.1\r\n")
+    return clients
+
+
+def test_strangers_who_hold_connections_lock_nobody_out(page: Dashboard) -> None:
+    reader = Reader(page)
+    assert reader.event()[0] == "history"
+    clients = half_requests(page, 60)
+    assert ask(page, f"/?{query(page)}")[0] == 200
+    with page.lock:
+        page.tell("news")
+    assert reader.event() == ("message", "news")
+    for client in clients:
+        client.close()
+
+
+def test_request_that_comes_by_single_bytes_has_one_deadline(page: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "REQUEST_TIMEOUT_S", 0.5)
+    [client] = half_requests(page, 1)
+    client.settimeout(0.1)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        assert time.monotonic() < deadline, "it is read for ever"
+        try:
+            client.sendall(b"x")
+            if not client.recv(1):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    client.close()
+
+
+def test_request_with_too_many_lines_is_not_read(page: Dashboard) -> None:
+    [client] = half_requests(page, 1)
+    lines = b"".join(b"X-%d: %s\r\n" % (number, bytes(60_000).replace(b"\0", b"x")) for number in range(20))
+    answer = b""
+    with contextlib.suppress(OSError):
+        client.sendall(lines + b"\r\n")
+        answer = client.recv(1000)
+    assert answer == b""
+    client.close()

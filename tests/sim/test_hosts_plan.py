@@ -68,6 +68,33 @@ def test_every_host_stays_if_that_is_asked_for() -> None:
     assert plan.adds["h2"] < 0
 
 
+def test_plan_of_a_job_that_was_measured_in_turn_is_that_measurement_and_corrects_forecasts_like_it() -> None:
+    one = planner(report([0.1, 0.1, 0.1, 1.0], 1.0), [1e9] * 4)
+    three = one.plan().job
+    assert not one.knows(three)
+    one.learn(planner(report([0.15, 0.15, 0.15], 0.2), [1e9] * 3))
+    plan = one.plan()
+    assert one.knows(plan.job)
+    assert plan.job.samples_per_s == pytest.approx(3 * 32 / 0.2)
+    assert (plan.job.round_s, plan.job.compute_s) == (pytest.approx(0.2), pytest.approx(0.15))
+    part = plan.job.samples_per_s / three.samples_per_s
+    assert one.job(["h0", "h1"], 2).samples_per_s == pytest.approx(part * 2 * 32 / 0.1, rel=0.02)
+    assert one.job(one.names, 4).samples_per_s == pytest.approx(4 * 32), "it was measured before"
+
+
+def test_measured_job_may_have_fewer_servers_than_hosts() -> None:
+    found = report([0.1, 0.1], 0.3, elements=1_000_000)
+    one = HostPlanner(found, ["h0", "h1"], links([1e7] * 2), servers=1)
+    assert one.measured_job.servers == 1
+    assert one.measured_job.samples_per_s == pytest.approx(2 * 32 / 0.3)
+
+
+def test_plan_of_known_jobs_only_is_the_fastest_of_them() -> None:
+    one = planner(report([0.1, 0.1, 0.2], 0.2), [1e9] * 3)
+    one.learn(planner(report([0.2, 0.2], 0.2), [1e9] * 2))
+    assert one.plan(only_known=True).left_out == ()
+
+
 def test_hosts_that_are_alike_all_stay() -> None:
     plan = planner(report([0.1] * 4, 0.12), [1e9] * 4).plan()
     assert len(plan.job.hosts) == 4

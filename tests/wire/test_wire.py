@@ -221,3 +221,26 @@ def test_another_field_of_a_message_makes_another_protocol(monkeypatch: pytest.M
         change.setattr(m, "Bye", Bye)
         assert digest() != before
     assert digest() == before
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_trace_for_an_impossible_time_is_refused(seconds: float) -> None:
+    with pytest.raises(FramingError):
+        decode([encode(1, 0, m.AskTrace(1, 1, seconds, 0))])
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300])
+@pytest.mark.parametrize("field", ["since", "unix", "offset", "error"])
+def test_events_of_an_impossible_clock_are_refused(field: str, seconds: float) -> None:
+    told = msgspec.structs.replace(m.TraceEvents(1, 0.0, 0.0, 0.0, 0.0, 0, b""), **{field: seconds})
+    with pytest.raises(FramingError):
+        decode([encode(1, 0, m.Heartbeat(1, trace=told))])
+
+
+@pytest.mark.parametrize("host", ["\x1b[2J", "a\nb", "a\r", "\x9b1m", "\x7f", "\0"])
+def test_host_names_have_no_characters_that_a_terminal_obeys(host: str) -> None:
+    hello = m.Hello("job", "worker", 0, 0, "host", "id", 1, "", 1, 1)
+    for field in ("host", "host_id"):
+        with pytest.raises(FramingError):
+            decode([encode(1, 0, msgspec.structs.replace(hello, **{field: host}))])
+    decode([encode(1, 0, msgspec.structs.replace(hello, host="<b>Müller's 日本 \u2028</b>"))])

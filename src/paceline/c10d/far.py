@@ -3,10 +3,11 @@
 Workers only open connections: the data of one rank for another one goes through a server, over the connections that
 both have opened (see :mod:`paceline.server.meetings`). Servers compute nothing. An allreduce of N bytes is cut into
 chunks. Of each chunk every rank gets the part that it reduces, in the order of the ranks, and gives the result to all.
-So a rank sends N bytes, and receives N of two ranks, 2 N of many. Chunks take turns with the servers, and some are
-under way at a time, so both directions of a link are in use.
+So a rank of many sends N bytes, and receives 2 N. Chunks take turns with the servers, and some are under way at a time,
+so both directions of a link are in use.
 
-Small tensors go to all ranks at once, and each reduces all of them: one meeting instead of two.
+Tensors of two ranks, and small ones, go to all ranks at once, and each reduces all of them: one meeting instead of two.
+Two ranks send and receive N bytes either way.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 
-#: Bytes of a chunk, and chunks under way.
+#: Bytes of a chunk, and chunks under way. Of two ranks each sends whole chunks, so theirs are smaller.
 CHUNK_BYTES, WINDOW = 4 * 2**20, 4
+PAIR_CHUNK_BYTES, PAIR_WINDOW = 2**20, 8
+
+#: A tensor of at least so many bytes per chunk has so many chunks: while one comes, another one goes.
+LEAST_CHUNK_BYTES, LEAST_CHUNKS = 128 * 1024, 2
 
 #: Bytes up to which every rank gets all tensors, and reduces them itself.
 SMALL_BYTES = 32 * 1024
@@ -119,21 +124,20 @@ class FarPlane:
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce chunk by chunk."""
-        if source.nbytes <= SMALL_BYTES:
-            self._run([self._reduce_small(source, target, how)])
-        else:
-            ranges = _ranges(source.numel(), source.itemsize)
-            self._run(self._reduce_chunk(source[one], target[one], how) for one in ranges)
+        reduce = self._reduce_whole if self.size == 2 or source.nbytes <= SMALL_BYTES else self._reduce_chunk
+        self._run(reduce(source[one], target[one], how) for one in self._ranges(source.numel(), source.itemsize))
 
-    def _reduce_small(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> _Chunk:
+    def _reduce_whole(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> _Chunk:
         got = yield self.begin([(-1, source)])
         self._combine(source, got, target, how)
 
     def _combine(self, mine: torch.Tensor, got: Got, target: torch.Tensor, how: Reduction) -> None:
-        out = torch.empty_like(target)
-        how.reduce([mine if rank == self._rank else from_frame(got[rank][0], mine.dtype, mine.numel())
-                    for rank in self.members], out)  # fmt: skip
-        target.copy_(out)
+        parts = [mine if rank == self._rank else from_frame(got[rank][0], mine.dtype, mine.numel())
+                 for rank in self.members]  # fmt: skip
+        out = target if self.size == 2 else torch.empty_like(target)  # in place the third would come too late
+        how.reduce(parts, out)
+        if out is not target:
+            target.copy_(out)
 
     def _reduce_chunk(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> _Chunk:
         pieces, targets = source.tensor_split(self.size), target.tensor_split(self.size)
@@ -147,7 +151,7 @@ class FarPlane:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the root's tensor chunk by chunk."""
-        self._run(self._copy_chunk(tensor[one], root) for one in _ranges(tensor.numel(), tensor.itemsize))
+        self._run(self._copy_chunk(tensor[one], root) for one in self._ranges(tensor.numel(), tensor.itemsize))
 
     def _copy_chunk(self, part: torch.Tensor, root: int) -> _Chunk:
         got = yield self.begin([(-1, part)] if self.index == root else [])
@@ -157,7 +161,7 @@ class FarPlane:
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Copy all ranks' tensors chunk by chunk."""
         places = torch.split(target, list(counts))
-        self._run(self._gather_chunk(source, places, one) for one in _ranges(max(counts), source.itemsize))
+        self._run(self._gather_chunk(source, places, one) for one in self._ranges(max(counts), source.itemsize))
 
     def _gather_chunk(self, source: torch.Tensor, places: Sequence[torch.Tensor], one: slice) -> _Chunk:
         got = yield self.begin([(-1, source[one])])
@@ -191,7 +195,7 @@ class FarPlane:
             for _, chunk in zip(range(count), rest, strict=False):
                 waiting.append((chunk, next(chunk)))
 
-        start(WINDOW)
+        start(PAIR_WINDOW if self.size == 2 else WINDOW)
         while waiting:
             chunk, swap = waiting.popleft()
             try:
@@ -199,7 +203,8 @@ class FarPlane:
             except StopIteration:
                 start(1)
 
-
-def _ranges(numel: int, itemsize: int) -> Iterator[slice]:
-    step = CHUNK_BYTES // itemsize
-    return (slice(start, min(numel, start + step)) for start in range(0, numel, step))
+    def _ranges(self, numel: int, itemsize: int) -> Iterator[slice]:
+        """Yield the elements of each chunk."""
+        most, part = PAIR_CHUNK_BYTES if self.size == 2 else CHUNK_BYTES, -(-numel * itemsize // LEAST_CHUNKS)
+        step = min(most, max(LEAST_CHUNK_BYTES, part)) // itemsize
+        return (slice(start, min(numel, start + step)) for start in range(0, numel, step))

@@ -13,7 +13,7 @@ the global batch: the sum is the gradient of one process with the joined batch. 
 | DDP's hook for communication | weights gradients; with some, exchanges speeds and places |
 
 Every exchange says which batch of which walk over the loader a worker has computed, and how many it has dealt. So all
-workers must be at the same one, and new shares hold from the first batch that nobody has dealt yet. Samplers that do
+workers must be at the same one, and new shares hold from the first batch that no worker has dealt yet. Samplers that do
 not shuffle deal as always: evaluation gathers tensors of equal sizes.
 """
 

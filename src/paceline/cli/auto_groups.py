@@ -1,7 +1,7 @@
 """``paceline launch --groups auto``: measures the workers in a short job first, and chooses by the result.
 
 The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``. Both follow the
-speeds while it runs (:mod:`paceline.membership.following`, :mod:`paceline.membership.following`).
+speeds while it runs (:mod:`paceline.membership.following`).
 """
 
 from __future__ import annotations

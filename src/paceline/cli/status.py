@@ -66,15 +66,19 @@ def ask(record: runtime.JobRecord) -> m.Status:
     """
     if not record.scheduler:
         raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
-    with asking(record) as ask_scheduler:
+    with asking(record, "the status") as ask_scheduler:
         status = ask_scheduler(m.AskStatus())
     assert isinstance(status, m.Status)
     return status
 
 
 @contextlib.contextmanager
-def asking(record: runtime.JobRecord) -> Iterator[Callable[[m.Request], m.Body]]:
+def asking(record: runtime.JobRecord, what: str) -> Iterator[Callable[[m.Request], m.Body]]:
     """Connect to the scheduler of a job; yields a function that asks it.
+
+    Args:
+        record: the job.
+        what: the subject of the requests, for messages.
 
     Raises:
         LaunchError: it does not answer in time.
@@ -89,9 +93,10 @@ def asking(record: runtime.JobRecord) -> Iterator[Callable[[m.Request], m.Body]]
         channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
 
         def ask_scheduler(body: m.Request) -> m.Body:
-            call = client.ask(channel, body, "asking")
+            call = client.ask(channel, body, f"asking for {what}")
             if client.wait([call], _TIMEOUT_S) is not None:
-                raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")
+                who = f"the scheduler of job {record.id} at {record.scheduler}"
+                raise LaunchError(f"{who} was asked for {what} and did not answer within {_TIMEOUT_S:g} s")
             assert call.body is not None
             return call.body
 

@@ -24,7 +24,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
     Raises:
         UsageError: more than one job is named.
-        LaunchError: nothing is known of such a job on this host.
+        LaunchError: this host has no events of such a job.
     """
     job, options = Parser(name, OPTIONS, "paceline story [JOB] [options]", DESCRIPTION).parse_named(words)
     if len(job) > 1:
@@ -45,7 +45,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
 def _find(job: str) -> Path:
     above = ring.jobs_folder()
-    found = sorted(above.glob("*/"), key=lambda one: one.stat().st_mtime) if above.is_dir() else []
+    found = sorted(above.glob("*/"), key=ring.changed_at)
     fitting = [one for one in found if one.stem.startswith(job)]
     exact, names = [one for one in fitting if one.stem == job], sorted({one.stem for one in fitting})
     if not fitting:

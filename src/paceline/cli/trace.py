@@ -53,7 +53,7 @@ def run(name: str, words: Sequence[str]) -> int:
     if not record.scheduler:
         raise LaunchError(f"job {record.id} has no scheduler (yet), so nobody can collect its events")
     rounds, path = options.rounds or 5, Path(options.output or "trace.json")
-    with asking(record) as ask:
+    with asking(record, "a trace") as ask:
         parts, says = _collect(ask, rounds, options.timeout or 60.0)
     if not any(one.events.records for one in parts):
         raise LaunchError(f"job {record.id} has sent no events; is PACELINE_RECORDER=0 set? {says}".rstrip())

@@ -5,7 +5,7 @@
 | hosts | the checks of ``paceline doctor``, on all hosts |
 | links | :mod:`paceline.launch.link_rates`, a worker on each host, no servers |
 | rounds | the user's script as ``paceline profile`` runs it, all workers, a server on each host |
-| plan | nothing: :mod:`paceline.sim.hosts_plan` |
+| plan | :mod:`paceline.sim.hosts_plan`, and the rounds again on the hosts and servers that it plans |
 | run | the printed command line |
 """
 
@@ -37,12 +37,15 @@ from paceline.launch.ssh import run_all
 from paceline.launch.supervise.child import die_with_parent
 from paceline.net.security import new_job_key
 from paceline.observe.table import duration, plural
-from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links
+from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links, PlannedJob
 
 ROUNDS = 20
 
 #: Rounds before them that are not measured.
 _WARM_UP = 3
+
+#: Plans that are measured at most. The fastest one that was measured is then taken.
+_MOST_PLANS = 3
 
 #: For each step of the checks of hosts, and for the measure of all links.
 _CHECK_S, _LINKS_S = 20.0, 300.0
@@ -165,8 +168,8 @@ class Dialogue:
         if len(hosts) > 1 and find_spec("simpy") is None:  # said now, not after minutes of measuring
             raise LaunchError("plans of several hosts need simpy: pip install 'paceline[sim]'")
         links = self._measure_links(hosts)
-        planner = self._measure_rounds(hosts, links)
-        plan = planner.plan(keep_all=self._options.all_hosts)
+        planner = self._measure_rounds(hosts, len(hosts), links)
+        plan = self._measured_plan(planner, links)
         self._planned = self.command_of(plan, planner)
         for text in (up_text.shown_measures(planner, self._rounds), up_text.shown_plan(plan, planner)):
             self.say(f"\n{text}")
@@ -234,15 +237,25 @@ class Dialogue:
         names = [host.name for host in hosts]
         return {(names[one], names[other]): rate for (one, other), rate in parse_links(text).items()}
 
-    def _measure_rounds(self, hosts: Sequence[Host], links: Links) -> HostPlanner:
-        """Run the script for some rounds on all hosts."""
+    def _measured_plan(self, planner: HostPlanner, links: Links) -> HostsPlan:
+        """Return a plan whose job was measured, too, not only forecast from the job of all hosts."""
+        keep_all = self._options.all_hosts
+        for _ in range(_MOST_PLANS):
+            plan = planner.plan(keep_all=keep_all)
+            if planner.knows(plan.job):
+                return plan
+            planner.learn(self._measure_rounds(self._hosts_of(plan.job), plan.job.servers, links))
+        return planner.plan(keep_all=keep_all, only_known=True)
+
+    def _measure_rounds(self, hosts: Sequence[Host], servers: int, links: Links) -> HostPlanner:
+        """Run the script for some rounds, with servers on the first hosts."""
         slots = [_slots(host) for host in hosts]
         self.say(f"\nmeasuring {plural(self._rounds, 'round', 'rounds')} of the script, "
-                 f"{plural(sum(slots), 'worker', 'workers')}")  # fmt: skip
+                 f"{plural(sum(slots), 'worker', 'workers')} and {plural(servers, 'server', 'servers')}")  # fmt: skip
         kept = words_of(self._words, _TAKEN, lambda one: one.flags[-1] not in _ONLY_IN_THE_JOB)
         settings = {"PROFILE": "-", "PROFILE_ROUNDS": str(self._rounds), "GROUPS": "auto"}
         given = [word for name, text in settings.items() for word in ("--env", f"PACELINE_{name}={text}")]
-        words = [*self._size(hosts, len(hosts)), *kept, *given, "--", *self._spec.command]
+        words = [*self._size(hosts, servers), *kept, *given, "--", *self._spec.command]
         deadline_s, began = self._options.measure_timeout or 600.0, time.monotonic()
         text = output_of(words, "the measuring job", os.environ, deadline_s, self._progress())
         self._clear()
@@ -256,7 +269,7 @@ class Dialogue:
         # Workers are dealt in turn, as long as a host has slots.
         turns = range(max(slots))
         dealt = [host.name for turn in turns for host, count in zip(hosts, slots, strict=True) if turn < count]
-        return HostPlanner(report, dealt, links)
+        return HostPlanner(report, dealt, links, servers)
 
     def _size(self, hosts: Sequence[Host], servers: int) -> list[str]:
         slots = [_slots(host) for host in hosts]
@@ -270,10 +283,13 @@ class Dialogue:
 
     def command_of(self, plan: HostsPlan, planner: HostPlanner) -> list[str]:
         """Return the words of the planned job, after ``paceline launch``."""
-        by_name = {host.name: host for host in self._spec.hosts}
-        hosts = [by_name[name] for name in plan.job.hosts]
         groups = ["--groups", "auto"] if planner.report.store_type in MEASURES_FIRST else []
-        return [*self._size(hosts, plan.job.servers), *groups, *self._words, "--", *self._spec.command]
+        size = self._size(self._hosts_of(plan.job), plan.job.servers)
+        return [*size, *groups, *self._words, "--", *self._spec.command]
+
+    def _hosts_of(self, job: PlannedJob) -> list[Host]:
+        by_name = {host.name: host for host in self._spec.hosts}
+        return [by_name[name] for name in job.hosts]
 
     # ---- progress --------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from paceline import config
 from paceline.errors import ConfigError
@@ -13,6 +14,8 @@ from paceline.launch.worker_groups import WorkerGroup
 
 #: More are a slip of the fingers; a plan of them would take minutes.
 MOST_PROCESSES = 65536
+
+_OTHER_VERSION = "this is not a job of this version of paceline"
 
 
 @dataclass(frozen=True)
@@ -152,20 +155,22 @@ def _check_settings(settings: Mapping[str, str]) -> None:
 
 def to_json(spec: JobSpec) -> str:
     """Return a spec as JSON. It holds the user's variables: it must not be shown."""
-    import msgspec  # few launchers need it
-
-    return msgspec.json.encode(spec).decode()
+    return json.dumps(asdict(spec))  # msgspec's own JSON refuses variables that are not UTF-8
 
 
 def from_json(text: str) -> JobSpec:
     """Return the spec of :func:`to_json`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or of another version.
     """
-    import msgspec
+    import msgspec  # few launchers need it
 
+    values = json.loads(text)
     try:
-        return msgspec.json.decode(text, type=JobSpec)
+        spec = msgspec.convert(values, JobSpec)
     except msgspec.ValidationError as error:
-        raise ValueError(f"this is not a job of this version of paceline: {error}") from error
+        raise ValueError(f"{_OTHER_VERSION}: {error}") from error
+    if json.loads(to_json(spec)) != values:
+        raise ValueError(f"{_OTHER_VERSION}, its fields differ; install the same paceline on all hosts")
+    return spec

@@ -47,8 +47,10 @@ class Comparison(abc.ABC):
         if self._problem:
             problem, self._problem = self._problem, ""
             return problem
+        if not self._can_compare or not self._interval:
+            return ""
         live = [one for one in workers if one.live]
-        if not self._can_compare or not self._interval or not live or min(one.round for one in live) < self._next:
+        if not live or min(one.round for one in live) < self._next:
             return ""
         if not all(0 < number < math.inf for one in live for number in (one.usual_s, one.usual_samples)):
             return ""

@@ -5,7 +5,7 @@ that of :mod:`paceline.start_clock`.
 
 A process without a report was never started, or no launcher sees it: the time that passed counts. When
 ``start_timeout_s`` has counted for a process, the job fails and names it. So a process that computes and never joins is
-named after as much CPU time, which on an idle host is as much time.
+named after as much CPU time, which on an idle host is as much time. A process that has ended will not join any more.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.config import variable
+from paceline.exitcodes import describe_code
 from paceline.membership.effects import MemberKey
 from paceline.start_clock import StartClock
+from paceline.wire import messages as m
 
 
 class Starting:
@@ -23,6 +25,9 @@ class Starting:
     Args:
         limit_s: ``start_timeout_s``.
         now: seconds on the caller's clock.
+
+    Attributes:
+        death: the first process that ended before it joined.
     """
 
     def __init__(self, limit_s: float, now: float) -> None:
@@ -30,6 +35,13 @@ class Starting:
         self._unknown = StartClock(now)
         self._clocks: dict[MemberKey, StartClock] = {}
         self._next_word = now + limit_s / 2
+        self.death: m.Death | None = None
+
+    def note_ended(self, role: str, rank: int, code: int) -> m.Death:
+        """Note that a process has ended; returns the first one that has."""
+        text = f"its process ended before it joined: {describe_code(code)}"
+        self.death = self.death or m.Death(role, rank, "", text)
+        return self.death
 
     def note_cpu(self, key: MemberKey, cpu_s: float, now: float, is_ready: bool) -> None:
         """Note how much CPU time a process has used since it started, and whether it is ready to run."""
@@ -60,6 +72,13 @@ class Starting:
         return (
             f"{', '.join(names)} did not join within {waited_s:.0f} s, and still starts on a busy host; "
             f"{variable('start_timeout_s')} counts the CPU time that it gets"
+        )
+
+    def too_late(self, late: Sequence[MemberKey]) -> str:
+        """Return the sentence with which the start fails, about the processes whose time is over."""
+        return (
+            f"{', '.join(f'{role} {rank}' for role, rank in late)} did not join within {self._limit_s:g} s; "
+            f"look at their output, or raise {variable('start_timeout_s')}"
         )
 
     def _clock(self, key: MemberKey) -> StartClock:

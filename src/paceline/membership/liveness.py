@@ -33,7 +33,6 @@ from paceline.config import Settings, variable
 from paceline.membership.effects import Action, Warn
 from paceline.membership.roster import MemberRecord
 from paceline.own_time import OwnTime
-from paceline.wire import messages as m
 
 #: Share of ``heartbeat_timeout_s`` after which a silent member is a suspect, whose host and state are looked at.
 SUSPECT_SHARE = 0.5
@@ -108,11 +107,6 @@ class Liveness:
             for one in records
             if self._is_suspect(one, now)
         ]
-
-    def suspects_near(self, near: MemberRecord, records: Iterable[MemberRecord], now: float) -> list[m.SilentMember]:
-        """Return the suspects on a member's host, for its news."""
-        found = [one for one in self.suspects(records, now) if one.host_id == near.member.host_id]
-        return [m.SilentMember(one.role, one.rank, one.pid) for one in found]
 
     def note_state(self, record: MemberRecord, state: str, cpu_s: float, now: float) -> None:
         """Note the state in which a member's process was seen, and the CPU time that it has used since it began."""

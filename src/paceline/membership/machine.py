@@ -73,7 +73,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
@@ -118,8 +118,6 @@ class Membership:
         self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self.traces = Liveness(settings, now), Traces()
         self.advice = Advice(settings, self._roster, self._waits, now)
-        self._gone: dict[MemberKey, int] = {}
-        """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
         self.cause: m.Death | None = None
         self.is_supervised = False
@@ -183,7 +181,8 @@ class Membership:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         if beat.trace is not None:
             self.note_trace(record.member, beat.trace)
-        return self._news(self._liveness.suspects_near(record, self._roster.values(), now), now)
+        near = self._liveness.suspects(self._roster.on_host(record.member.host_id), now)
+        return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
 
     def note_trace(self, member: m.Member, events: m.TraceEvents) -> None:
         """Take events of a process for the trace."""
@@ -217,8 +216,8 @@ class Membership:
             hello.speed,
         )  # fmt: skip
         self._roster.add(MemberRecord(member, peer, now, seq))
-        if self._gone and self._has_workers():
-            return self._miss(now)
+        if self._starting.death is not None and self._roster.of_role("worker"):
+            return self._miss(self._starting.death, now)
         if self._roster.missing():
             return []
         self.complete = True
@@ -342,8 +341,8 @@ class Membership:
         """
         record = self._roster.get((role, rank))
         if record is None:
-            self._gone[role, rank] = code
-            return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
+            death, is_needed = self._starting.note_ended(role, rank, code), code != 0 or self._roster.of_role("worker")
+            return self._miss(death, now) if is_needed and not self.complete else []
         record.code = code
         if record.dead or (record.left and code == 0 and (role == "worker" or self._ending is not None)):
             return []
@@ -355,17 +354,9 @@ class Membership:
             record.closed_since = now
         return []
 
-    def _has_workers(self) -> bool:
-        return bool(self._roster.of_role("worker"))
-
-    def _miss(self, now: float) -> list[Action]:
+    def _miss(self, death: m.Death, now: float) -> list[Action]:
         """End the start: a process has ended before it joined."""
-        if self._ending is not None:
-            return []
-        (role, rank), code = next(iter(self._gone.items()))
-        return self._fail_with(
-            m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now
-        )
+        return [] if self._ending is not None else self._fail_with(death, now)
 
     def _fail(self, now: float) -> list[Action]:
         """Tell all members that the job has failed, and answer all requests that wait."""
@@ -399,10 +390,7 @@ class Membership:
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
-        text = (
-            f"{', '.join(f'{role} {rank}' for role, rank in missing)} did not join within "
-            f"{self._settings.start_timeout_s:g} s; look at their output, or raise PACELINE_START_TIMEOUT_S"
-        )
+        text = self._starting.too_late(missing)
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
         self.cause = self.cause or m.Death(*missing[0], "", text)

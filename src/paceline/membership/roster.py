@@ -101,6 +101,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         self._settings = settings
         self._by_key: dict[MemberKey, MemberRecord] = {}
         self._by_peer: dict[bytes, MemberKey] = {}
+        self._by_role: dict[str, list[MemberRecord]] = {}
+        self._by_host: dict[str, list[MemberRecord]] = {}
 
     def __getitem__(self, key: MemberKey) -> MemberRecord:
         """Return a member that has joined."""
@@ -119,6 +121,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         key = (record.member.role, record.member.rank)
         self._by_key[key] = record
         self._by_peer[record.peer] = key
+        self._by_role.setdefault(key[0], []).append(record)
+        self._by_host.setdefault(record.member.host_id, []).append(record)
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
@@ -149,9 +153,13 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         """Return the members that have neither left nor died."""
         return [record for record in self.values() if record.live]
 
-    def of_role(self, role: str) -> list[MemberRecord]:
+    def of_role(self, role: str) -> Sequence[MemberRecord]:
         """Return the members of a role."""
-        return [record for (own, _), record in self._by_key.items() if own == role]
+        return self._by_role.get(role, ())
+
+    def on_host(self, host_id: str) -> Sequence[MemberRecord]:
+        """Return the members on a host."""
+        return self._by_host.get(host_id, ())
 
     def expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""

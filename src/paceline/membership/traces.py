@@ -6,10 +6,11 @@
 | starting | every live member has sent events | running: the workers' rounds count from here |
 | running | every live worker has made the rounds | ending |
 | ending | every live member has sent events once more | over |
-| any but over | the deadline, or :data:`MAX_BYTES` of events | over, with the reason |
-| over | a request for what follows the last part | over; the events are forgotten |
+| any but over | the deadline, :data:`MAX_BYTES`, :data:`MAX_PARTS`, or an asker that has gone | over: says why |
+| over | a request for the events after the last part | over; the events are forgotten |
+| over | a request with a new number, once the events are forgotten or their asker has gone | starting |
 
-A request changes nothing but that: it may come again and again.
+Other requests change nothing: they may come again and again. An asker that sent no request for :data:`GONE_S` has gone.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from paceline.membership.effects import MemberKey, describe_workers
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_TRACE_BYTES
 
-#: Bytes of all events of a trace, and those of one answer.
-MAX_BYTES, MAX_ANSWER_BYTES = 64 << 20, 1 << 20
+#: Bytes of all events of a trace, and those of one answer; and parts of a trace, which take memory without events, too.
+MAX_BYTES, MAX_ANSWER_BYTES, MAX_PARTS = 64 << 20, 1 << 20, 1 << 16
 
-#: Seconds for which the events of a trace that nobody fetches are kept after its deadline.
-KEPT_S = 60.0
+#: Seconds without a request after which an asker has gone, and after which its events are forgotten.
+GONE_S, KEPT_S = 10.0, 60.0
 
 
 @dataclass
@@ -35,6 +36,8 @@ class _Trace:
     number: int
     rounds: int
     deadline: float
+    asked: float
+    """When its asker was heard."""
     parts: list[m.TracePart] = field(default_factory=list)
     size: int = 0
     begun: set[MemberKey] = field(default_factory=set)
@@ -62,17 +65,21 @@ class Traces:
     def ask(self, ask: m.AskTrace, now: float) -> m.Reply:
         """Answer a request: begin the trace if it is new, and return parts."""
         trace = self._trace
-        if trace is None or (trace.is_over and trace.number != ask.number):
-            trace = self._trace = _Trace(ask.number, ask.rounds, now + ask.timeout_s)
+        if trace is None or (trace.number != ask.number and self._makes_room(trace, now)):
+            trace = self._trace = _Trace(ask.number, ask.rounds, now + ask.timeout_s, now)
         if trace.number != ask.number:
-            left_s = trace.deadline - now
+            left_s = max(trace.deadline, trace.asked + GONE_S) - now
             text = f"another trace of this job runs, for {left_s:.0f} s at most; wait for its end"
             return m.Failed("ProtocolError", text)
+        trace.asked = now
         most = MAX_ANSWER_BYTES // MAX_TRACE_BYTES
         found = trace.parts[ask.part : ask.part + most]
         if trace.is_over and not found:
             trace.parts = []
         return m.TraceIs(found, trace.is_over and not found, trace.says)
+
+    def _makes_room(self, trace: _Trace, now: float) -> bool:
+        return trace.is_over and (not trace.parts or now - trace.asked > GONE_S)
 
     def note(self, member: m.Member, events: m.TraceEvents, live: Mapping[MemberKey, int]) -> None:
         """Take a member's events.
@@ -86,7 +93,8 @@ class Traces:
         rounds = {rank: round for (role, rank), round in live.items() if role == "worker"}
         if trace is None or trace.is_over or events.trace != trace.number:
             return
-        trace.parts.append(m.TracePart(member.role, member.rank, member.host, member.pid, events))
+        if events.records or key not in trace.begun:
+            trace.parts.append(m.TracePart(member.role, member.rank, member.host, member.pid, events))
         trace.size += len(events.records)
         trace.begun.add(key)
         if trace.first is None:
@@ -97,7 +105,9 @@ class Traces:
             trace.awaited = (trace.awaited - {key}) & live.keys()
             trace.is_over = not trace.awaited
         if trace.size > MAX_BYTES:
-            trace.is_over, trace.says = True, f"it has {trace.size >> 20} MiB of events, and ends early"
+            self._end(trace, f"it has {trace.size >> 20} MiB of events, and ends early")
+        elif len(trace.parts) >= MAX_PARTS:
+            self._end(trace, f"it has the events of {MAX_PARTS} heartbeats, and ends early")
         trace.waits_for = self._missing(trace, rounds)
 
     def _missing(self, trace: _Trace, rounds: Mapping[int, int]) -> list[int]:
@@ -106,11 +116,17 @@ class Traces:
         return [rank for rank, round in rounds.items() if round <= first.get(rank, round) + trace.rounds]
 
     def tick(self, now: float) -> None:
-        """End a trace that is late, and forget one that nobody fetches."""
+        """End a trace that is late or whose asker has gone, and forget events that are not fetched."""
         trace = self._trace
-        if trace is not None and not trace.is_over and now > trace.deadline:
-            trace.is_over = True
-            who = describe_workers(sorted(trace.waits_for)) if trace.waits_for else "some members"
-            trace.says = f"{who} did not make {trace.rounds} rounds in time; raise --timeout"
-        if trace is not None and now > trace.deadline + KEPT_S:
+        if trace is None:
+            return
+        if not trace.is_over and now > trace.deadline:
+            missing = describe_workers(sorted(trace.waits_for)) if trace.waits_for else "some members"
+            self._end(trace, f"{missing} did not make {trace.rounds} rounds in time; raise --timeout")
+        elif not trace.is_over and now - trace.asked > GONE_S:
+            self._end(trace, f"its asker was not heard for {GONE_S:g} s, and it ends early")
+        if now - trace.asked > KEPT_S:
             trace.parts = []
+
+    def _end(self, trace: _Trace, why: str) -> None:
+        trace.is_over, trace.says = True, why

@@ -150,7 +150,7 @@ class Client:
             self._check_open()
             messages = requests.ask(call, self._clock())
             if not isinstance(body, m.Heartbeat):
-                ring.note(events.SENT, call.seq, self._members[channel], m.tag_of(body))
+                ring.note_message(events.SENT, call.seq, self._members[channel], body)
             for message in messages:
                 self._hub.send(channel, message)
         return call
@@ -329,7 +329,7 @@ class Client:
         if call is None:
             return None
         if not isinstance(body, m.News):
-            ring.note(events.GOT, envelope.seq, self._members[channel], m.tag_of(body))
+            ring.note_message(events.GOT, envelope.seq, self._members[channel], body)
         call.complete(body, payload)
         return call.error if call.crashed else None
 

@@ -1,10 +1,10 @@
 """The steps of several processes and the members that they waited for, from their events. Pure.
 
 A request between two processes has four events: its asker sends it, the asked one takes it, answers it, and the asker
-gets the answer. They are matched by both members and the request's number, so no clock is needed for that. Whom a wait
-was for follows from them: the asked one answers in the moment in which the last request comes that was missing, so the
-sender of the request that it took last before it answered was waited for. Where that is the waiting worker itself, it
-waited for the server.
+gets the answer. They are matched by both members and the request's number, so no clock is needed for that. They show
+the member that a wait was for: the asked one answers in the moment in which the last request comes that was missing, so
+the worker waited for the sender of the request that the asked one took last before its answer. Where that sender is the
+waiting worker itself, it waited for the server.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class EventOrder:
         is_held = request.took is not None and request.answered is None
         return behind if is_held and rounds.get(behind, 0) < rounds.get(request.asker, 0) else request.asked
 
-    def _cause(self, request: TracedRequest, depth: int = 0) -> MemberKey:
+    def _cause(self, request: TracedRequest) -> MemberKey:
         """Return the sender of the last request that the asked one took before it answered this one."""
         asked = self.processes.get(request.asked)
         if asked is None or request.answered is None:
@@ -159,14 +159,11 @@ class EventOrder:
         if last is None or last is request.took:
             return request.asked
         sender = member_of(last.peer)
-        if sender[0] == "server" and depth == 0:  # a sum that another server has made: who completed it?
-            whole = self.requests[sender, request.asked, last.number]
-            before = (
-                [one for one in self.processes[sender].taken if whole.sent and one.order < whole.sent.order]
-                if (sender in self.processes)
-                else []
-            )
-            return member_of(before[-1].peer) if before else sender
+        whole = self.requests.get((sender, request.asked, last.number))
+        if sender[0] == "server" and sender in self.processes and whole is not None and whole.sent is not None:
+            # a sum that another server has made: the last worker before it has completed it
+            index = bisect_left(self._orders[sender], whole.sent.order) - 1
+            return member_of(self.processes[sender].taken[index].peer) if index >= 0 else sender
         return sender
 
     def waits(self, process: TracedProcess) -> list[tuple[Slice, MemberKey | None]]:

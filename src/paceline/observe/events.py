@@ -21,6 +21,8 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceline.wire.limits import MAX_AMOUNT
+
 KINDS = ("part", "round", "sent", "got", "took", "answered", "joined", "died", "left")
 PART, ROUND, SENT, GOT, TOOK, ANSWERED, JOINED, DIED, LEFT = range(len(KINDS))
 
@@ -69,7 +71,10 @@ def member_of(peer: int) -> tuple[str, int]:
 
 
 def parse(records: bytes) -> list[Event]:
-    """Return the whole records in their order; torn and empty ones are left out."""
+    """Return the whole records in their order; torn and empty ones, and those of no time, are left out."""
+    whole = records[: len(records) - len(records) % RECORD.size]
     return sorted(
-        Event(*values[:-1]) for values in RECORD.iter_unpack(records) if values[0] == values[-1] and values[0]
+        Event(*values[:-1])
+        for values in RECORD.iter_unpack(whole)
+        if values[0] == values[-1] and values[0] and abs(values[1]) <= MAX_AMOUNT
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ KEPT_WAITING, OUT_OF_QUOTA = len(WORKER_PARTS), len(WORKER_PARTS) + 1
 #: Windows whose median is the usual time, windows over which rare pauses are counted, and windows of figures of hosts.
 USUAL, LONG, FIGURES_KEPT = 15, 40, 16
 
+#: The noise is worked out again when one of so many windows is new.
+NOISE_SHARE = 8
+
 #: Seconds below which no excess is worth a word.
 LEAST_S = 0.002
 
@@ -28,6 +32,9 @@ WORTH_GAIN = 1.1
 _LEAST_NOISE = 0.06
 
 _MAD = 1.4826
+
+#: Length of :attr:`History.figures`.
+_FIGURES = 3 * len(PARTS) + 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +75,41 @@ class History:
     """Mean of each part in the last two windows."""
     typical_s: float = 0.0
     """Median of its own time."""
+    rate: float = 0.0
+    """Samples per second in the last windows."""
+    settled: int = 0
+    """Calls of :meth:`add` since the noise was worked out."""
+    figures: Sequence[float] = ()
+    """``usual``, ``recent``, ``noise``, ``typical_s``, samples of the last round, and number of windows."""
+    ranking: Ranking | None = field(default=None, repr=False, compare=False)
+    """The workers that it is compared with."""
 
-    def add(self, rounds: Sequence[Round]) -> None:
-        """Take the windows of a heartbeat, and work out usual times and noise."""
-        self.rounds.extend(rounds)
-        self.windows += len(rounds)
-        last = list(self.rounds)[-USUAL:]
+    def add(self, windows: Sequence[Round]) -> None:
+        """Take the windows of a heartbeat, and work out usual times and noise once for all of them."""
+        self.rounds.extend(windows)
+        self.windows += len(windows)
+        rounds = list(self.rounds)
+        last = rounds[-USUAL:]
         self.typical_s = middle([one.own_s for one in last])
-        floor = floor_of(self.typical_s)
-        columns = list(zip(*(one.parts for one in last), strict=True))
-        self.usual = [middle(column) for column in columns]
-        every = zip(*(one.parts for one in self.rounds), strict=True)
-        self.noise = [_spread(column, usual, floor) for column, usual in zip(every, self.usual, strict=True)]
-        self.recent = [sum(column[-2:]) / len(column[-2:]) for column in columns]
+        columns = list(zip(*[one.parts for one in last], strict=True))
+        self.usual = [middle(column) if any(column) else 0.0 for column in columns]
+        self.recent = [(one + other) / 2 for one, other in zip(last[-1].parts, last[-2:][0].parts, strict=True)]
+        wall_s = sum([one.wall_s * one.weight for one in last])
+        self.rate = sum([one.samples * one.weight for one in last]) / wall_s if wall_s else 0.0
+        self.settled += 1
+        if self.settled > len(rounds) // NOISE_SHARE or not self.noise:
+            self.settled = 0
+            self.noise = self._noise(rounds)
+        self._rank([*self.usual, *self.recent, *self.noise, self.typical_s, last[-1].samples, len(last)])
+
+    def _noise(self, rounds: Sequence[Round]) -> list[float]:
+        floor, columns = floor_of(self.typical_s), zip(*[one.parts for one in rounds], strict=True)
+        return [_spread(column, usual, floor) for column, usual in zip(columns, self.usual, strict=True)]
+
+    def _rank(self, figures: Sequence[float]) -> None:
+        before, self.figures = self.figures, figures
+        if self.ranking is not None:
+            self.ranking.change(before, figures)
 
 
 @dataclass(frozen=True)
@@ -115,7 +144,7 @@ class Reference:
     slowest_s: float
     """Own time of the slowest of the others."""
     alone: bool
-    rounds: Sequence[Sequence[Round]]
+    rounds: Sequence[Sequence[Round]] = field(compare=False)
     """The windows behind them, those of each worker."""
 
     def means(self, seconds: float) -> Means:
@@ -209,7 +238,10 @@ def _spread(values: Sequence[float], usual: float, floor: float) -> float:
     """Return the standard deviation of logarithms around the usual value, from their median absolute deviation."""
     if max(values) < floor / 20:
         return 0.0
-    return _MAD * middle([abs(math.log((one + floor) / (usual + floor))) for one in values])
+    ratios = [(one + floor) / (usual + floor) for one in values]
+    around = sorted([one if one >= 1 else 1 / one for one in ratios])
+    low, high = (len(around) - 1) // 2, len(around) // 2
+    return _MAD * (math.log(around[low]) + math.log(around[high])) / 2
 
 
 def floor_of(own_s: float) -> float:
@@ -222,23 +254,77 @@ def _noise(found: float, samples: int) -> float:
     return max(_LEAST_NOISE, found) * (1 + 4 / samples)
 
 
+class Ranking:
+    """Workers that are compared, and their figures in order: the medians of all but one of them need no sorting."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, History] = {}
+        self._columns: list[list[float]] = [[] for _ in range(_FIGURES)]
+
+    def keep(self, others: Sequence[History]) -> History | None:
+        """Rank these workers, and one more at most, which is returned."""
+        for one in others:
+            if one.ranking is not self:
+                self._add(one)
+        absent = self._members.keys() - {one.rank for one in others}
+        if len(absent) == 1:
+            return self._members[absent.pop()]
+        for rank in absent:
+            self._remove(self._members[rank])
+        return None
+
+    def change(self, before: Sequence[float], now: Sequence[float]) -> None:
+        """Replace the figures of one worker."""
+        for column, old, new in zip(self._columns, before, now, strict=True):
+            if old != new:
+                del column[bisect_left(column, old)]
+                insort(column, new)
+
+    def reference(self, without: History | None) -> Reference:
+        """Return the usual times of all its workers, or of all but one."""
+        figures = [None] * _FIGURES if without is None else without.figures
+        middles = [_middle_without(column, one) for column, one in zip(self._columns, figures, strict=True)]
+        usual, recent, noise = (middles[first : first + len(PARTS)] for first in range(0, 3 * len(PARTS), len(PARTS)))
+        own_s, samples, _ = middles[3 * len(PARTS) :]
+        times, windows = self._columns[-3], self._columns[-1]
+        count = int(sum(windows)) - (0 if without is None else int(without.figures[-1]))
+        slowest_s = times[-2] if without is not None and without.typical_s == times[-1] else times[-1]
+        return Reference(
+            [max(both) for both in zip(usual, recent, strict=True)],  # if all become slower, the last windows tell
+            [_noise(one, count) for one in noise],
+            own_s, samples, slowest_s, alone=False,
+            rounds=[one.rounds for one in self._members.values() if one is not without],
+        )  # fmt: skip
+
+    def _add(self, one: History) -> None:
+        if one.ranking is not None:
+            one.ranking._remove(one)
+        if one.rank in self._members:  # a worker that left, and is heard again
+            self._remove(self._members[one.rank])
+        one.ranking, self._members[one.rank] = self, one
+        for column, value in zip(self._columns, one.figures, strict=True):
+            insort(column, value)
+
+    def _remove(self, one: History) -> None:
+        one.ranking = None
+        del self._members[one.rank]
+        for column, value in zip(self._columns, one.figures, strict=True):
+            del column[bisect_left(column, value)]
+
+
+def _middle_without(ordered: Sequence[float], value: float | None) -> float:
+    """Return the median of values, without one of them."""
+    if not ordered[-1]:
+        return 0.0
+    place, count = (len(ordered), len(ordered)) if value is None else (bisect_left(ordered, value), len(ordered) - 1)
+    low, high = (count - 1) // 2, count // 2
+    return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
+
+
 def of_others(others: Sequence[History]) -> Reference:
     """Return the usual times of several workers."""
-    parts = range(len(PARTS))
-    count = sum(min(USUAL, len(one.rounds)) for one in others)
-    return Reference(
-        # When all become slower at once, the last windows tell.
-        [
-            max(middle([one.usual[part] for one in others]), middle([one.recent[part] for one in others]))
-            for part in parts
-        ],
-        [_noise(middle([one.noise[part] for one in others]), count) for part in parts],
-        middle([one.typical_s for one in others]),
-        middle([one.rounds[-1].samples for one in others]),
-        max(one.typical_s for one in others),
-        alone=False,
-        rounds=[one.rounds for one in others],
-    )
+    ranking = others[0].ranking or Ranking()
+    return ranking.reference(ranking.keep(others))
 
 
 def of_past(worker: History, past: Sequence[Round]) -> Reference:
@@ -273,9 +359,7 @@ def gain_of(slow: History, own_s: float, team: Iterable[History]) -> float:
 
 def rate_of(worker: History) -> float:
     """Return a worker's samples per second."""
-    last = list(worker.rounds)[-USUAL:]
-    wall_s = sum(one.wall_s * one.weight for one in last)
-    return sum(one.samples * one.weight for one in last) / wall_s if wall_s else 0.0
+    return worker.rate
 
 
 def share_of(figures: Iterable[Sequence[int]], figure: int) -> float:

@@ -160,7 +160,7 @@ class PageHistory:
         return round(sends), round(receives)
 
     def _happened(self, status: m.Status, rows: Sequence[dict[str, Any]], at: float) -> list[tuple[float, str]]:
-        """Return what has happened since the last call: joined, left, silent and dead members, and verdicts."""
+        """Return the events since the last call: joined, left, silent and dead members, and verdicts."""
         events = []
         reasons = {f"{one.role} {one.rank}": one.reason for one in status.deaths}
         for row in rows:

@@ -18,17 +18,21 @@ import os
 import re
 import shutil
 import socket
+import stat
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, SupportsIndex
 
 from paceline import forks
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.observe.events import RECORD, Event, Source, member, member_of, parse
 from paceline.user_folder import folder
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_AMOUNT
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +59,9 @@ class Ring:
     """A ring over memory.
 
     Args:
-        memory: of :meth:`size` bytes, zeros at first.
-        role: of the process.
-        rank: of the process; -1: not known yet.
+        memory: :meth:`size` bytes, zeros at first.
+        role: role of the process.
+        rank: its rank; -1: not known yet.
         capacity: number of events.
         clock: seconds.
     """
@@ -99,6 +103,17 @@ class Ring:
             self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
         )  # fmt: skip
 
+    def note_message(self, kind: int, seq: int, peer: SupportsIndex, body: m.Body) -> None:
+        """Write an event of a request.
+
+        Args:
+            kind: ``SENT``, ``GOT``, ``TOOK`` or ``ANSWERED``.
+            seq: number of the request.
+            peer: as :func:`member` has it, or an object that stands for such a number.
+            body: the message.
+        """
+        self.note(kind, seq, peer.__index__(), m.tag_of(body))
+
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
         first = max(count, self.written - self._capacity)
@@ -107,12 +122,25 @@ class Ring:
         return found, first - count
 
     def name(self, role: str, rank: int) -> None:
-        """Say who this process is."""
+        """Write the role and the rank of this process."""
         _MEMBER.pack_into(self._memory, _MEMBER_AT, member(role, rank))
 
     def align(self, offset: float, error: float) -> None:
-        """Say how the clock relates to the scheduler's."""
+        """Write the distance of this clock to the scheduler's, and the bound of its error."""
         _CLOCK.pack_into(self._memory, _CLOCK_AT, offset, error)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a ring; a pipe or a link in its place is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, f"{path} is no file")
+    return file
 
 
 def read(path: Path) -> tuple[Source, list[Event]]:
@@ -122,11 +150,13 @@ def read(path: Path) -> tuple[Source, list[Event]]:
         OSError: it cannot be read.
         ValueError: it is no ring.
     """
-    data = path.read_bytes()
+    with _opened(path) as file:
+        data = file.read(Ring.size() + 1)
     if len(data) < _HEADER_BYTES:
         raise ValueError(f"{path} is no ring of events")
     magic, version, capacity, pid, peer, unix, offset, error, host = _HEADER.unpack_from(data)
-    if (magic, version) != (_MAGIC, _VERSION) or len(data) != Ring.size(capacity):
+    is_sane = abs(unix) <= MAX_AMOUNT and abs(offset) <= MAX_AMOUNT and error >= 0
+    if (magic, version) != (_MAGIC, _VERSION) or len(data) != Ring.size(capacity) or not is_sane:
         raise ValueError(f"{path} is no ring of events of version {_VERSION}")
     source = Source(*member_of(peer), host.rstrip(b"\0").decode(errors="replace"), pid, unix, offset, error)
     return source, parse(data[_HEADER_BYTES:])
@@ -135,20 +165,22 @@ def read(path: Path) -> tuple[Source, list[Event]]:
 # ---- the ring of this process ----------------------------------------------------------------------------------------
 
 
-def _nothing(kind: int, number: int = 0, peer: int = 0, value: int = 0, at: float | None = None) -> None:
-    """Note nothing: this process has no ring."""
+def _nothing(*event: object, at: float | None = None) -> None:
+    """Do nothing: this process has no ring."""
 
 
-#: Writes an event of this process: see :meth:`Ring.note`. Call it as ``ring.note``, because it changes.
+#: Write an event of this process: see :class:`Ring`. Call them as ``ring.note``, because they change. Without a ring
+#: they look at no argument, so a number that has to be worked out costs nothing.
 note: Callable[..., None] = _nothing
+note_message: Callable[[int, int, SupportsIndex, m.Body], None] = _nothing
 
 active: Ring | None = None
 _file: int | None = None
 
 
 def start(settings: Settings) -> None:
-    """Note events of this process from now on. Where its file cannot be made, the log says so, and nothing is noted."""
-    global note, active, _file
+    """Note events of this process from now on. Where its file cannot be made, the log says so, and there are none."""
+    global note, note_message, active, _file
     if not settings.recorder or active is not None:
         return
     try:
@@ -161,20 +193,20 @@ def start(settings: Settings) -> None:
             fcntl.flock(_file, fcntl.LOCK_SH)
             active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
             forks.in_children(active, _forget)
-        note = active.note
+        note, note_message = active.note, active.note_message
     except (OSError, LaunchError, ValueError) as error:
         logger.warning("paceline story will have no events of this process: %s", error)
 
 
 def stop() -> None:
-    """Note nothing more; the file stays."""
+    """Note no more events; the file stays."""
     if active is not None:
         _forget(active)
 
 
 def _forget(ring: Ring) -> None:
-    global note, active, _file
-    note, active = _nothing, None
+    global note, note_message, active, _file
+    note, note_message, active = _nothing, _nothing, None
     if _file is not None:
         os.close(_file)
         _file = None
@@ -221,16 +253,17 @@ def _made(path: Path) -> Path:
 
 def forget_old(own: Path) -> None:
     """Delete the rings of jobs that have ended, except the last ones; and old ones of the own job, if it has many."""
-    for path in sorted(own.glob("*.ring"), key=_when)[:-KEPT_RINGS]:
+    for path in sorted(own.glob("*.ring"), key=changed_at)[:-KEPT_RINGS]:
         if not is_held(path):
             path.unlink(missing_ok=True)
     others = [one for one in own.parent.iterdir() if one != own]
-    for path in sorted(others, key=_when, reverse=True)[KEPT_JOBS - 1 :]:
+    for path in sorted(others, key=changed_at, reverse=True)[KEPT_JOBS - 1 :]:
         if not any(is_held(ring) for ring in path.glob("*.ring")):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _when(path: Path) -> float:
+def changed_at(path: Path) -> float:
+    """Return when a file or folder was changed last; 0 where it is gone."""
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0
@@ -238,7 +271,7 @@ def _when(path: Path) -> float:
 
 def is_held(path: Path) -> bool:
     """Tell whether the process of a ring runs."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError), _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

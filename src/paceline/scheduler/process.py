@@ -107,7 +107,7 @@ class Scheduler:
         """Note a request of a member, or its answer."""
         key = self._membership.member_of(peer)
         if key is not None and seq and not isinstance(body, m.Heartbeat | m.News):
-            ring.note(kind, seq, events.member(*key), m.tag_of(body))
+            ring.note_message(kind, seq, events.member(*key), body)
 
     def _take_events(self, now: float) -> None:
         """Take the scheduler's own events for a trace, as often as those of members."""

@@ -1,14 +1,17 @@
-"""What the scheduler serves over HTTP: figures for Prometheus, and the page of the job.
+"""The scheduler's addresses for HTTP: figures for Prometheus, and the page of the job.
 
-| address | who may read it | answer |
+| address | open to | answer |
 |---|---|---|
-| ``[HOST:]PORT/metrics`` | whoever reaches it | the last figures |
-| ``127.0.0.1:PORT/?token=...`` | who has the token, on this host | the page |
+| ``[HOST:]PORT/metrics`` | everybody that reaches it | the last figures |
+| ``127.0.0.1:PORT/?token=...`` | holders of the token, on this host | the page |
 | ``127.0.0.1:PORT/events?token=...`` | the same | the history so far, then news: server-sent events |
 
-Nothing can be changed here. A request whose ``Host`` is not a name of loopback comes from a page of somebody else whose
-name leads here, and is refused. The scheduler's thread hands over what there is to tell, and never waits: a reader that
-does not keep up is cut off, and begins anew. Each connection has a thread; there are :data:`_MOST_CONNECTIONS` at most.
+Requests change nothing. A request to loopback whose ``Host`` is not a name of loopback comes from a page of somebody
+else whose name leads here, and is refused. The scheduler's thread hands news over and never waits: a reader that does
+not keep up is cut off, and begins anew.
+
+Each connection has a thread, and there are :data:`_MOST_CONNECTIONS` at most. One more ends the oldest of those that
+have shown no token, so that strangers who hold connections lock nobody out.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import hmac
 import http.server
+import io
+import ipaddress
 import queue
 import re
 import secrets
@@ -34,8 +39,11 @@ import msgspec
 from paceline.errors import ConfigError
 from paceline.observe import page, prometheus
 
-#: How long a client may take to say what it wants, and to take an answer or a piece of it.
-_REQUEST_TIMEOUT_S, WRITE_TIMEOUT_S = 5.0, 15.0
+#: How long a client may take to send its request, and to take an answer or a piece of it.
+REQUEST_TIMEOUT_S, WRITE_TIMEOUT_S = 5.0, 15.0
+
+#: Bytes of a request: a browser sends the cookies of all servers of its host.
+_MOST_REQUEST_BYTES = 64 << 10
 
 #: Connections at a time, and those of them that read events.
 _MOST_CONNECTIONS, MOST_READERS = 16, 6
@@ -46,7 +54,8 @@ MOST_WAITING = 32
 #: Silence after which a reader gets a sign of life; so one that has gone is noticed.
 _SIGN_S = 10.0
 
-_LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
+_LOOPBACK = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:\d+)?", re.ASCII)
+_BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,8 @@ class Reply:
     reason: str | None = None
     """Words beside the status; None: the usual ones."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_trusted: bool = False
+    """The request has shown the token: its connection makes no room for others."""
 
 
 class Site:
@@ -87,20 +98,28 @@ class Site:
         thread.start()
 
     def close(self) -> None:
-        """Serve no new connection."""
+        """Serve no new connections."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _REQUEST_TIMEOUT_S
+    server: _Server
     server_version = "paceline"
     sys_version = ""
     reply: Callable[[SplitResult, str], Reply]
 
+    def setup(self) -> None:
+        """Read the whole request: all of it has one deadline, and is bounded."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BytesIO(_request(self.connection))
+
     def do_GET(self) -> None:
         """Answer."""
         reply = self.reply(urlsplit(self.path), self.headers.get("Host", ""))
+        if reply.is_trusted:
+            self.server.trust(self.connection)
         self.connection.settimeout(WRITE_TIMEOUT_S)
         self.send_response(reply.status, reply.reason)
         headers = {"Content-Type": reply.kind, "X-Content-Type-Options": "nosniff", **reply.headers}
@@ -121,27 +140,63 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+def _request(connection: socket.socket) -> bytes:
+    """Return the lines of a request.
+
+    Raises:
+        OSError: they do not come in time.
+        ValueError: there are too many.
+    """
+    deadline, found, read = time.monotonic() + REQUEST_TIMEOUT_S, bytearray(), 0
+    while not _BLANK_LINE.search(found, max(0, read - 3)):
+        read = len(found)
+        if read > _MOST_REQUEST_BYTES:
+            raise ValueError("the request is too long")
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = connection.recv(_MOST_REQUEST_BYTES)
+        if not piece:
+            break
+        found += piece
+    return bytes(found)
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """A server of HTTP; the one of Python's library waits for DNS first."""
 
     allow_reuse_address = daemon_threads = True
-    block_on_close = False
+    block_on_close, request_queue_size = False, 128
 
     def __init__(self, host: str, port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, bool] = {}
+        """The connections in the order in which they came, and whether each has shown the token."""
         super().__init__((host, port), handler)
 
-    def verify_request(self, request: object, client_address: object) -> bool:
-        """Refuse a connection that is one too many."""
-        return self._free.acquire(blocking=False)
+    def verify_request(self, request: Any, client_address: object) -> bool:
+        """Take a connection, in the place of another one where there are too many; refuse it where that cannot be."""
+        with self._lock:
+            if len(self._open) >= _MOST_CONNECTIONS:
+                oldest = next((one for one, is_trusted in self._open.items() if not is_trusted), None)
+                if oldest is None:
+                    return False
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its thread notices
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = False
+        return True
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def trust(self, connection: socket.socket) -> None:
+        """Note that a connection has shown the token."""
+        with self._lock:
+            if connection in self._open:
+                self._open[connection] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection, and close it."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log nothing: a client that goes away is no error of the job."""
@@ -159,6 +214,12 @@ def address_of(where: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 class Metrics:
     """Serves ``/metrics``.
 
@@ -171,11 +232,14 @@ class Metrics:
     """
 
     def __init__(self, where: str, read: Callable[[], str]) -> None:
-        self._read = read
-        self._site = Site("metrics", *address_of(where), self._answer)
+        host, port = address_of(where)
+        self._read, self._is_loopback = read, _is_loopback(host)
+        self._site = Site("metrics", host, port, self._answer)
         self.url, self.close = f"{self._site.address}/metrics", self._site.close
 
     def _answer(self, target: SplitResult, host: str) -> Reply:
+        if self._is_loopback and not _LOOPBACK.fullmatch(host.lower()):
+            return _text(HTTPStatus.FORBIDDEN, "the figures are at 127.0.0.1; give --metrics HOST:PORT for other names")
         if target.path != "/metrics":
             return _text(HTTPStatus.NOT_FOUND, "the figures are at /metrics")
         return Reply(prometheus.CONTENT_TYPE, self._read().encode())
@@ -251,12 +315,12 @@ class Dashboard:
             "Content-Security-Policy": f"{page.policy()}; frame-ancestors 'none'",
         }
         if target.path == "/":
-            return Reply("text/html; charset=utf-8", page.page(), headers=headers)
+            return Reply("text/html; charset=utf-8", page.page(), headers=headers, is_trusted=True)
         if target.path != "/events":
             return _text(HTTPStatus.NOT_FOUND, "the page is at /")
         if len(self._readers) >= MOST_READERS:
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_READERS} pages of this job are open; close one")
-        return Reply("text/event-stream", self._events(), headers=headers)
+        return Reply("text/event-stream", self._events(), headers=headers, is_trusted=True)
 
     def _events(self) -> Iterator[bytes]:
         reader = _Reader()

@@ -107,16 +107,14 @@ class Asker:
         send: function that sends an answer.
 
     Attributes:
-        number: number that stands for the member in events.
         is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
     """
 
-    __slots__ = ("_members", "_send", "is_answered", "number", "peer", "rank", "seq")
+    __slots__ = ("_members", "_send", "is_answered", "peer", "rank", "seq")
 
     def __init__(self, peer: bytes, seq: int, rank: int, members: Members, send: AnswerFn) -> None:
         self.peer, self.seq, self.rank = peer, seq, rank
         self._members, self._send = members, send
-        self.number = events.member("worker" if peer in members.workers else "server", rank)
         self.is_answered = False
 
     def answer(self, body: m.Reply, make_frames: Callable[[], Frames] = tuple, urgency: int | None = None) -> None:
@@ -129,8 +127,12 @@ class Asker:
         """
         if not self.is_answered:
             self.is_answered = True
-            ring.note(events.ANSWERED, self.seq, self.number, m.tag_of(body))
+            ring.note_message(events.ANSWERED, self.seq, self, body)
             self._send(self.peer, self.seq, body, make_frames, urgency)
+
+    def __index__(self) -> int:
+        """Return the number that stands for the member in events."""
+        return events.member("worker" if self.peer in self._members.workers else "server", self.rank)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""

@@ -119,7 +119,7 @@ class RequestHandler(ServerState):
         if rank < 0 or isinstance(body, m.Claim):
             handlers = OF_STRANGERS
         asker = Asker(peer, seq, rank, members, self._answer)
-        ring.note(TOOK, seq, asker.number, m.tag_of(body))
+        ring.note_message(TOOK, seq, asker, body)
         try:
             handler = handlers.get(type(body))
             if handler is None:

@@ -4,7 +4,9 @@ All of it follows from a short job on all hosts, one server on each (:class:`~pa
 the rates of the links between them. Rounds of other hosts and servers are those of :mod:`paceline.sim.lock_step`, where
 every host pushes all at the end of its step and waits for all values. Where the measured exchange took longer, the
 difference is added to every other one; where it took less, as pushes overlap with the computation, the others take less
-by the same factor. So the plan of the measured layout is the measurement itself.
+by the same factor. So the plan of the measured layout is the measurement itself. A simulated one that looks better is
+measured in turn (:meth:`HostPlanner.learn`): a host that waited for a slow one has time in hand for what it then cannot
+hide (a CPU quota that fills up, answers that are on their way), and no round of the first job shows it.
 
 The hosts to keep are the fastest ones, as many as make the job fastest. Steps of a host count with its way to a server.
 """
@@ -12,7 +14,7 @@ The hosts to keep are the fastest ones, as many as make the job fastest. Steps o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
@@ -70,9 +72,10 @@ class HostPlanner:
     """Plans a job from measurements.
 
     Args:
-        report: rounds of a job on all hosts.
+        report: rounds of a job.
         hosts: the host of each worker, in order of rank.
         links: the links between hosts.
+        servers: servers of the job, on its first hosts; 0: on all.
 
     Attributes:
         measured: times of all workers.
@@ -81,7 +84,7 @@ class HostPlanner:
         measured_round_s: mean time of the measured rounds.
     """
 
-    def __init__(self, report: Report, hosts: Sequence[str], links: Links) -> None:
+    def __init__(self, report: Report, hosts: Sequence[str], links: Links, servers: int = 0) -> None:
         self.report, self._links = report, links
         self._ranks: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
@@ -95,6 +98,27 @@ class HostPlanner:
             _usual_mean([steps[one].seconds + steps[one].waited_s for one in usual]) for steps in report.steps
         ]
         self.measured_round_s: float = fmean(self._cycles)
+        self._servers = servers or len(self._ranks)
+        self._learned: dict[tuple[frozenset[str], int], PlannedJob] = {}
+        self._came_true: dict[frozenset[str], float] = {frozenset(self._ranks): 1.0}
+        """By hosts of a job that was measured, its rate over that which was forecast."""
+
+    @property
+    def measured_job(self) -> PlannedJob:
+        """The job that was measured."""
+        return self.job(self.names, self._servers)
+
+    def learn(self, other: HostPlanner) -> None:
+        """Take in what was measured of some of the hosts."""
+        job = other.measured_job
+        hosts = frozenset(job.hosts)
+        self._came_true[hosts] = job.samples_per_s / self._forecast(job.hosts, job.servers).samples_per_s
+        self._learned[hosts, job.servers] = job
+
+    def knows(self, job: PlannedJob) -> bool:
+        """Return whether a job was measured: its rate is no forecast."""
+        is_first = (set(job.hosts), job.servers) == (set(self.names), self._servers)
+        return is_first or (frozenset(job.hosts), job.servers) in self._learned
 
     @property
     def names(self) -> list[str]:
@@ -119,25 +143,34 @@ class HostPlanner:
             self.batches[rank] / self.measured.workers[rank].seconds(self.batches[rank]) for rank in self._ranks[host]
         )
 
-    def plan(self, *, keep_all: bool = False) -> HostsPlan:
+    def plan(self, *, keep_all: bool = False, only_known: bool = False) -> HostsPlan:
         """Return the job to run.
 
         Args:
             keep_all: leave out no host.
+            only_known: plan no job that was not measured.
 
         Raises:
             MissingExtraError: simpy is not installed, and there are several hosts.
         """
-        order = sorted(self.names, key=self._own_round_s)
-        jobs = [self.best([name for name in self.names if name in order[:count]]) for count in range(len(order), 0, -1)]
-        best = jobs[0]
-        for job in () if keep_all else jobs[1:]:
-            if job.samples_per_s * ENOUGH >= best.samples_per_s:
-                best = job
-        best = self._without_idle(best) if not keep_all else best
+        if only_known:
+            known = [self.measured_job, *self._learned.values()]
+            best = max((one for one in known if not keep_all or len(one.hosts) == len(self.names)), key=_rate)
+        else:
+            best = self.best(self.names) if keep_all else self._fastest()
         adds = {name: self._adds(best, name) for name in self.names}
         left_out = tuple(name for name in self.names if name not in best.hosts)
         return HostsPlan(best, adds, left_out, self._better(best))
+
+    def _fastest(self) -> PlannedJob:
+        """Return the fastest job of the fastest hosts, without those that it does as well without."""
+        order = sorted(self.names, key=self._own_round_s)
+        jobs = [self.best([name for name in self.names if name in order[:count]]) for count in range(len(order), 0, -1)]
+        best = jobs[0]
+        for job in jobs[1:]:
+            if job.samples_per_s * ENOUGH >= best.samples_per_s:
+                best = job
+        return self._without_idle(best)
 
     def best(self, hosts: Sequence[str]) -> PlannedJob:
         """Return the fastest job of some hosts: servers on all of them, or on those with the fastest links."""
@@ -153,7 +186,18 @@ class HostPlanner:
         return best
 
     def job(self, hosts: Sequence[str], servers: int) -> PlannedJob:
-        """Return a job of some hosts, with a server on each of the first ones."""
+        """Return a job of some hosts, with a server on each of the first ones: as it was measured, or a forecast.
+
+        A forecast is corrected by what became of that of the hosts that differ least.
+        """
+        some = frozenset(hosts)
+        if learned := self._learned.get((some, servers)):
+            return learned
+        found = self._forecast(hosts, servers)
+        _, part = min((len(some ^ one), -ratio) for one, ratio in self._came_true.items())
+        return replace(found, samples_per_s=-part * found.samples_per_s, round_s=found.round_s / -part)
+
+    def _forecast(self, hosts: Sequence[str], servers: int) -> PlannedJob:
         ranks = [rank for host in hosts for rank in self._ranks[host]]
         kind, names = self.report.store_type, tuple(hosts)
         if kind in _FREE:
@@ -209,7 +253,7 @@ class HostPlanner:
     def _simulated_exchange_s(self) -> float:
         """The simulated exchange of the measured job."""
         times = {rank: speed.seconds(self.batches[rank]) for rank, speed in enumerate(self.measured.workers)}
-        simulated_s = self._simulated_s(self.names, len(self.names), times)
+        simulated_s = self._simulated_s(self.names, self._servers, times)
         return simulated_s - max(times.values())
 
     @cached_property
@@ -284,6 +328,10 @@ def _rounds(report: Report, largest: Sequence[float]) -> list[int]:
         if before != after
     ]
     return list(range(count // 2 if changes else 0, count))
+
+
+def _rate(job: PlannedJob) -> float:
+    return job.samples_per_s
 
 
 def _usual_mean(seconds: Sequence[float]) -> float:

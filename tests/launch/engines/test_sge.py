@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import Host, JobSpec, WorkerGroup
+from paceline.launch import Host, JobSpec, Machine, WorkerGroup
+from paceline.launch.engines import sge
 from paceline.launch.engines.sge import agent_file, job_script, on_allocation, options_of, read_hostfile
 
 
@@ -69,3 +70,28 @@ def test_servers_that_crowd_a_host_take_no_slot_from_workers() -> None:
     spec = JobSpec(("x",), 2, 3)
     assert free(spec, h1=1, h2=4) == {"h1": 0, "h2": 3}
     assert free(JobSpec(("x",), 4, 1), h1=1, h2=3) == {"h1": 1, "h2": 3}
+
+
+#: By program: a job runs until it is deleted, and prints a last line then. Ctrl-C comes while the launcher looks at it.
+ENGINE = {
+    "qsub": "echo 7",
+    "qstat": 'test -d "$FOLDER/gone" && { echo "Following jobs do not exist: 7" >&2; exit 1; }; kill -INT $PPID',
+    "qdel": 'printf "the last words" >>"$FOLDER/out"; mkdir "$FOLDER/gone"',
+}
+
+
+def test_output_of_the_end_of_an_interrupted_job_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in ENGINE.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    machine = Machine("/py", {}, {}, str(tmp_path))
+    request = sge.SgeBackend().plan(JobSpec(("x",), 1, 0, job_id="1"), machine)
+    monkeypatch.setenv("FOLDER", request.folder)
+    job = sge.SgeJob(request)
+    with pytest.raises(KeyboardInterrupt):
+        job.wait()
+    assert capsys.readouterr().out == "the last words"
+    assert not Path(request.folder).exists()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from paceline.errors import LaunchError
 from paceline.launch import Host, JobSpec, Machine, backend, parse_group
+from paceline.launch.engines import slurm
 from paceline.launch.engines.slurm import expand_nodes, place_on_nodes
 from paceline.launch.job_spec import from_json, to_json
 
@@ -28,8 +33,26 @@ def test_spec_survives_the_way_into_the_allocation() -> None:
         groups=(parse_group("a: n=2, hosts=h1:22, env=X='y,z', args=-x"),), options={"time": "5"},
     )  # fmt: skip
     assert from_json(to_json(spec)) == spec
-    with pytest.raises(ValueError, match="not a job of this version"):
-        from_json('{"command": ["x"], "nonsense": 1, "hosts": [], "groups": [], "graces": {}}')
+
+
+def test_variables_that_are_not_utf_8_survive_the_way_into_the_allocation() -> None:
+    spec = JobSpec(("train", "\udcff"), 1, env={"PLACE": "K\udcf6ln"})
+    assert from_json(to_json(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"nonsense": 1}, "its fields differ; install the same paceline"),
+        ({"graces": {"nonsense": 1}}, "its fields differ; install the same paceline"),
+        ({"num_workers": "many"}, "Expected `int`"),
+        ({"hosts": []}, "there is no host to run on"),
+    ],
+)
+def test_job_of_another_version_is_refused(change: dict[str, object], says: str) -> None:
+    values = json.loads(to_json(JobSpec(("train",), 1)))
+    with pytest.raises(ValueError, match=f"not a job of this version of paceline.*{says}"):
+        from_json(json.dumps(values | change))
 
 
 def test_groups_take_the_nodes_of_their_components() -> None:
@@ -57,3 +80,14 @@ def test_groups_take_the_nodes_of_their_components() -> None:
 def test_wrong_option_is_explained(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/train"))
+
+
+def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"scancel": "exit 0", "scontrol": "echo JobId=7 JobState=COMPLETING ExitCode=0:0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(slurm, "_CANCEL_S", 0.1)
+    monkeypatch.setattr(slurm, "_POLL_S", 0.05)
+    with pytest.raises(LaunchError, match=r"job 7 is still COMPLETING 0\.1 s after scancel: scontrol show job 7"):
+        slurm.SlurmJob("7", tmp_path / "out", detach=True).cancel()

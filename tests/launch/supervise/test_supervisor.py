@@ -7,9 +7,15 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import pytest
+
+from paceline.errors import LaunchError
+from paceline.launch import JobSpec, Machine, make_plan
+from paceline.launch.supervise.crew import Processes
+from paceline.launch.supervise.supervisor import Supervisor, Surroundings
 
 READY = "echo tcp://127.0.0.1:5555 >/dev/fd/$READY_FD; "
 STAYS = READY + "exec sleep 1000"
@@ -299,3 +305,45 @@ def test_nobody_inherits_the_launchers_pipes(make_job: MakeJob) -> None:
     assert job.wait() == 0
     seen = [line.split("] ")[1] for line in job.out() if line.startswith("[worker")]
     assert set(seen) <= {"0", "1", "2", "10"}  # dash keeps its own copy of the script at 10
+
+
+class Lost(Processes):
+    """A crew whose engine refuses the job, and then does not answer."""
+
+    is_closed = False
+
+    def opening(self) -> bool:
+        raise LaunchError("the cluster refused it")
+
+    def finish(self) -> None:
+        raise LaunchError("kubectl delete did not answer")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    late = start = check = look = send = cast(Any, None)
+
+
+def opened() -> tuple[set[str], list[int]]:
+    """Return the descriptors and the children of this process."""
+    return set(os.listdir("/proc/self/fd")), [one.pid for one in psutil.Process().children()]
+
+
+def test_engine_that_does_not_answer_at_the_end_leaves_neither_descriptor_nor_child() -> None:
+    before, crew = opened(), Lost()
+    plan = make_plan(JobSpec(("true",), 1, 0), Machine("/py", {}, {}, "/"))
+    with pytest.raises(LaunchError, match="kubectl delete did not answer"):
+        Supervisor(plan, {}, lambda around: crew).run()
+    assert crew.is_closed
+    assert opened() == before
+
+
+def test_crew_that_cannot_be_made_leaves_neither_descriptor_nor_child() -> None:
+    def refuse(around: Surroundings) -> Processes:
+        raise LaunchError("no kubectl")
+
+    before = opened()
+    plan = make_plan(JobSpec(("true",), 1, 0), Machine("/py", {}, {}, "/"))
+    with pytest.raises(LaunchError, match="no kubectl"):
+        Supervisor(plan, {}, refuse).run()
+    assert opened() == before

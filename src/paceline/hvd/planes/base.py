@@ -94,7 +94,7 @@ class Reduction:
             target.copy_(work)
 
     def reduce(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        """Combine tensors in their order, into ``target``, which is none of them but perhaps the first."""
+        """Combine tensors in their order, into ``target``, which is none of them but perhaps one of the first two."""
         if len(sources) == 1:
             work = self.load(sources[0])
             if self.is_plain and work is not target and work.data_ptr() != target.data_ptr():

@@ -16,7 +16,12 @@ _CALL_S = 60.0
 
 
 def run_program(
-    words: list[str], package: str, text: str = "", environ: Mapping[str, str] | None = None, limit_s: float = _CALL_S
+    words: list[str],
+    package: str,
+    text: str = "",
+    environ: Mapping[str, str] | None = None,
+    limit_s: float = _CALL_S,
+    name: str = "",
 ) -> str:
     """Run a program of an engine and return its output.
 
@@ -26,21 +31,23 @@ def run_program(
         text: its stdin.
         environ: variables besides the launcher's own.
         limit_s: how long it may take.
+        name: name of the call in messages; empty: the program's.
 
     Raises:
         LaunchError: it is missing, does not answer, or fails; with its message.
     """
     check_program(words[0], package)
+    name = name or words[0]
     try:
         done = subprocess.run(
             words, input=text, capture_output=True, text=True, check=False, timeout=limit_s,
             env={**os.environ, **(environ or {})},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"{words[0]} did not answer within {limit_s:g} s") from None
+        raise LaunchError(f"{name} did not answer within {limit_s:g} s") from None
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        raise LaunchError(f"{words[0]} refused: {said}")
+        raise LaunchError(f"{name} refused: {said}")
     return done.stdout
 
 

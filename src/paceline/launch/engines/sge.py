@@ -131,6 +131,7 @@ class SgeJob(Job):
     def __init__(self, request: SgeRequest) -> None:
         self._folder = Path(request.folder)
         self._ended = False
+        self._tails: list[FileTail] = []
         try:
             self._folder.mkdir(mode=0o700)
             spec = self._folder / _SPEC
@@ -149,24 +150,23 @@ class SgeJob(Job):
     def wait(self) -> int:
         """Show the job's output until it ends; return its exit code, 1 if Grid Engine ended it."""
         print(f"[launch] Grid Engine job {self.id}", file=sys.stderr, flush=True)
-        tails = [FileTail(self._folder / name, stream) for name, stream in (("out", sys.stdout), ("err", sys.stderr))]
+        self._tails = [FileTail(self._folder / name, to) for name, to in (("out", sys.stdout), ("err", sys.stderr))]
         try:
             while self._is_there():
                 for _ in range(_LOOKS):
                     time.sleep(_SHOW_S)
-                    for tail in tails:
-                        tail.show()
+                    self._show()
             self._ended = True
-            for tail in tails:
-                tail.show(is_over=True)
+            self._show(is_over=True)
             return self._code()
         finally:
             self.cancel()
 
     def cancel(self) -> None:
-        """Delete the job, wait until it has ended, and remove its folder."""
+        """Delete the job, wait until it has ended, show the rest of the output if it was shown, remove the folder."""
         if not self._ended:
             self._delete()
+        self._show(is_over=True)
         self._canceller.release()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -188,6 +188,10 @@ class SgeJob(Job):
         for name in ("out", "err"):
             with contextlib.suppress(FileNotFoundError):
                 yield from (self._folder / name).read_text(errors="replace").splitlines()
+
+    def _show(self, *, is_over: bool = False) -> None:
+        for tail in self._tails:
+            tail.show(is_over=is_over)
 
     def _is_there(self) -> bool:
         try:
@@ -321,7 +325,9 @@ def main(words: Sequence[str]) -> int:
     [folder] = map(Path, words)
     text, environ, python = json.loads((folder / _SPEC).read_text())
     spec = from_json(text)
-    signal.signal(signal.SIGUSR2, _terminate)  # Grid Engine's notice of the end
+    # Grid Engine's notices, of a suspension and of the end.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, _terminate)
     try:
         code = _run(spec, Machine(python, {}, environ, spec.directory), folder)
     except (PacelineError, ValueError) as error:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.errors import LaunchError
 from paceline.launch.backends import Job, backend_options
 from paceline.launch.engines.programs import FileTail, run_program
 from paceline.launch.host_list import Host
@@ -49,6 +50,8 @@ _DIRECTIVES = ("partition", "account", "qos", "time", "reservation", "constraint
 
 _PACKAGE = "slurm-client"
 _POLL_S = 0.5
+#: How long a job may take to end after scancel: Slurm's ``KillWait`` is 30 s as installed.
+_CANCEL_S = 90.0
 _RUNS = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING"})
 _CODES = {"TIMEOUT": 124, "CANCELLED": 130, "OUT_OF_MEMORY": 137, "NODE_FAIL": 1, "PREEMPTED": 143}
 
@@ -143,7 +146,12 @@ class SlurmJob(Job):
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone."""
         run_program(["scancel", self.id], _PACKAGE)
-        while self._state()[0] in _RUNS:
+        until = time.monotonic() + _CANCEL_S
+        while (state := self._state()[0]) in _RUNS:
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"Slurm job {self.id} is still {state} {_CANCEL_S:g} s after scancel: scontrol show job {self.id}"
+                )
             time.sleep(_POLL_S)
         self._release()
 

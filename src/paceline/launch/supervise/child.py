@@ -163,7 +163,7 @@ class SignalPipe:
     def read(self) -> list[int]:
         """Return the signals that end a job and came since the last call, in order, repeated ones included."""
         try:
-            return [signum for signum in os.read(self.fd, 4096) if signum != signal.SIGCHLD]
+            return [signum for signum in os.read(self.fd, 4096) if signum in _ENDING]  # a script may handle more
         except BlockingIOError:
             return []
 

@@ -136,29 +136,32 @@ class Supervisor:
         Raises:
             paceline.errors.LaunchError: no process could be started, and why.
         """
-        guardian = Guardian()
         is_watched = not self._plan.quiet and self._plan.scheduler is not None
-        self._console = Console(log_dir=self._plan.log_dir, has_panel=is_watched)
-        with selectors.DefaultSelector() as self._selector, SignalPipe() as self._signals:
+        with (
+            contextlib.closing(Guardian()) as guardian,  # forked first
+            selectors.DefaultSelector() as self._selector,
+            SignalPipe() as self._signals,
+        ):
             self._selector.register(self._signals.fd, selectors.EVENT_READ, self._read_signals)
-            around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
-            self._crew = self._make_crew(around)
-            if is_watched and self._crew.hears_scheduler:
-                from paceline.launch.supervise.job_watch import Watch  # takes msgspec
+            with contextlib.ExitStack() as ends:  # all of them happen, whichever fails; the last one is the first
+                ends.callback(self._forget)
+                self._console = Console(log_dir=self._plan.log_dir, has_panel=is_watched)
+                ends.callback(self._console.close_files)
+                around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
+                self._crew = self._make_crew(around)
+                for end in (self._crew.close, guardian.close, self._crew.finish, self._end_watch):
+                    ends.callback(end)
+                if is_watched and self._crew.hears_scheduler:
+                    from paceline.launch.supervise.job_watch import Watch  # takes msgspec
 
-                self._watch = Watch(self._job, self._console, time.monotonic())
-            try:
+                    self._watch = Watch(self._job, self._console, time.monotonic())
                 code = self._run()
-            finally:
-                self._watch = None
-                self._console.close_panel()
-                self._crew.finish()
-                guardian.close()
-                self._crew.close()
-                self._console.close_files()
-                self._forget()
             self._report()
         return code
+
+    def _end_watch(self) -> None:
+        self._watch = None
+        self._console.close_panel()
 
     @property
     def interrupted(self) -> bool:

@@ -60,9 +60,7 @@ from paceline.wire.messages.meeting import AskNotMet, BoardIs, Meet, Met, TakeAn
 from paceline.wire.messages.membership import (
     AccountReport,
     AskAbsent,
-    AskSamples,
     AskStatus,
-    AwaitSamples,
     BlockSpec,
     Bye,
     Claim,
@@ -78,21 +76,25 @@ from paceline.wire.messages.membership import (
     Member,
     MemberState,
     News,
-    PoolSamples,
     Publish,
     ReportedFigures,
-    ReturnSamples,
-    SamplesLeft,
     Sighting,
     SilentMember,
     Spread,
     Status,
     StepsLeft,
-    TakeSamples,
     Told,
     WeightSums,
     Welcome,
     Window,
+)
+from paceline.wire.messages.pooling import (
+    AskSamples,
+    AwaitSamples,
+    PoolSamples,
+    ReturnSamples,
+    SamplesLeft,
+    TakeSamples,
 )
 from paceline.wire.messages.tracing import AskTrace, TraceEvents, TraceIs, TracePart
 

@@ -20,6 +20,8 @@ from paceline.wire.limits import (
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+HostName: TypeAlias = Annotated[str, Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
+"""A name without control characters: logs, tables and pages show it."""
 KeyName: TypeAlias = int | Name
 Rank: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_RANK)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMEL)]

@@ -14,6 +14,7 @@ from paceline.wire.messages.fields import (
     Digest,
     FigureName,
     Finite,
+    HostName,
     KeyName,
     Letter,
     Message,
@@ -35,8 +36,8 @@ class Hello(Message, tag=1):
     role: Role
     rank: Rank
     local_rank: Rank
-    host: Name
-    host_id: Name
+    host: HostName
+    host_id: HostName
     pid: Number
     address: Name
     """Where a server listens for workers; empty for workers."""
@@ -52,8 +53,8 @@ class Member(Message):
     role: Role
     rank: Rank
     local_rank: Rank
-    host: Name
-    host_id: Name
+    host: HostName
+    host_id: HostName
     pid: Number
     address: Name
     token: Digest
@@ -197,7 +198,7 @@ class Death(Message):
 
     role: Role
     rank: Rank
-    host: Name
+    host: HostName
     reason: Text
 
 
@@ -398,76 +399,3 @@ class Gathered(Message, tag=15):
     """Those of them that have died."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
-
-
-class TakeSamples(Message, tag=16):
-    """Ask for samples of a walk through a pool, and say which are done; answered with :class:`PoolSamples`."""
-
-    pool: Name
-    length: Count
-    """Samples of the data set."""
-    number: Number
-    """Number of this worker's request, from 1."""
-    walk: Number
-    """The workers' iterations of the pool, from 0."""
-    count: Count
-    """How many at most."""
-    done: Number
-    """Number of the last request whose samples were trained on; 0: none."""
-    round: Number = 0
-    """Last round that the worker has pushed."""
-    epoch: Number = 0
-    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
-    """Positions of the epoch that the walk begins with; none: all."""
-    limit: Count = 0
-    """Samples after which the walk is over; 0: no limit."""
-    order: Number = 0
-    """Number of the orders; 0: not shuffled."""
-
-
-class AwaitSamples(Message, tag=17):
-    """Wait for the samples of the last request; answered with :class:`PoolSamples`."""
-
-    pool: Name
-
-
-class ReturnSamples(Message, tag=58):
-    """Give samples back that this worker holds and will not train on; answered with :class:`Done`."""
-
-    pool: Name
-    number: Number
-    """Number of the request with which it took them."""
-    ranges: list[tuple[Count, Count]]
-    round: Number = 0
-    """Last round that the worker has pushed: it has trained on all samples that it took before."""
-
-
-class PoolSamples(Message, tag=18):
-    """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
-
-    ranges: list[tuple[Count, Count]]
-    over: bool
-    waits: bool
-    phase: Number
-    """Number of walks that are over, of all pools: a worker that was away is back for its next round."""
-
-
-class AskSamples(Message, tag=60):
-    """Ask for the samples of an epoch that are not trained on yet; answered with :class:`SamplesLeft`."""
-
-    pool: Name
-    round: Number = 0
-    """Last round that the worker has pushed: it has trained on all samples that it took before."""
-
-
-class SamplesLeft(Message, tag=61):
-    """The samples of an epoch that are not trained on yet."""
-
-    is_known: bool
-    """Whether there is such a pool; without one the other fields say nothing."""
-    walk: Number = 0
-    epoch: Number = 0
-    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
-    """Positions; none: all."""
-    held: list[tuple[Rank, list[tuple[Count, Count]], float]] = msgspec.field(default_factory=list)
-    """Other workers that hold some of them: the positions, and the seconds since the worker got samples last."""

@@ -6,8 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_TRACE_BYTES
-from paceline.wire.messages.fields import Amount, Count, Finite, Message, Name, Number, Rank, Role, Text
+from paceline.wire.limits import MAX_AMOUNT, MAX_TRACE_BYTES
+from paceline.wire.messages.fields import Amount, Count, HostName, Message, Number, Rank, Role, Text
+
+_Time = Annotated[float, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
+"""Seconds on a clock, or between two."""
 
 
 class TraceEvents(Message):
@@ -15,11 +18,11 @@ class TraceEvents(Message):
 
     trace: Number
     """Number of the trace."""
-    since: Finite
+    since: _Time
     """Time on its clock from which on it sends all events."""
-    unix: Finite
+    unix: _Time
     """Unix time less its clock, in seconds."""
-    offset: Finite
+    offset: _Time
     """The scheduler's clock less its clock."""
     error: Amount
     """Bound of the offset's error."""
@@ -30,7 +33,7 @@ class TraceEvents(Message):
 
 
 class AskTrace(Message, tag=19):
-    """Begin a trace, or ask for what it has; answered with :class:`TraceIs`. Every holder of the job's key may."""
+    """Begin a trace, or ask for its events; answered with :class:`TraceIs`. Every holder of the job's key may."""
 
     number: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     """Chosen by the asker."""
@@ -46,7 +49,7 @@ class TracePart(Message):
 
     role: Role
     rank: Rank
-    host: Name
+    host: HostName
     pid: Number
     events: TraceEvents
 

@@ -13,7 +13,7 @@ import pytest
 from paceline.launch.engines.yarn import hub as module
 from paceline.launch.engines.yarn.container import AgentChannel, connect
 from paceline.launch.engines.yarn.hub import ContainerHub
-from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, accept_all, unpack
+from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, unpack
 from paceline.net.security import new_job_key
 
 Ask = Callable[[str], socket.socket]
@@ -32,7 +32,7 @@ def hub(key: str) -> ContainerHub:
 @pytest.fixture
 def container(hub: ContainerHub, key: str) -> Iterator[AgentChannel]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        accept_all(listener, hub.admit)
+        threading.Thread(target=lambda: hub.admit(listener.accept()[0]), daemon=True).start()
         channel = connect("127.0.0.1", listener.getsockname()[1], key, "worker-0")
         yield channel
         channel.close()

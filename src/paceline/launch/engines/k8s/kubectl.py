@@ -42,7 +42,7 @@ class Kubectl:
         Raises:
             LaunchError: it failed; with kubectl's message.
         """
-        return run_program(self.words(words), _PACKAGE, text, limit_s=limit_s)
+        return run_program(self.words(words), _PACKAGE, text, limit_s=limit_s, name=f"kubectl {words[0]}")
 
     def get(self, words: Sequence[str]) -> dict[str, Any]:
         """Return the objects that ``kubectl get`` finds."""

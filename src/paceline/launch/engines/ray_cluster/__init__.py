@@ -2,7 +2,7 @@
 
 | module | runs in |
 |---|---|
-| ``bundles``, ``backend`` | the launcher, which imports no ray |
+| ``ray_backend`` | the launcher, which imports no ray |
 | ``paceline.launch.remote.shell`` | a child of the launcher, one per process of the job |
 | ``driver`` | a child of the launcher |
 | ``actor`` | Ray's workers |

@@ -2,11 +2,10 @@
 
 | module | runs in |
 |---|---|
-| ``service``, ``backend``, ``rest`` | the launcher |
+| ``yarn_backend``, ``service`` | the launcher |
 | ``paceline.launch.remote.shell`` | a child of the launcher, one per process of the job |
 | ``hub`` | a child of the launcher |
-| ``container`` | the containers |
-| ``channel`` | hub and containers |
+| ``container`` | the containers; the hub has its channel |
 
 YARN starts containers, but gives no way into them. So every container connects to the hub, on the launcher's machine,
 and waits. The launcher's remote shells ask the hub for a container by name; then an agent runs in it. Everything else

@@ -1,0 +1,80 @@
+"""Between a worker and the scheduler: the samples of a pool."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.wire.messages.fields import Count, Message, Name, Number, Rank
+
+
+class TakeSamples(Message, tag=16):
+    """Ask for samples of a walk through a pool, and say which are done; answered with :class:`PoolSamples`."""
+
+    pool: Name
+    length: Count
+    """Samples of the data set."""
+    number: Number
+    """Number of this worker's request, from 1."""
+    walk: Number
+    """The workers' iterations of the pool, from 0."""
+    count: Count
+    """How many at most."""
+    done: Number
+    """Number of the last request whose samples were trained on; 0: none."""
+    round: Number = 0
+    """Last round that the worker has pushed."""
+    epoch: Number = 0
+    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    """Positions of the epoch that the walk begins with; none: all."""
+    limit: Count = 0
+    """Samples after which the walk is over; 0: no limit."""
+    order: Number = 0
+    """Number of the orders; 0: not shuffled."""
+
+
+class AwaitSamples(Message, tag=17):
+    """Wait for the samples of the last request; answered with :class:`PoolSamples`."""
+
+    pool: Name
+
+
+class ReturnSamples(Message, tag=58):
+    """Give samples back that this worker holds and will not train on; answered with :class:`Done`."""
+
+    pool: Name
+    number: Number
+    """Number of the request with which it took them."""
+    ranges: list[tuple[Count, Count]]
+    round: Number = 0
+    """Last round that the worker has pushed: it has trained on all samples that it took before."""
+
+
+class PoolSamples(Message, tag=18):
+    """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
+
+    ranges: list[tuple[Count, Count]]
+    over: bool
+    waits: bool
+    phase: Number
+    """Number of walks that are over, of all pools: a worker that was away is back for its next round."""
+
+
+class AskSamples(Message, tag=60):
+    """Ask for the samples of an epoch that are not trained on yet; answered with :class:`SamplesLeft`."""
+
+    pool: Name
+    round: Number = 0
+    """Last round that the worker has pushed: it has trained on all samples that it took before."""
+
+
+class SamplesLeft(Message, tag=61):
+    """The samples of an epoch that are not trained on yet."""
+
+    is_known: bool
+    """Whether there is such a pool; without one the other fields say nothing."""
+    walk: Number = 0
+    epoch: Number = 0
+    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    """Positions; none: all."""
+    held: list[tuple[Rank, list[tuple[Count, Count]], float]] = msgspec.field(default_factory=list)
+    """Other workers that hold some of them: the positions, and the seconds since the worker got samples last."""
