@@ -125,7 +125,8 @@ def test_account_with_other_figures_of_the_host_is_damaged(figures: int) -> None
 
 
 #: By recording: the reason that the first line names, and the process. All have four workers on a machine of two
-#: processors, and the fault from round 30 on (``tests/observe/matrix.py --record``).
+#: processors, and the fault from round 30 on (``tests/observe/matrix.py --record``); but the last one, which is that of
+#: ``tests/observe/test_jobs.py`` with collections from round 12 on, beside eight processes that only use up time.
 RECORDED = {
     "none": ("", ""),
     "starved": ("", ""),
@@ -136,6 +137,7 @@ RECORDED = {
     "stops": ("worker 1", "stops of the whole process"),
     "gc": ("worker 1", "Python's garbage collection"),
     "server": ("server 0", "the CPU quota of its cgroup is used up"),
+    "gc beside load": ("worker 1", "Python's garbage collection"),
 }
 
 

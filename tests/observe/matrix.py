@@ -331,8 +331,8 @@ def run_scheduler(path: str) -> None:
 
     note, file = Verdicts.note, Path(path).open("a", buffering=1)  # noqa: SIM115 - until the end of the process
 
-    def noted(self: Any, member: Any, account: Any, groups: Any) -> Any:
-        found = note(self, member, account, groups)
+    def noted(self: Any, member: Any, account: Any, *more: Any) -> Any:
+        found = note(self, member, account, *more)
         windows = [[one.round, one.rounds, one.samples, list(one.parts)] for one in account.windows]
         line = [member.role, member.rank, member.host, windows, list(account.host), [list(one) for one in account.late]]
         file.write(json.dumps([*line, [one.text for one in found]]) + "\n")

@@ -17,10 +17,11 @@ def worker(rank: int) -> History:
 
 
 def step(one: History, random_: random.Random, rounds: int = 1) -> None:
+    windows = []
     for _ in range(rounds):
         seconds = [random_.choice([0.0, 0.1, random_.random()]) for _ in WORKER_PARTS]
-        one.rounds.append(mean_round(1 + len(one.rounds), 1, random_.choice([16.0, 32.0]), seconds))
-    one.settle()
+        windows.append(mean_round(1 + one.windows, 1, random_.choice([16.0, 32.0]), seconds))
+    one.add(windows)
 
 
 def by_sorting(others: Sequence[History]) -> Reference:
@@ -34,6 +35,7 @@ def by_sorting(others: Sequence[History]) -> Reference:
         median(one.rounds[-1].samples for one in others),
         max(one.typical_s for one in others),
         alone=False,
+        rounds=[one.rounds for one in others],
     )
 
 

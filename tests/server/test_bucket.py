@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.net.memory import MappedArena
+from paceline.observe import meter
 from paceline.server.bucket import Slot
 from paceline.server.members import Asker, Members
 from paceline.server.merge import Accumulator, Scratch
@@ -501,6 +502,26 @@ def test_the_worker_that_came_last_is_answered_first(
     server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
     asked = [(b"worker-%d" % rank, server.push(rank, entries, torch.ones(NUMEL))) for rank in order]
     assert [one for one in server.answers if one in asked] == asked[::-1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "pushes", "last"),
+    [
+        ("all", [(0, 1), (1, 1), (2, 1), (1, 2), (2, 2), (0, 2)], [2, 0]),
+        ("each", [(0, 1), (0, 2), (1, 1), (2, 1)], []),
+        ("each, bound 1", [(0, 1), (1, 1), (0, 2), (1, 2), (2, 1), (2, 2)], [2]),
+        ("first", [(0, 1), (1, 1), (2, 1), (0, 2)], []),
+    ],
+)
+def test_who_came_last_is_told_where_others_have_waited_for_it(
+    policy: str, pushes: list[tuple[int, int]], last: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(meter.active, "came_last", lambda worker, late_s: told.append(worker))
+    server = OneServer(POLICIES[policy], make_spec("sgd", lr=1.0))
+    for rank, round in pushes:
+        server.push(rank, [(0, NUMEL, round)], torch.ones(NUMEL))
+    assert told == last
 
 
 def test_a_push_without_entries_is_refused() -> None:

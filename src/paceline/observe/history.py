@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from paceline.observe.account import BUSY, INTERVAL, QUEUED, THROTTLED, WAIT, WORKER_PARTS
 
@@ -46,7 +47,11 @@ class Round:
     parts: Sequence[float]
     own_s: float
     wall_s: float
+    busy_s: float
+    """Time for which the thread that trains has run."""
     weight: int
+    beat: int = 0
+    """Number of the heartbeat that told it, among those of all workers."""
 
 
 @dataclass
@@ -58,8 +63,10 @@ class History:
     group: int = 0
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=LONG))
     hosts: deque[Sequence[int]] = field(default_factory=lambda: deque(maxlen=FIGURES_KEPT))
-    late: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=LONG))
-    """By report of a server: cohorts, those to which it came last, and seconds after the others."""
+    late: deque[tuple[int, int, float, int]] = field(default_factory=lambda: deque(maxlen=LONG))
+    """By report of a server: cohorts, those to which it came last, seconds after the others, and ``windows`` then."""
+    windows: int = 0
+    """Windows so far."""
     usual: list[float] = field(default_factory=list)
     """Median of each part over the last windows."""
     noise: list[float] = field(default_factory=list)
@@ -71,14 +78,16 @@ class History:
     rate: float = 0.0
     """Samples per second in the last windows."""
     settled: int = 0
-    """Calls of :meth:`settle` since the noise was worked out."""
+    """Calls of :meth:`add` since the noise was worked out."""
     figures: Sequence[float] = ()
     """``usual``, ``recent``, ``noise``, ``typical_s``, samples of the last round, and number of windows."""
     ranking: Ranking | None = field(default=None, repr=False, compare=False)
     """The workers that it is compared with."""
 
-    def settle(self) -> None:
-        """Work out usual times and noise, once for all windows of a heartbeat."""
+    def add(self, windows: Sequence[Round]) -> None:
+        """Take the windows of a heartbeat, and work out usual times and noise once for all of them."""
+        self.rounds.extend(windows)
+        self.windows += len(windows)
         rounds = list(self.rounds)
         last = rounds[-USUAL:]
         self.typical_s = middle([one.own_s for one in last])
@@ -104,6 +113,27 @@ class History:
 
 
 @dataclass(frozen=True)
+class Means:
+    """Means of some rounds: of all :data:`PARTS`, of the times of a :class:`Round`, and of the samples."""
+
+    parts: Sequence[float]
+    own_s: float
+    wall_s: float
+    busy_s: float
+    samples: float
+
+    @classmethod
+    def of(cls, columns: Sequence[float]) -> Means:
+        """Return them from their :attr:`columns`."""
+        return cls(columns[:-4], *columns[-4:])
+
+    @property
+    def columns(self) -> list[float]:
+        """All of them."""
+        return [*self.parts, self.own_s, self.wall_s, self.busy_s, self.samples]
+
+
+@dataclass(frozen=True)
 class Reference:
     """The times that a worker's are compared with, by part."""
 
@@ -114,10 +144,62 @@ class Reference:
     slowest_s: float
     """Own time of the slowest of the others."""
     alone: bool
+    rounds: Sequence[Sequence[Round]] = field(compare=False)
+    """The windows behind them, those of each worker."""
+
+    def means(self, seconds: float) -> Means:
+        """Return the means over the last so many seconds, or over the last two windows if these are longer.
+
+        Those of several workers are medians. Of the worker's own past they are over all of it.
+        """
+        if self.alone:
+            return _medians(self.rounds)
+        pairs = zip(
+            _medians([_within(list(one), seconds) for one in self.rounds]).columns,
+            _medians([list(one)[-2:] for one in self.rounds]).columns,
+            strict=True,
+        )
+        return Means.of([max(pair) for pair in pairs])
+
+    def means_after(self, beat: int) -> Means | None:
+        """Return the means of rounds that began after a heartbeat, for sure; None: most others have told none yet."""
+        if self.alone:
+            return _medians(self.rounds)
+        later = [[one for one in rounds if one.beat > beat] for rounds in self.rounds]
+        whole = [[one for one in rounds if one.beat > rounds[0].beat] for rounds in later]
+        known = [rounds for rounds in whole if rounds]
+        return _medians(known) if 2 * len(known) > len(whole) else None
+
+
+def _medians(rounds: Iterable[Iterable[Round]]) -> Means:
+    """Return the medians of several workers' means."""
+    columns = zip(*(means_of(list(one)).columns for one in rounds), strict=True)
+    return Means.of([middle(column) for column in columns])
+
+
+def means_of(rounds: Sequence[Round]) -> Means:
+    """Return the means of some windows, of which there is at least one."""
+    weights = [one.weight for one in rounds]
+    columns = zip(*((*one.parts, one.own_s, one.wall_s, one.busy_s, one.samples) for one in rounds), strict=True)
+    return Means.of([sum(map(mul, column, weights)) / sum(weights) for column in columns])
+
+
+def _within(rounds: Sequence[Round], seconds: float) -> Sequence[Round]:
+    """Return the last windows that took so many seconds, the first one of them whole."""
+    first = len(rounds)
+    while first and seconds > 0:
+        first -= 1
+        seconds -= rounds[first].wall_s * rounds[first].weight
+    return rounds[first:]
 
 
 def mean_round(
-    round: int, rounds: int, samples: float, seconds: Sequence[float], figures: Sequence[Sequence[int]] = ()
+    round: int,
+    rounds: int,
+    samples: float,
+    seconds: Sequence[float],
+    figures: Sequence[Sequence[int]] = (),
+    beat: int = 0,
 ) -> Round:
     """Return the mean round of a window.
 
@@ -128,18 +210,22 @@ def mean_round(
         seconds: by part, of all of them.
         figures: figures of the host, from the time of the window. They are known for longer times only, and count for
             each part as much as it lasts, but the thread has not been kept from running while it ran.
+        beat: number of the heartbeat.
     """
     means = [one / rounds for one in seconds]
     wall_s = sum(means)
     own_s = wall_s - means[WAIT]
-    idle_s = max(0.0, own_s - share_of(figures, BUSY) * wall_s)
+    busy_s = min(own_s, share_of(figures, BUSY) * wall_s)
+    idle_s = own_s - busy_s
     quota_s = min(idle_s, share_of(figures, THROTTLED) * wall_s)
     queued_s = max(
         0.0, min(idle_s, share_of(figures, QUEUED) * wall_s) - quota_s
     )  # a thread without quota is ready, too
     ran = 1 - (quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
-    return Round(round, samples / rounds, tuple(means), (*parts, queued_s, quota_s), own_s, wall_s, rounds)
+    return Round(
+        round, samples / rounds, tuple(means), (*parts, queued_s, quota_s), own_s, wall_s, busy_s, rounds, beat
+    )
 
 
 def middle(values: Sequence[float]) -> float:
@@ -207,6 +293,7 @@ class Ranking:
             [max(both) for both in zip(usual, recent, strict=True)],  # if all become slower, the last windows tell
             [_noise(one, count) for one in noise],
             own_s, samples, slowest_s, alone=False,
+            rounds=[one.rounds for one in self._members.values() if one is not without],
         )  # fmt: skip
 
     def _add(self, one: History) -> None:
@@ -243,11 +330,10 @@ def of_others(others: Sequence[History]) -> Reference:
 def of_past(worker: History, past: Sequence[Round]) -> Reference:
     """Return the usual times of a worker's earlier rounds."""
     before = History(worker.rank, worker.host)
-    before.rounds.extend(past)
-    before.settle()
+    before.add(past)
     own_s = before.typical_s
     noise = [_noise(one, len(past)) for one in before.noise]
-    return Reference(before.usual, noise, own_s, past[-1].samples, own_s, alone=True)
+    return Reference(before.usual, noise, own_s, past[-1].samples, own_s, True, [before.rounds])
 
 
 def gain_of(slow: History, own_s: float, team: Iterable[History]) -> float:

@@ -170,14 +170,15 @@ class BucketStore:
             return
         for push in pushes:
             slot.pending[push.worker] = request  # the last request is answered
-        self._note_last(slot, first.worker, actions)
+        self._note_last(slot, pushes, actions)
         self._perform(bucket, slot, actions, one)
 
-    def _note_last(self, slot: Slot, worker: int, actions: Sequence[Action]) -> None:
-        """Note how long after the others the last worker of a cohort has come."""
+    def _note_last(self, slot: Slot, pushes: Sequence[Pushed], actions: Sequence[Action]) -> None:
+        """Note how long other workers have waited for the one whose push lets them go on."""
         now = meter.active.now()
-        if self.policy.merges_rounds and any(isinstance(one, Apply) and len(one.workers) > 1 for one in actions):
-            meter.active.came_last(worker, now - slot.arrived)
+        free = {worker for one in actions if isinstance(one, Release) for worker in one.workers}
+        if self.policy.merge != "first" and free.difference(one.worker for one in pushes):
+            meter.active.came_last(pushes[0].worker, now - slot.arrived)
         slot.arrived = now
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:

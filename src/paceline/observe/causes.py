@@ -1,0 +1,210 @@
+"""Which cause explains the excess of a slow worker, and by how much of it. Pure.
+
+The excess is the time of a worker's rounds less that of the others' in the same seconds. Means are compared, so pauses
+count that only some rounds have. It is divided among the parts:
+
+| time | counts for |
+|---|---|
+| in a part of a step, less the time for which the thread was kept from running | that part |
+| waits for processors of as much computation as the others have | other processes on its processors |
+| waits for processors of what it computes beyond that | the part that has grown most: without it there were none |
+| without quota | the CPU quota |
+
+The largest one is the cause. One that explains less than half of the excess is none, and neither is one that is not
+longer than the waits for processors beside it: more rounds will tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.observe.account import FAULTS, GC, INTERVAL, STALLED, STOLEN, WAIT, WORKER_PARTS
+from paceline.observe.history import (
+    KEPT_WAITING,
+    LEAST_S,
+    OUT_OF_QUOTA,
+    PARTS,
+    History,
+    Means,
+    Round,
+    floor_of,
+    means_of,
+    middle,
+    share_of,
+)
+
+#: An excess worth a word: this part of a worker's round, and so many seconds.
+WORTH, WORTH_S = 0.1, LEAST_S
+
+#: Part of an excess that its cause explains at least.
+MOST_OF_IT = 0.5
+
+#: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own; the first
+#: one in :data:`MANY` windows, and in fewer if it is the second multiple.
+ALONE, ALONE_EARLY, MANY = 3.0, 10.0, 8
+
+#: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
+FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
+
+_OWN = tuple(part for part in range(len(WORKER_PARTS)) if part != WAIT)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a worker is slow.
+
+    Attributes:
+        name: one of :data:`paceline.observe.verdicts.CAUSES`.
+        part: the part of its steps; -1: none.
+        since: the first round.
+        excess_s: seconds of a mean round that it explains.
+    """
+
+    name: str
+    part: int
+    since: int
+    excess_s: float
+
+
+def of_own_time(
+    worker: History, others: Sequence[History], rounds: Sequence[Round], usual: Means, alarmed: Collection[int]
+) -> Cause | None:
+    """Return why a worker's own time is longer; None: it is not, or nothing explains most of it.
+
+    Args:
+        worker: it.
+        others: all others.
+        rounds: its rounds since it is slow, the last ones.
+        usual: the times of the others.
+        alarmed: parts that are longer again and again.
+    """
+    own = means_of(rounds)
+    whole_s, fair_s = own.own_s - usual.own_s, _fair_waits_s(own, usual)
+    part, excess_s = _largest(own, usual, fair_s)
+    if part not in (*alarmed, GC) and KEPT_WAITING not in alarmed:
+        return None
+    if whole_s < WORTH * usual.own_s or excess_s < max(WORTH * own.own_s, WORTH_S, MOST_OF_IT * whole_s):
+        return None
+    # The others' threads and locks of this process wait for processors, too; a collection is its thread's alone.
+    if part not in (KEPT_WAITING, OUT_OF_QUOTA, GC) and excess_s < max(fair_s, usual.parts[KEPT_WAITING]):
+        return None
+    since = _onset(rounds, part, (usual.parts[part] + own.parts[part]) / 2)
+    if part == KEPT_WAITING:
+        name = "busy" if _is_alone_in_queues(worker, others, rounds) else ""
+    elif part in (OUT_OF_QUOTA, GC):
+        name = PARTS[part]
+    else:
+        last = [one for one in rounds if one.round >= since]
+        recent = means_of(last)
+        share = max(excess_s / own.wall_s, (recent.parts[part] - usual.parts[part]) / recent.wall_s)
+        host = _host_cause(worker, others, share, sum(one.wall_s * one.weight for one in last))
+        name = _part_or_batch(own, usual, part) if host is None else host
+    return Cause(name, part, since, excess_s) if name else None
+
+
+def of_waits(rounds: Sequence[Round], usual: Means | None) -> Cause | None:
+    """Return that a worker's answers take longer, where it waits for no other worker; None: they do not, or it does.
+
+    Rounds of workers that wait for each other all take as long, but for one that the slowest has not told yet.
+
+    Args:
+        rounds: its rounds since it is slow, the last ones.
+        usual: the times of the others since then; None: not known.
+    """
+    others = sorted(rounds, key=lambda one: one.wall_s)[:-1]
+    if usual is None or not others:
+        return None
+    own = means_of(others)
+    excess_s = min(own.parts[WAIT] - usual.parts[WAIT], own.wall_s - usual.wall_s)
+    if excess_s < max(WORTH * own.wall_s, WORTH_S):
+        return None
+    return Cause("link", WAIT, _onset(rounds, WAIT, (usual.parts[WAIT] + own.parts[WAIT]) / 2), excess_s)
+
+
+def _fair_waits_s(own: Means, usual: Means) -> float:
+    """Return the waits for processors of a worker if it had as much to compute as the others."""
+    floor = floor_of(usual.own_s)
+    return own.parts[KEPT_WAITING] * min(1.0, (usual.busy_s + floor) / (own.busy_s + floor))
+
+
+def _largest(own: Means, usual: Means, fair_s: float) -> tuple[int, float]:
+    """Return the part with the largest excess, and the excess."""
+    excess = {part: own.parts[part] - usual.parts[part] for part in (*_OWN, OUT_OF_QUOTA)}
+    mine, theirs = _with_waits(own), _with_waits(usual)
+    excess[max(_OWN, key=lambda part: mine[part] - theirs[part])] += own.parts[KEPT_WAITING] - fair_s
+    excess[KEPT_WAITING] = fair_s - usual.parts[KEPT_WAITING]
+    return max(excess.items(), key=lambda one: one[1])
+
+
+def _with_waits(means: Means) -> list[float]:
+    """Return the parts of a step as the clock has them, with the time for which the thread was kept from running."""
+    ran_s = means.own_s - means.parts[KEPT_WAITING] - means.parts[OUT_OF_QUOTA]
+    return [one * means.own_s / ran_s if ran_s > 0 else one for one in means.parts]
+
+
+def _onset(rounds: Sequence[Round], part: int, least_s: float) -> int:
+    """Return the first round from which on a part is longer than so many seconds, in most rounds or now and then."""
+    found, most, more = rounds[-1].round, 0, 0
+    for one in reversed(rounds):
+        more += 1 if one.parts[part] > least_s else -1
+        if more > most:
+            found, most = one.round, more
+    return found if part != GC else next((one.round for one in rounds if one.parts[part] > least_s), found)
+
+
+def _part_or_batch(own: Means, usual: Means, part: int) -> str:
+    """Return the name of a part, or that it is as long as a larger batch lets expect."""
+    expected = usual.parts[part] * own.samples / usual.samples if usual.samples else 0.0
+    return "batch" if own.samples > 1.1 * usual.samples and own.parts[part] < 1.25 * expected else PARTS[part]
+
+
+def _is_alone_in_queues(worker: History, others: Iterable[History], last: Sequence[Round]) -> bool:
+    """Tell whether a worker waits for processors far longer than every other one on its host, and most elsewhere.
+
+    A host that has too much to do for all of its workers makes now this one, now that one wait longest.
+    """
+
+    def recent(one: History) -> float:
+        return middle([round.parts[KEPT_WAITING] for round in one.rounds][-len(last) :])
+
+    waits = [(one.host, max(one.usual[KEPT_WAITING], recent(one))) for one in others if one.usual]
+    beside = [wait_s for host, wait_s in waits if host == worker.host]
+    least = ALONE if len(last) >= MANY else ALONE_EARLY
+    return recent(worker) > least * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
+
+
+def _host_cause(worker: History, others: Sequence[History], share: float, seconds: float) -> str | None:
+    """Return the figure of the host that explains most of an excess, which is this share of the last seconds.
+
+    Empty: it does, but as much for the other workers. None: no figure does.
+    """
+
+    def of(one: History, figure: int) -> float:
+        return share_of(_last(one.hosts, seconds), figure)
+
+    def explains(figure: int) -> bool | None:
+        """Tell whether a figure of this worker only explains the excess; None: one of all workers."""
+        found, theirs = of(worker, figure), of_others(figure)
+        return found - theirs > 0.4 * share or (None if found > 0.4 * share else False)
+
+    def of_others(figure: int) -> float:
+        return middle([of(one, figure) for one in others] or [0.0])
+
+    faults, theirs = 1e6 * of(worker, FAULTS), 1e6 * of_others(FAULTS)
+    is_short = of(worker, STALLED) > STALLING  # of memory, or others of its host are: its page faults tell
+    if faults > ALONE * theirs + (FAULTY_IF_SHORT if is_short else FAULTY):
+        return "memory"
+    found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
+    if True in found.values():
+        return next(cause for cause, is_own in found.items() if is_own)
+    return "" if None in found.values() else None
+
+
+def _last(figures: Sequence[Sequence[int]], seconds: float) -> Sequence[Sequence[int]]:
+    """Return the last figures that are of so many seconds, the first one of them whole."""
+    first = len(figures)
+    while first and seconds > 0:
+        first -= 1
+        seconds -= 1e-6 * figures[first][INTERVAL]
+    return list(figures)[first:]
