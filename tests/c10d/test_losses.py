@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from paceline.c10d.losses import Reduced, reduced
 
 N = 8
+WEIGHT = torch.nn.Parameter(torch.rand(N, 3))
 LABELS, TARGETS = torch.arange(N) % 3, torch.rand(N, 3)
 MASK = torch.rand(N, 3).round()
 
@@ -22,6 +23,9 @@ MEANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "by hand": lambda out: (out - TARGETS).square().sum(1).mean(),
     "scaled": lambda out: torch.amp.GradScaler("cpu").scale(F.l1_loss(out, TARGETS)),
     "accumulated": lambda out: F.huber_loss(out, TARGETS) / 4,
+    "with a penalty on weights": lambda out: (
+        F.cross_entropy(out, LABELS) + WEIGHT.pow(2).sum() + (WEIGHT * WEIGHT).sum()
+    ),
     "with a penalty": lambda out: F.binary_cross_entropy_with_logits(out, TARGETS) + 0.01 * out.norm(),
 }
 SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -30,6 +34,7 @@ SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "squares": lambda out: F.mse_loss(out, TARGETS, reduction="sum"),
     "of an autoencoder": lambda out: F.mse_loss(out, TARGETS, reduction="sum") - 0.5 * out.sum(),
     "by hand": lambda out: (out - TARGETS).square().sum(),
+    "of a layer without bias": lambda out: (TARGETS @ WEIGHT.T @ WEIGHT).square().sum(),
     "scaled": lambda out: torch.amp.GradScaler("cpu").scale(out.square().sum()),
 }
 UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -49,5 +54,5 @@ CASES = [
 
 @pytest.mark.parametrize(("wanted", "loss"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_loss_is_read_from_its_graph(wanted: Reduced, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    outputs = torch.rand(N, 3, requires_grad=True) * 1
+    outputs = torch.nn.Linear(4, 3)(torch.rand(N, 4))
     assert reduced(loss(outputs), N) is wanted

@@ -2,8 +2,9 @@
 
 | the last operation of the loss | the loss is |
 |---|---|
-| a loss of ``torch.nn.functional`` with ``reduction`` | what that says |
+| a loss of ``torch.nn.functional`` with ``reduction`` | as ``reduction`` says |
 | ``mean``; a sum over the samples | a mean; a sum |
+| a sum over a parameter | unknown: it has nothing of the samples |
 | a sum of terms | a sum if one of them is, else a mean if one of them is |
 | a term times a number | as the term; unknown if that is a sum, and the number small |
 | a term divided by a number | a mean if the term is, else unknown |
@@ -19,7 +20,7 @@ import torch
 
 
 class Reduced(Enum):
-    """What a loss makes of the losses of its samples."""
+    """How a loss is made of the losses of its samples."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -33,11 +34,12 @@ _SAVED = {1: Reduced.MEAN, 2: Reduced.SUM}
 _SMALL = 0.5
 
 _OF_TERMS = ("AddBackward", "SubBackward")
+_OF_ELEMENTS = ("PowBackward", "AbsBackward", "MulBackward")
 _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "ViewBackward", "CppFunction")
 
 
 def reduced(loss: torch.Tensor, samples: int) -> Reduced:
-    """Return what a loss is.
+    """Return how a loss is made of those of its samples.
 
     Args:
         loss: the root of a backward pass.
@@ -69,7 +71,16 @@ def _of_sum(node: Any, samples: int) -> Reduced:
     before = node.next_functions[0][0]
     is_of_terms = before is not None and before.name().startswith(("StackBackward", "CatBackward"))
     sizes = node._saved_self_sym_sizes
-    return Reduced.SUM if sizes and sizes[0] == samples and not is_of_terms else Reduced.UNKNOWN
+    is_over_samples = sizes and sizes[0] == samples and not is_of_terms and not _is_parameter(before)
+    return Reduced.SUM if is_over_samples else Reduced.UNKNOWN
+
+
+def _is_parameter(node: Any) -> bool:
+    """Return whether a node is a leaf, or elements of one: a penalty on weights."""
+    while node is not None and node.name().startswith(_OF_ELEMENTS):
+        before = {one for one, _ in node.next_functions if one is not None}
+        node = before.pop() if len(before) == 1 else None
+    return node is not None and node.name().endswith("AccumulateGrad")
 
 
 def _makes_small(node: Any) -> bool:

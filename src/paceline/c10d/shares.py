@@ -251,7 +251,7 @@ class MeasuredShares:
         self._step = (0.0, 0.0)
 
     def before_backward(self, losses: Any) -> None:
-        """Note what the losses are whose gradients are asked for: the pass frees what shows it."""
+        """Note how the losses whose gradients are asked for are made: the pass frees the nodes that show it."""
         samples = 0 if self._batch is None else self._batch.samples
         self._reduced = {reduced(one, samples) for one in tensors_in(losses)} if self._checks else set()
 
@@ -377,7 +377,7 @@ def _columns(samples: Mapping[int, int], left: int, least: int) -> dict[int, tup
     Args:
         samples: samples of a whole global batch, by worker.
         left: samples that are left.
-        least: nobody gets fewer, if there are as many for each.
+        least: no worker gets fewer, if there are as many for each.
     """
     parts = {worker: end - begin for worker, (begin, end) in columns_of(samples, left).items()}
     while min(parts.values()) < min(least, left // len(parts)):

@@ -115,7 +115,7 @@ class World:
         """Let rank 0 compare this rank's weights after a step with those of the others. Does not wait.
 
         Args:
-            name: of the optimizer, the same on all ranks.
+            name: name of the optimizer, the same on all ranks.
             step: number of the step, which is the same on all ranks.
             weights: tensors by name.
             ranks: the ranks that train them; empty: all.

@@ -80,7 +80,7 @@ class AllReduceStore(KVStoreBase):
         """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait.
 
         Args:
-            name: of the optimizer, the same on all workers.
+            name: name of the optimizer, the same on all workers.
             step: number of the step, which is the same on all workers.
             weights: tensors by name.
         """

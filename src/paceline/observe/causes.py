@@ -7,7 +7,7 @@ count that only some rounds have. It is divided among the parts:
 |---|---|
 | in a part of a step, less the time for which the thread was kept from running | that part |
 | waits for processors of as much computation as the others have | other processes on its processors |
-| waits for processors of what it computes beyond that | the part that has grown most: without it there were none |
+| waits for processors of computation beyond that | the part that has grown most: without it there were none |
 | without quota | the CPU quota |
 
 The largest one is the cause. One that explains less than half of the excess is none, and neither is one that is not
@@ -70,7 +70,7 @@ class Cause:
 def of_own_time(
     worker: History, others: Sequence[History], rounds: Sequence[Round], usual: Means, alarmed: Collection[int]
 ) -> Cause | None:
-    """Return why a worker's own time is longer; None: it is not, or nothing explains most of it.
+    """Return why a worker's own time is longer; None: it is not, or no cause explains most of it.
 
     Args:
         worker: it.
