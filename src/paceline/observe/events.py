@@ -21,12 +21,13 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.wire.limits import MAX_AMOUNT
-
 KINDS = ("part", "round", "sent", "got", "took", "answered", "joined", "died", "left")
 PART, ROUND, SENT, GOT, TOOK, ANSWERED, JOINED, DIED, LEFT = range(len(KINDS))
 
 ROLES = ("scheduler", "server", "worker")
+
+#: Seconds beyond which a record has no time. Messages take none beyond it either, and the launcher imports no messages.
+MOST_S = 10**15
 
 #: Number, time, thread, number of the kind's own, peer, value, kind, and the record's number again.
 RECORD = struct.Struct("<QdQQIHHQ")
@@ -76,5 +77,5 @@ def parse(records: bytes) -> list[Event]:
     return sorted(
         Event(*values[:-1])
         for values in RECORD.iter_unpack(whole)
-        if values[0] == values[-1] and values[0] and abs(values[1]) <= MAX_AMOUNT
+        if values[0] == values[-1] and values[0] and abs(values[1]) <= MOST_S
     )

@@ -29,10 +29,9 @@ from typing import BinaryIO, SupportsIndex
 from paceline import forks
 from paceline.config import Settings
 from paceline.errors import LaunchError
-from paceline.observe.events import RECORD, Event, Source, member, member_of, parse
+from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
 from paceline.user_folder import folder
 from paceline.wire import messages as m
-from paceline.wire.limits import MAX_AMOUNT
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +154,7 @@ def read(path: Path) -> tuple[Source, list[Event]]:
     if len(data) < _HEADER_BYTES:
         raise ValueError(f"{path} is no ring of events")
     magic, version, capacity, pid, peer, unix, offset, error, host = _HEADER.unpack_from(data)
-    is_sane = abs(unix) <= MAX_AMOUNT and abs(offset) <= MAX_AMOUNT and error >= 0
+    is_sane = abs(unix) <= MOST_S and abs(offset) <= MOST_S and error >= 0
     if (magic, version) != (_MAGIC, _VERSION) or len(data) != Ring.size(capacity) or not is_sane:
         raise ValueError(f"{path} is no ring of events of version {_VERSION}")
     source = Source(*member_of(peer), host.rstrip(b"\0").decode(errors="replace"), pid, unix, offset, error)
