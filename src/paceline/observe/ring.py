@@ -24,14 +24,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, SupportsIndex
+from typing import TYPE_CHECKING, BinaryIO, SupportsIndex
 
 from paceline import forks
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
 from paceline.user_folder import folder
-from paceline.wire import messages as m
+
+if TYPE_CHECKING:
+    from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,9 @@ class Ring:
         capacity: int = CAPACITY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        from paceline.wire.messages import tag_of  # the launcher reads rings, and starts without messages
+
+        self._tag_of = tag_of
         self._memory, self._capacity, self._clock, self._numbers = memory, capacity, clock, itertools.count(1)
         self.written = 0
         """Events so far."""
@@ -111,7 +116,7 @@ class Ring:
             peer: as :func:`member` has it, or an object that stands for such a number.
             body: the message.
         """
-        self.note(kind, seq, peer.__index__(), m.tag_of(body))
+        self.note(kind, seq, peer.__index__(), self._tag_of(body))
 
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
