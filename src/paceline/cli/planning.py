@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.config import from_environment
@@ -18,7 +19,7 @@ from paceline.launch.preflight import read_text
 from paceline.observe.table import plural, table
 from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
-from paceline.sim.plots import draw_scaling
+from paceline.sim.plots import check_path, draw_scaling
 from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
 
 #: Workers whose measured times differ by less than this part count as alike.
@@ -87,14 +88,13 @@ def run(name: str, words: Sequence[str]) -> int:
             options.epoch_samples, options.price_per_hour, options.server_price_per_hour,
         )
     )  # fmt: skip
+    with _errors_of_plot(options.plot):
+        if options.plot is not None:
+            check_path(options.plot)
     scaling = planner.scaling(sorted({*SIZES, count}))
-    try:
+    with _errors_of_plot(options.plot):
         if options.plot is not None:
             draw_scaling(scaling, options.plot)
-    except OSError as error:
-        raise ConfigError(f"--plot {options.plot} cannot be written: {error.strerror}") from error
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"--plot {options.plot}: {error}") from error
     ways = planner.ways(count, options.compression)
     recommended = planner.recommend(count, options.compression)
     if options.json:
@@ -110,6 +110,16 @@ def run(name: str, words: Sequence[str]) -> int:
         print("\n\n".join([_assumptions(planner, count), *_tables(planner, ways), _scaling(scaling)]))
         print(f"\n{recommended.sentences}")
     return 0
+
+
+@contextlib.contextmanager
+def _errors_of_plot(path: str | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--plot {path} cannot be written: {error.strerror}") from error
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"--plot {path}: {error}") from error
 
 
 # ---- what the words of the command line mean -------------------------------------------------------------------------

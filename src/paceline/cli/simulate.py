@@ -13,7 +13,7 @@ from paceline.hetero import choose
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
 from paceline.sim import Result, SimulatedCluster, SimulatedTraining, read_cluster, simulate
-from paceline.sim.plots import draw
+from paceline.sim.plots import check_path, draw
 from paceline.sim.simulation import ShareKind, measure
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def run(name: str, words: Sequence[str]) -> int:
     results: dict[str, Result] = {}
     told: list[str] = []
     try:
+        if options.plot is not None:
+            check_path(options.plot)
         problem = _problem(options.learn)
         for kind in kinds:
             plan, sentence = _plan(kind, cluster, options)

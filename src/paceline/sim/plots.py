@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,22 @@ from typing import Any
 from paceline.errors import MissingExtraError
 from paceline.sim.scaling import LAYOUTS, Estimate
 from paceline.sim.simulation import Result
+
+
+def check_path(path: str | Path) -> None:
+    """Check that a picture can be written, before the work that it shows.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OSError: there is no such folder, or it cannot be written to.
+        ValueError: the format is unknown.
+    """
+    file = Path(path)
+    _figure(1, 1).savefig(io.BytesIO(), format=file.suffix[1:] or None)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
 
 
 def draw(results: Mapping[str, Result], path: str | Path) -> None:
