@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ TIMED_OUT = "ssh: connect to host h1 port 22: Connection timed out"
 
 def launch(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *fails: str, start_s: float = 60.0, delay_s: float = 0.0,
-    python: str = sys.executable,
+    python: str = sys.executable, script: str = "exit 7",
 ) -> int:  # fmt: skip
     """Run a job of one worker on a host; return its exit code."""
     (folder / "fails").write_text("".join(f"{line}\n" for line in fails))
@@ -41,7 +42,7 @@ def launch(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     words = ["launch", "-n", "1", "-s", "0", "-H", "h1,", "-o", f"ssh={ssh}", "--start-timeout", f"{start_s:g}"]
     words += ["-o", f"python={python}"]
-    return main([*words, "--", "sh", "-c", "exit 7"])
+    return main([*words, "--", "sh", "-c", script])
 
 
 def test_host_that_is_too_busy_to_answer_is_reached_again(
@@ -93,3 +94,18 @@ def test_host_that_was_heard_has_as_long_again_to_start_python(
     assert launch(tmp_path, monkeypatch, start_s=0.5, delay_s=0.4, python=str(slow)) == 1
     assert time.monotonic() - began > 0.9
     assert "no answer from h1 within 0.5 s" in capfd.readouterr().err
+
+
+def test_host_that_is_lost_before_it_says_that_a_process_runs_fails_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heard = RemoteCrew._heard
+
+    def hear_no_start(self: RemoteCrew, link: AgentLink, line: list[Any]) -> None:
+        """Hear the agent as if it had died between the start of a process and its line about that."""
+        if line[0] != "started":
+            heard(self, link, line)
+
+    monkeypatch.setattr(RemoteCrew, "_heard", hear_no_start)
+    assert launch(tmp_path, monkeypatch, script="kill -9 $PPID; exec sleep 1000") == 255
+    assert "worker 0 on h1 failed: exit code 255: " in capfd.readouterr().err

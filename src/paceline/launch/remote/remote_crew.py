@@ -13,7 +13,7 @@ from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
 from paceline.launch.remote.agent_link import AgentLink, data, members
 from paceline.launch.supervise.crew import Processes, address_parts
-from paceline.launch.supervise.events import Event, Exited, Runs, Started, Stopped, event_of, words_of
+from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 
 #: How long agents may take to end their processes, after the job.
@@ -68,6 +68,7 @@ class RemoteCrew(Processes):
         self._asked_at: float | None = None
         self._failed: LaunchError | None = None
         self._running: dict[ProcessName, None] = {}
+        """Processes that agents were told to start, and whose ends are not known."""
         self._left: dict[str, list[ProcessName]] = {}
         self._stopped: dict[str, frozenset[ProcessName]] = {}
         self._lost: set[str] = set()
@@ -140,6 +141,7 @@ class RemoteCrew(Processes):
         if process.role == "worker" and "OMP_NUM_THREADS" not in {**self._environ, **env}:
             env["OMP_NUM_THREADS"] = str(max(1, int(link.about["cores"]) // self._workers_on[process.host]))
         argv = [str(link.about["python"]) if word == self._python else word for word in process.argv[:1]]
+        self._running[process.member] = None
         link.send("start", process.role, process.rank, [*argv, *process.argv[1:]], env)
 
     def check(self) -> None:
@@ -151,6 +153,9 @@ class RemoteCrew(Processes):
         for link in self._links.values():
             if link.host not in self._lost and link.about and (link.code is not None or link.is_silent(now)):
                 link.drain()
+                self._lost.add(link.host)
+                self._left.pop(link.host, None)
+            if link.host in self._lost:
                 self._lose(link)
 
     def look(self, members: Collection[ProcessName]) -> None:
@@ -231,11 +236,12 @@ class RemoteCrew(Processes):
     def _happened(self, link: AgentLink, event: Event) -> None:
         match event:
             case Started(member, place):
-                self._running[member] = None
                 event = Started(member, f"{place} on {link.host}")
             case Stopped(stopped):
                 self._stopped[link.host] = stopped
                 event = Stopped(frozenset[ProcessName]().union(*self._stopped.values()))
+            case NotStarted(member):
+                self._running.pop(member, None)
             case Runs(member):
                 self._tell_scheduler(event)
             case Exited(member):
@@ -251,11 +257,12 @@ class RemoteCrew(Processes):
             self._links[scheduler].send(*(words if isinstance(event, Runs) else words[:3]))  # no detail of an exit
 
     def _lose(self, link: AgentLink) -> None:
-        """Count the processes of a host as failed, workers first: servers may exit because of them."""
-        self._lost.add(link.host)
-        self._left.pop(link.host, None)
-        why = self._explain(self._hosts[link.host], link)
+        """Count the processes of a host that is gone as failed, workers first: servers may exit because of them.
+
+        So are those that its agent was told to start, and said nothing about.
+        """
         there = [member for member in self._running if self._host_of[member] == link.host]
+        why = self._explain(self._hosts[link.host], link) if there else ""
         for member in sorted(there, key=lambda member: member.role != "worker"):
             self._happened(link, Exited(member, LOST_CODE, why))
 
