@@ -216,7 +216,7 @@ class BucketStore:
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
     def change(self, event: Callable[[Rule], Sequence[Action]]) -> None:
-        """Let all rules take an event of a worker, those of slots to come too, and carry out what they say.
+        """Let all rules take an event of a worker, those of slots to come too, and carry out their actions.
 
         Args:
             event: gives the event to a rule; returns the rule's actions.

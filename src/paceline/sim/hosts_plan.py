@@ -5,8 +5,8 @@ the rates of the links between them. Rounds of other hosts and servers are those
 every host pushes all at the end of its step and waits for all values. Where the measured exchange took longer, the
 difference is added to every other one; where it took less, as pushes overlap with the computation, the others take less
 by the same factor. So the plan of the measured layout is the measurement itself. A simulated one that looks better is
-measured in turn (:meth:`HostPlanner.learn`): a host that waited for a slow one has time in hand for what it then cannot
-hide (a CPU quota that fills up, answers that are on their way), and no round of the first job shows it.
+measured in turn (:meth:`HostPlanner.learn`): while a host waits for a slow one, its CPU quota fills up and answers come,
+and without the slow one that time is missing. No round of the first job shows it.
 
 The hosts to keep are the fastest ones, as many as make the job fastest. Steps of a host count with its way to a server.
 """
@@ -109,7 +109,7 @@ class HostPlanner:
         return self.job(self.names, self._servers)
 
     def learn(self, other: HostPlanner) -> None:
-        """Take in what was measured of some of the hosts."""
+        """Take in the measured job of some of the hosts."""
         job = other.measured_job
         hosts = frozenset(job.hosts)
         self._came_true[hosts] = job.samples_per_s / self._forecast(job.hosts, job.servers).samples_per_s
