@@ -5,8 +5,8 @@ the rates of the links between them. Rounds of other hosts and servers are those
 every host pushes all at the end of its step and waits for all values. Where the measured exchange took longer, the
 difference is added to every other one; where it took less, as pushes overlap with the computation, the others take less
 by the same factor. So the plan of the measured layout is the measurement itself. A simulated one that looks better is
-measured in turn (:meth:`HostPlanner.learn`): while a host waits for a slow one, its CPU quota fills up and answers come,
-and without the slow one that time is missing. No round of the first job shows it.
+measured in turn (:meth:`HostPlanner.learn`): while a host waits for a slow one, its CPU quota fills up and answers
+come, and without the slow one that time is missing. No round of the first job shows it.
 
 The hosts to keep are the fastest ones, as many as make the job fastest. Steps of a host count with its way to a server.
 """
