@@ -172,15 +172,18 @@ def main() -> None:
             times = training.measure(name, 2, 1, batch, steps, turns * args.repeats)
             trained[f"{name}, 2 workers, batch {batch}"] = times
             progress.advance(task)
-        task = progress.add_task("Horovod interface, network and memory", total=3)
+        task = progress.add_task("Horovod interface, backend, network and memory", total=4)
         reduced = allreduce.measure(2, args.repeats)
+        progress.advance(task)
+        grouped = allreduce.measure_groups(2)
         progress.advance(task)
         crossed = network_rows()
         progress.advance(task)
         held = memory_rows()
         progress.advance(task)
     picture = args.report.with_suffix(".png").name
-    more = [*allreduce.lines(reduced, 2), *network_lines(crossed), *memory_lines(held)]
+    more = [*allreduce.lines(reduced, 2), *allreduce.groups_lines(grouped, 2)]
+    more += [*network_lines(crossed), *memory_lines(held)]
     args.report.write_text(report(rows, trained, picture, more))
     redraw(args.report)
     print(args.report.read_text())

@@ -91,6 +91,18 @@ def lines(rows: list[Row], processes: int) -> list[str]:
     return found
 
 
+def groups_lines(rows: list[Row], processes: int) -> list[str]:
+    """Return the figures of the backend of torch.distributed as Markdown."""
+    text = (
+        f"The backend of torch.distributed (`paceline launch --ddp`), {processes} processes of one host; it and Gloo "
+        "take turns in the same processes (sizes: all-reduce; networks: a step of DDP):"
+    )
+    found = ["", text, "", "| ms | paceline | gloo | against gloo |", "|---" * 4 + "|"]
+    return found + [
+        f"| {row.title} | {row.ours:.2f} | {row.theirs:.2f} | {row.theirs / row.ours:.2f} x |" for row in rows
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)

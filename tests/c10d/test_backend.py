@@ -124,11 +124,28 @@ def unlike_operations() -> str:
     return text_of(lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3)))
 
 
-def test_unlike_operations_are_refused_between_hosts() -> None:
-    with LocalJob(num_workers=2, num_servers=1, shared_memory=False) as job:
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_unlike_operations_are_refused(shared_memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
         for text in job.run(unlike_operations):
             assert "called barrier" in text
             assert "all_reduce of 3 elements" in text
+
+
+def rank_that_goes_on_after_an_error() -> list[float]:
+    """One rank waits for the values of all, the other one has caught an error and makes its next object."""
+    rank = open_group()
+    table = [torch.full((2,), -1.0, dtype=torch.float64) for _ in range(2)]
+    other = [torch.zeros(2, dtype=torch.int64) for _ in range(2)]
+    mine = torch.full((2,), 4 if rank else 4.0, dtype=torch.int64 if rank else torch.float64)
+    text_of(lambda: dist.all_gather(other if rank else table, mine))
+    return [one for row in table for one in row.tolist()]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_no_tensor_gets_bytes_of_another_operation(shared_memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
+        assert job.run(rank_that_goes_on_after_an_error)[0] == [-1.0] * 4
 
 
 def meaningless() -> list[str]:

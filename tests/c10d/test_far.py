@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from paceline.c10d.far import FarPlane
+from paceline.c10d.far import MEETINGS, FarPlane, server_of
+from paceline.c10d.work import CALLBACKS
 from paceline.hvd.planes.base import AVERAGE, SUM, Reduction
 from paceline.server.meetings import Meetings
 from paceline.server.members import Asker
@@ -106,3 +108,28 @@ def test_few_chunks_of_a_large_tensor_are_under_way_at_a_time() -> None:
     for rank in range(2):
         assert sum(size for _, size in job.asked[rank][: job.before[rank]]) <= 8 * 2**20
         assert sum(size for _, size in job.asked[rank]) == 32_000_000
+
+
+def test_tensor_goes_to_the_servers_before_the_one_before_it_is_reduced() -> None:
+    """Operations that began in unlike orders meet all the same: their numbers do not depend on that order."""
+    job = Job(2)
+    how, planes = Reduction(SUM, torch.float32, 2), job.planes()
+    tensors = [[torch.full((400_001,), float(10 * rank + one)) for one in (1, 2)] for rank in range(2)]
+    ends: list[list[Callable[[], None]]] = []
+    for rank, order in enumerate([(0, 1), (1, 0)]):
+        ends.append([])
+        for one in order:
+            plane, tensor = planes[rank].of(f"all_reduce {one}", one + 1, 10.0), tensors[rank][one]
+            ends[rank].append(plane.begin_allreduce(tensor, tensor, how))
+        assert sum(size for _, size in job.asked[rank]) == 2 * 1_600_004, "of both, before either is waited for"
+    for end in [*ends[0], *reversed(ends[1])]:
+        end()
+    for rank in range(2):
+        assert [one.unique().tolist() for one in tensors[rank]] == [[12.0], [14.0]]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 4, 5, 8, 10])
+def test_operations_of_one_meeting_take_turns_with_the_servers(servers: int) -> None:
+    session: Any = SimpleNamespace(servers=[None] * servers)
+    numbers = [number * CALLBACKS * MEETINGS + 1 for number in range(1, servers + 1)]
+    assert {server_of(session, "default", number) for number in numbers} == set(range(servers))

@@ -19,7 +19,10 @@ LAUNCH = [sys.executable, "-m", "paceline", "launch", "--quiet", "--ddp", "-n", 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 #: The trainers, and what they need.
-TRAINERS = {"gpt.py": "torch", "accelerate_loop.py": "accelerate", "transformers_trainer.py": "transformers"}
+TRAINERS = {
+    "mnist.py": "torch", "gpt.py": "torch", "accelerate_loop.py": "accelerate",
+    "transformers_trainer.py": "transformers",
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif("PACELINE_TEST_TRAINERS" not in os.environ, reason="make test-trainers: some minutes")
 

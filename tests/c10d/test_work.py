@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from paceline.c10d.work import Runner, Work
+from paceline.c10d.work import CALLBACKS, Runner, Work
 from paceline.errors import DeadlineError, PacelineError
 
 
@@ -97,3 +97,68 @@ def test_operation_that_fails_in_the_callers_thread_breaks_later_ones(runner: Ru
         runner.run(Work("first", []), fail, is_awaited=True).wait()
     with pytest.raises(PacelineError, match=r"second was not started.*has failed \(first\)"):
         runner.run(Work("second", []), lambda: None).wait()
+
+
+def test_operation_begins_in_the_callers_thread_while_the_one_before_is_under_way(runner: Runner) -> None:
+    may_go, order = threading.Event(), list[object]()
+    first = runner.run(Work("first", []), lambda: order.append(may_go.wait(10)))
+    second = runner.run(Work("second", []), lambda: order.append("end"), begin=lambda: order.append(me()))
+    assert order == [me()]
+    may_go.set()
+    second.wait()
+    assert order == [me(), True, "end"]
+    assert first.number < second.number
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_operation_on_the_tensor_of_one_under_way_begins_after_it(runner: Runner, is_same: bool) -> None:
+    may_go, order = threading.Event(), list[str]()
+    tensor = torch.zeros(4)
+    other = tensor[2:] if is_same else torch.zeros(2)
+    runner.run(Work("first", [tensor]), lambda: order.append(f"first {may_go.wait(10)}"))
+    second = runner.run(Work("second", [other]), lambda: order.append("end"), begin=lambda: order.append("begin"))
+    assert order == ([] if is_same else ["begin"])
+    may_go.set()
+    second.wait()
+    assert order == (["first True", "end"] if is_same else ["begin", "first True", "end"])
+
+
+def test_operation_that_cannot_begin_fails_and_breaks_later_ones(runner: Runner) -> None:
+    ran: list[str] = []
+
+    def begin() -> None:
+        raise PacelineError("closed")
+
+    with pytest.raises(PacelineError, match=r"^closed$"):
+        runner.run(Work("first", []), lambda: ran.append("first"), begin=begin).wait()
+    with pytest.raises(PacelineError, match="second was not started"):
+        runner.run(Work("second", []), lambda: None, begin=lambda: ran.append("second")).wait()
+    assert not ran
+
+
+@pytest.mark.parametrize("callback_comes_first", [True, False])
+def test_operation_of_a_callback_has_a_number_that_later_calls_do_not_change(
+    runner: Runner, callback_comes_first: bool
+) -> None:
+    has_run, may_go = threading.Event(), threading.Event()
+    inner, first = Work("inner", []), Work("first", [])
+
+    def call_inner(done: object) -> None:
+        assert callback_comes_first or may_go.wait(10)
+        runner.run(inner, lambda: None)
+        has_run.set()
+
+    may_begin = threading.Event()
+
+    def run_first() -> None:
+        assert may_begin.wait(10)
+
+    runner.run(first, run_first)
+    first.get_future().then(call_inner)
+    may_begin.set()
+    assert not callback_comes_first or has_run.wait(10)
+    later = runner.run(Work("later", []), lambda: None)
+    may_go.set()
+    later.wait()
+    assert first.number < inner.number < later.number
+    assert (inner.number - first.number, later.number - first.number) == (1, CALLBACKS)

@@ -12,9 +12,10 @@ Two ranks send and receive N bytes either way.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Self, TypeAlias
 
 import torch
 
@@ -33,6 +34,10 @@ LEAST_CHUNK_BYTES, LEAST_CHUNKS = 128 * 1024, 2
 
 #: Bytes up to which every rank gets all tensors, and reduces them itself.
 SMALL_BYTES = 32 * 1024
+
+#: Meetings of one operation that have numbers of their own. A prime, as that of callbacks is: operations of one meeting
+#: take turns with the servers, however many these are.
+MEETINGS = 1_048_573
 
 #: A rank's frames for others, by receiver (-1: all), and those that it gets, by sender.
 Parts: TypeAlias = Sequence[tuple[int, torch.Tensor]]
@@ -95,6 +100,18 @@ class FarPlane:
         self.index, self.size = self.members.index(session.rank), len(members)
         self._number, self.what = 0, "the start"
 
+    def of(self, what: str, number: int, timeout_s: float) -> Self:
+        """Return the plane of one operation.
+
+        Args:
+            what: its name.
+            number: its place in the group's order, the same on all ranks: they may begin operations in another order.
+            timeout_s: longest wait for the other members.
+        """
+        one = copy.copy(self)
+        one.what, one._number, one.timeout_s = what, number * MEETINGS, timeout_s
+        return one
+
     def begin(self, parts: Parts) -> Swap:
         """Give frames to other members, and do not wait."""
         number = self._number = self._number + 1
@@ -124,8 +141,13 @@ class FarPlane:
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce chunk by chunk."""
+        self.begin_allreduce(source, target, how)()
+
+    def begin_allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> Callable[[], None]:
+        """Give the first chunks, and do not wait; returns a function that does the rest."""
         reduce = self._reduce_whole if self.size == 2 or source.nbytes <= SMALL_BYTES else self._reduce_chunk
-        self._run(reduce(source[one], target[one], how) for one in self._ranges(source.numel(), source.itemsize))
+        ranges = self._ranges(source.numel(), source.itemsize)
+        return self._begin_chunks(reduce(source[one], target[one], how) for one in ranges)
 
     def _reduce_whole(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> _Chunk:
         got = yield self.begin([(-1, source)])
@@ -188,6 +210,10 @@ class FarPlane:
 
     def _run(self, chunks: Iterable[_Chunk]) -> None:
         """Carry out chunks, some at a time, in the same order on all ranks."""
+        self._begin_chunks(chunks)()
+
+    def _begin_chunks(self, chunks: Iterable[_Chunk]) -> Callable[[], None]:
+        """Begin some chunks; returns a function that carries out all."""
         waiting: deque[tuple[_Chunk, Swap]] = deque()
         rest: Iterator[_Chunk] = iter(chunks)
 
@@ -195,13 +221,16 @@ class FarPlane:
             for _, chunk in zip(range(count), rest, strict=False):
                 waiting.append((chunk, next(chunk)))
 
+        def end() -> None:
+            while waiting:
+                chunk, swap = waiting.popleft()
+                try:
+                    waiting.append((chunk, chunk.send(swap.wait(self.timeout_s))))
+                except StopIteration:
+                    start(1)
+
         start(PAIR_WINDOW if self.size == 2 else WINDOW)
-        while waiting:
-            chunk, swap = waiting.popleft()
-            try:
-                waiting.append((chunk, chunk.send(swap.wait(self.timeout_s))))
-            except StopIteration:
-                start(1)
+        return end
 
     def _ranges(self, numel: int, itemsize: int) -> Iterator[slice]:
         """Yield the elements of each chunk."""

@@ -16,16 +16,18 @@ from typing import Any, ClassVar
 import torch
 from torch import distributed as dist
 
+from paceline.c10d.far import FarPlane
 from paceline.c10d.host_copy import (
-    RED_OPS,
     HostCopy,
     Tensors,
     check_size,
     deadline,
     finish,
+    is_linear,
     joined,
     operation,
     ready,
+    reduction_of,
     refuse_shards,
     rows,
     sizes,
@@ -34,24 +36,14 @@ from paceline.c10d.host_copy import (
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
 from paceline.c10d.sparse import add_sparse
-from paceline.c10d.work import Runner, Work, untraced
+from paceline.c10d.work import CALLBACKS, Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
-from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Alone, Reduction
+from paceline.hvd.planes.base import SUM, Alone, Reduction
 from paceline.worker.session import Session
-
-_OPS = {
-    RED_OPS.SUM: SUM, RED_OPS.AVG: AVERAGE, RED_OPS.PRODUCT: PRODUCT, RED_OPS.MIN: MIN, RED_OPS.MAX: MAX,
-    RED_OPS.BAND: BAND, RED_OPS.BOR: BOR, RED_OPS.BXOR: BXOR,
-}  # fmt: skip
-#: What reductions of truth values mean.
-_OF_BOOL = {SUM: BOR, MAX: BOR, PRODUCT: BAND, MIN: BAND, BAND: BAND, BOR: BOR, BXOR: BXOR}
-_LINEAR = (SUM, AVERAGE)
-_ON_WHOLE_NUMBERS = (BAND, BOR, BXOR)
 
 #: How long a rank that ended may take until the scheduler knows why.
 _WHY_S = 3.0
-
 
 #: Its stubs have one signature of the many that a subclass may have.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -82,7 +74,6 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         self._key = f"{name}#{self._created[name]}"
         self._named, self._described = name, ""
         self._pairs = Pairs(session, self._key, self._members)
-        self._operations = 0
         self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         alone = len(members) == 1
         try:
@@ -140,8 +131,18 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         op = operation(opts)
         how = [self._reduction(one, op, takes_sparse=True) for one in tensors]
 
-        def job() -> None:
+        begun: list[tuple[HostCopy, Callable[[], None]]] = []
+
+        def begin(plane: FarPlane) -> None:
             for one, reduction in zip(tensors, how, strict=True):
+                host = HostCopy(one)
+                begun.append((host, plane.begin_allreduce(host.flat, host.flat, reduction)))
+
+        def job() -> None:
+            for host, end in begun:
+                end()
+                host.put()
+            for one, reduction in [] if begun else zip(tensors, how, strict=True):
                 if one.is_sparse:
                     add_sparse(self._plane, one, reduction)
                     continue
@@ -149,7 +150,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 self._plane.allreduce(host.flat, host.flat, reduction)
                 host.put()
 
-        return self._run(f"all_reduce{sizes(tensors)}", job, tensors, opts)
+        return self._run(f"all_reduce{sizes(tensors)}", job, tensors, opts, begin=begin)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduce tensors together."""
@@ -215,7 +216,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
                 self._gather([HostCopy(one, reads=False) for one in outputs], HostCopy(mine))
 
-        return self._run("all_gather", job, output_tensors, opts, input_tensors)
+        flat = [one for row in output_tensors for one in row]
+        return self._run(f"all_gather{sizes(flat)}", job, output_tensors, opts, input_tensors)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """Get lists of tensors of all ranks, by rank."""
@@ -245,7 +247,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         for output, mine in zip(outputs, inputs, strict=True):
             check_size("all_gather", output, mine, self.size())
-        return self._run("all_gather", job, outputs, opts, inputs)
+        return self._run(f"all_gather{sizes(outputs)}", job, outputs, opts, inputs)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work:
         """Get the tensors of all ranks at the root."""
@@ -259,7 +261,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             self._plane.alltoall(mine.as_bytes, target, counts)
             spread(target, hosts)
 
-        return self._run("gather", job, output_tensors, opts, input_tensors)
+        return self._run(f"gather{sizes(input_tensors)}", job, output_tensors, opts, input_tensors)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work:
         """Get a tensor of the root's list."""
@@ -272,7 +274,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             self._plane.alltoall(joined([HostCopy(one) for one in inputs]), mine.as_bytes, counts)
             mine.put()
 
-        return self._run("scatter", job, output_tensors, opts, inputs)
+        return self._run(f"scatter{sizes(output_tensors)}", job, output_tensors, opts, inputs)
 
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None) -> Work:
         """Reduce lists of tensors, and get the one of this rank."""
@@ -286,7 +288,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 self._scatter(source, target, counts, how)
 
         flat = [one for row in input_tensors for one in row]
-        return self._run("reduce_scatter", job, output_tensors, opts, flat)
+        return self._run(f"reduce_scatter{sizes(flat)}", job, output_tensors, opts, flat)
 
     def _scatter(self, source: torch.Tensor, target: HostCopy, counts: Sequence[int], how: Reduction) -> None:
         self._plane.reducescatter(source, target.flat, counts, how)
@@ -309,7 +311,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
         for output, mine in zip(outputs, inputs, strict=True):
             check_size("reduce_scatter", mine, output, self.size())
-        return self._run("reduce_scatter", job, outputs, opts, inputs)
+        return self._run(f"reduce_scatter{sizes(inputs)}", job, outputs, opts, inputs)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         """Send a tensor to each rank."""
@@ -380,50 +382,42 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             ValueError: the operation has no meaning for them.
         """
         dtype = tensor.dtype
-        if tensor.layout != torch.strided and not (takes_sparse and tensor.is_sparse and _OPS.get(op) in _LINEAR):
+        if tensor.layout != torch.strided and not (takes_sparse and tensor.is_sparse and is_linear(op)):
             raise ValueError("the backend paceline adds sparse COO tensors in all_reduce only; call to_dense() first")
         found = self._reductions.get((op, dtype))
         if found is None:
-            found = self._reductions[op, dtype] = self._new_reduction(dtype, op)
-        return found
-
-    def _new_reduction(self, dtype: torch.dtype, op: Any) -> Reduction:
-        number = _OPS.get(op)
-        if number is None:
-            raise ValueError(f"the backend paceline has no {op}; scale the tensor, and use SUM")
-        if dtype == torch.bool:
-            number = _OF_BOOL.get(number)
-        is_real = dtype.is_floating_point or dtype.is_complex
-        if number is None or (dtype.is_complex and number not in _LINEAR) or (is_real and number in _ON_WHOLE_NUMBERS):
-            raise ValueError(f"{op} has no meaning for elements of {dtype}")
-        found = Reduction(number, dtype.to_real() if dtype.is_complex else dtype, self.size())
-        one = torch.ones(1, dtype=found.dtype)
-        try:
-            found.reduce([one, one], torch.empty_like(one))
-        except RuntimeError as error:  # in the middle of an operation it would break the group
-            raise ValueError(f"PyTorch cannot compute {op} of {dtype} on CPUs; cast the tensor first") from error
+            found = self._reductions[op, dtype] = reduction_of(op, dtype, self.size())
         return found
 
     def _run(
-        self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = ()
-    ) -> Work:
-        self._operations += 1
+        self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = (),
+        begin: Callable[[FarPlane], None] | None = None,
+    ) -> Work:  # fmt: skip
         work = Work(f"{what} of group {self._named!r}", result)
-        number, given = self._operations, getattr(opts, "timeout", None)
+        given = getattr(opts, "timeout", None)
         timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s
-        is_ready = ready([*work.tensors, *inputs])
+        used = [*work.tensors, *inputs]
+        is_ready, alike = ready(used), what + (f" of {used[0].dtype}" if used else "")
 
         def run() -> None:
             work.device_s = is_ready()
             if self._hosts is not None:
-                self._hosts.start(what, timeout_s)
+                self._hosts.start(alike, work.number, timeout_s)
             try:
                 job()
             except PacelineError as error:
-                raise self._explained(error, f"{what} (number {number})", timeout_s) from error
+                raise self._explained(error, f"{what} (number {work.number // CALLBACKS})", timeout_s) from error
             finish(work.tensors)
 
-        return self._runner.run(work, run, is_awaited=not getattr(opts, "asyncOp", True))
+        def begin_early() -> None:
+            plane = None if self._hosts is None else self._hosts.early(alike, work.number, timeout_s)
+            if begin is not None and plane is not None:
+                begin(plane)
+
+        # Devices may still compute their tensors, and sparse ones are no elements in a row.
+        is_early = begin is not None and all(one.is_cpu and not one.is_sparse for one in work.tensors)
+        is_awaited = not getattr(opts, "asyncOp", True)
+        return self._runner.run(work, run, is_awaited=is_awaited, begin=begin_early if is_early else None)
 
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""

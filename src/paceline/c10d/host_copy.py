@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -14,12 +14,22 @@ from torch import distributed as dist
 
 from paceline.config import variable
 from paceline.errors import PacelineError
+from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Reduction
 from paceline.tensors import real_view
 
 #: Its members are missing in PyTorch's stubs.
 RED_OPS: Any = dist.ReduceOp.RedOpType
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
+
+_OPS = {
+    RED_OPS.SUM: SUM, RED_OPS.AVG: AVERAGE, RED_OPS.PRODUCT: PRODUCT, RED_OPS.MIN: MIN, RED_OPS.MAX: MAX,
+    RED_OPS.BAND: BAND, RED_OPS.BOR: BOR, RED_OPS.BXOR: BXOR,
+}  # fmt: skip
+#: What reductions of truth values mean.
+_OF_BOOL = {SUM: BOR, MAX: BOR, PRODUCT: BAND, MIN: BAND, BAND: BAND, BOR: BOR, BXOR: BXOR}
+_LINEAR = (SUM, AVERAGE)
+_ON_WHOLE_NUMBERS = (BAND, BOR, BXOR)
 
 #: Rooms of torch that shard a model.
 _SHARDS = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._composable")
@@ -110,8 +120,36 @@ def operation(opts: Any) -> Any:
     return RED_OPS.SUM if opts is None else opts.reduceOp.op
 
 
-def sizes(tensors: Tensors) -> str:
-    """Return the number of elements, for errors."""
+def is_linear(op: Any) -> bool:
+    """Return whether a reduction is a sum or a mean."""
+    return _OPS.get(op) in _LINEAR
+
+
+def reduction_of(op: Any, dtype: torch.dtype, size: int) -> Reduction:
+    """Return how tensors of a dtype are reduced.
+
+    Raises:
+        ValueError: the operation has no meaning for them.
+    """
+    number = _OPS.get(op)
+    if number is None:
+        raise ValueError(f"the backend paceline has no {op}; scale the tensor, and use SUM")
+    if dtype == torch.bool:
+        number = _OF_BOOL.get(number)
+    is_real = dtype.is_floating_point or dtype.is_complex
+    if number is None or (dtype.is_complex and number not in _LINEAR) or (is_real and number in _ON_WHOLE_NUMBERS):
+        raise ValueError(f"{op} has no meaning for elements of {dtype}")
+    found = Reduction(number, dtype.to_real() if dtype.is_complex else dtype, size)
+    one = torch.ones(1, dtype=found.dtype)
+    try:
+        found.reduce([one, one], torch.empty_like(one))
+    except RuntimeError as error:  # in the middle of an operation it would break the group
+        raise ValueError(f"PyTorch cannot compute {op} of {dtype} on CPUs; cast the tensor first") from error
+    return found
+
+
+def sizes(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the number of elements, for errors; the ranks of an operation say the same."""
     return f" of {sum(one.numel() for one in tensors)} elements"
 
 

@@ -63,6 +63,7 @@ class HostsPlane:
         self._first_of = {self._host_of[rank]: rank for rank in reversed(members)}
         self._firsts = [rank for rank in members if self._first_of[self._host_of[rank]] == rank]
         self._is_near = len(near) == self.size
+        self._is_far = len(self._firsts) == self.size
         is_first = self._rank in self._firsts
         self._among = FarPlane(session, f"{group}/hosts", self._firsts, timeout_s) if is_first else None
 
@@ -96,13 +97,20 @@ class HostsPlane:
 
     # ---- one operation ---------------------------------------------------------------------------------------------
 
-    def start(self, what: str, timeout_s: float) -> None:
-        """Set name and deadline of the next operation."""
-        self._all.what, self._all.timeout_s = what, timeout_s
+    def start(self, what: str, number: int, timeout_s: float) -> None:
+        """Set name, place and deadline of the next operation."""
+        self._all = self._all.of(what, number, timeout_s)
         if self._among is not None:
-            self._among.what, self._among.timeout_s = what, timeout_s + _LATER_S
+            self._among = self._among.of(what, number, timeout_s + _LATER_S)
         if self._neighbours is not None:
-            self._neighbours.timeout_s = timeout_s
+            self._neighbours.what, self._neighbours.timeout_s = what, timeout_s
+
+    def early(self, what: str, number: int, timeout_s: float) -> FarPlane | None:
+        """Return the plane of an allreduce that may begin before those before it are over; None: none may.
+
+        Shared memory is used by one operation at a time.
+        """
+        return self._all.of(what, number, timeout_s) if self._is_far else None
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce on each host, then among the hosts, then copy to the others of each host.
@@ -112,7 +120,7 @@ class HostsPlane:
         if self._is_near:
             self._near.allreduce(source, target, how)
             return
-        if len(self._firsts) == self.size:
+        if self._is_far:
             self._all.allreduce(source, target, how)
             return
         work = how.load(source)

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from types import FunctionType
 from typing import Any, TypeAlias, TypeVar
 
@@ -47,12 +48,13 @@ class Work(c10d.Work):
 
     Attributes:
         tensors: the tensors that it fills.
+        number: its place in the group's order, the same on all ranks; 0 before it has one.
         device_s: seconds for which it waited for the devices that compute its tensors.
     """
 
     def __init__(self, what: str, result: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         super().__init__()
-        self.what, self._sender = what, -1
+        self.what, self.number, self._sender = what, 0, -1
         self._result: list[Any] = [one if isinstance(one, torch.Tensor) else list(one) for one in result]
         self.tensors: list[torch.Tensor] = []
         for one in self._result:
@@ -66,6 +68,14 @@ class Work(c10d.Work):
         self._base: torch.futures.Future[Any] | None = None
         self._exchange: meter.ExchangeTime | None = None
         self.device_s = 0.0
+
+    def is_apart(self, other: Work) -> bool:
+        """Return whether this operation and another one fill no memory in common, for sure."""
+        both = [*self.tensors, *other.tensors]
+        if any(one.layout != torch.strided for one in both):
+            return False
+        mine, theirs = ({one.untyped_storage().data_ptr() for one in work.tensors} for work in (self, other))
+        return mine.isdisjoint(theirs)
 
     def end(self, error: BaseException | None = None, source: int = -1) -> None:
         """Note that the operation is over."""
@@ -147,12 +157,20 @@ class Work(c10d.Work):
         return self._result
 
 
+#: Numbers for an operation and those of its callbacks. A prime: see :data:`paceline.c10d.far.MEETINGS`.
+CALLBACKS = 1021
+
 #: An operation; returns the place of the sender, if it is a receive.
 Job: TypeAlias = Callable[[], int | None]
 
 
 class Operations:
     """Carries out operations, until one of them fails. Thread-safe."""
+
+    @property
+    def are_sound(self) -> bool:
+        """Whether none has failed so far."""
+        return self._failed is None
 
     def __init__(self) -> None:
         self._failed: tuple[str, BaseException] | None = None
@@ -175,6 +193,10 @@ class Operations:
             work.end(source=-1 if source is None else source)
 
 
+def _fail(error: Exception) -> None:
+    raise error
+
+
 class Runner:
     """Runs operations one at a time, in the order of the calls.
 
@@ -184,6 +206,9 @@ class Runner:
     | another one | the thread runs it | the thread runs it |
     | a callback of an operation, in the thread | runs at once: it comes next, on all ranks | the same |
 
+    Operations are numbered in the order of the calls. One of a callback has a number between that of the operation and
+    the next: that the next one was called before is seen on some ranks only.
+
     Args:
         name: name of the thread.
     """
@@ -192,25 +217,42 @@ class Runner:
         self._queue: queue.SimpleQueue[tuple[Work, Job] | None] = queue.SimpleQueue()
         self._operations = Operations()
         self._order = threading.Lock()
-        """Guards the number of operations that are not over."""
-        self._left = 0
+        """Guards the numbers, and the operations that are not over."""
+        self._left: list[Work] = []
+        self._called = 0
+        self._last_of_callbacks = 0
+        """The number of the operation that the thread runs, or of the last one of its callbacks."""
         self._turn = threading.RLock()
         """Held by the thread that runs an operation."""
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Work, job: Job, *, is_awaited: bool = False) -> Work:
-        """Run an operation after those before it; it may be over at the return if the caller waits for it anyway."""
+    def run(
+        self, work: Work, job: Job, *, is_awaited: bool = False, begin: Callable[[], None] | None = None
+    ) -> Work:  # fmt: skip
+        """Run an operation after those before it; it may be over at the return if the caller waits for it anyway.
+
+        Args:
+            work: its handle.
+            job: does it, all of it unless ``begin`` was called.
+            is_awaited: the caller waits for it.
+            begin: the part of it that need not wait for those before, unless they fill the same tensors. It is called
+                in the caller's thread, if at all.
+        """
         if threading.current_thread() is self._thread:
+            work.number = self._last_of_callbacks = self._last_of_callbacks + 1
             self._operations.carry_out(work, job)
             return work
         with self._order:
             is_next = is_awaited and not self._left
-            self._left += 1
+            may_begin = begin is not None and all(map(work.is_apart, self._left))
+            self._left.append(work)
+            self._called += 1
+            work.number = self._called * CALLBACKS
             if is_next:
                 self._turn.acquire()  # it is free, and later operations wait for it
             else:
-                self._queue.put((work, job))
+                self._queue.put((work, self._begun(begin, job) if begin is not None and may_begin else job))
         if is_next:
             before = meter.active.enter(WAIT)
             try:
@@ -218,19 +260,29 @@ class Runner:
             finally:
                 meter.active.leave(before)
                 self._turn.release()
-                self._note_end()
+                self._note_end(work)
         return work
 
-    def _note_end(self) -> None:
+    def _begun(self, begin: Callable[[], None], job: Job) -> Job:
+        """Begin an operation; returns the rest of it."""
+        try:
+            if self._operations.are_sound:
+                begin()
+        except Exception as error:  # noqa: BLE001 - thread border: the thread that waits for the operation raises it
+            return partial(_fail, error)
+        return job
+
+    def _note_end(self, work: Work) -> None:
         with self._order:
-            self._left -= 1
+            self._left.remove(work)
 
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
             with self._turn:
+                self._last_of_callbacks = item[0].number
                 self._operations.carry_out(*item)
+            self._note_end(item[0])
             del item  # it holds tensors
-            self._note_end()
 
     def close(self, timeout_s: float) -> bool:
         """End the thread after the operations so far; returns whether it has ended in time."""

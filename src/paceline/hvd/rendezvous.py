@@ -18,7 +18,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import os
 import stat
 import tempfile
 import time
@@ -34,6 +33,7 @@ from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
 from paceline.hvd.environment import ProcessPlace
 from paceline.net.aead import TamperedError, open_value, seal_value
 from paceline.net.security import Security, new_job_key
+from paceline.systems import os
 from paceline.worker.current import current_session
 
 _POLL_S = 0.01

@@ -1,9 +1,11 @@
 """Collective operations of ranks on one host, through shared memory.
 
-An operation goes in steps: each rank writes a chunk into an area of its segment, sends a byte to every other member,
-waits for theirs, and reads their areas. Two areas take turns: a rank with all bytes of step k + 1 knows that all ranks
+An operation goes in steps: each rank writes a chunk into an area of its segment, sends a mark to every other member,
+waits for theirs, and reads their areas. Two areas take turns: a rank with all marks of step k + 1 knows that all ranks
 have read those of step k, so a step needs one wait. That holds for the plane of all ranks of the host, which has two
 areas for itself. Planes of other process sets share two more, and end each operation with one more wait.
+
+A mark names the operation, and is compared before an area is read: no rank takes elements of another operation.
 
 Traffic of an allreduce of N bytes on each of two ranks: read N, write N to the area, read N of the other's and N of the
 own (still in the core's cache), write N. Only the bytes of the waits pass the kernel.
@@ -20,21 +22,24 @@ A rank that is killed closes its pipes, so the others notice at once.
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from paceline.errors import ProtocolError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import Reduction
 from paceline.hvd.silence import Silence
 from paceline.net.memory import SharedTensor, map_foreign
+from paceline.systems import os, select
 
 #: Bytes of an area: half of a core's own cache, so that written bytes are read from there.
 AREA_BYTES = 512 * 1024
 _AREAS = 4
+
+#: Bytes of a mark: fewer than a pipe takes at once, so marks arrive whole.
+_MARK_BYTES = 64
 
 #: Interval at which a rank that is waited for is looked at.
 _LOOK_S = 1.0
@@ -86,12 +91,15 @@ class Neighbours:
         described: the offers of the others, by rank.
         timeout_s: longest wait for another rank.
 
+    Attributes:
+        what: the operation, for those who do not agree on their order before; unlike ones are refused.
+
     Raises:
         OSError, ProtocolError: this process may not open what another one offers.
     """
 
     def __init__(self, rank: int, offer: Offer, described: Mapping[int, Sequence[object]], timeout_s: float) -> None:
-        self.rank, self.timeout_s = rank, timeout_s
+        self.rank, self.timeout_s, self.what = rank, timeout_s, ""
         self._offer, self.area_bytes = offer, offer.area_bytes
         self.areas: dict[int, torch.Tensor] = {rank: offer.segment.tensor}
         self._writers: dict[int, int] = {}
@@ -113,22 +121,29 @@ class Neighbours:
 
         Raises:
             HorovodInternalError: one of them ended, or did not come in time.
+            ProtocolError: one of them is in another operation.
         """
+        mark = self.what.encode()[:_MARK_BYTES].ljust(_MARK_BYTES)
         for rank in others:
             try:
-                os.write(self._writers[rank], b".")
+                os.write(self._writers[rank], mark)
             except OSError as error:
                 raise RankEndedError(f"rank {rank} ended during an operation: {error}") from error
         for place, rank in enumerate(others):
-            self._wait(rank, others[place + 1 :])
+            if (theirs := self._wait(rank, others[place + 1 :])) != mark:
+                raise ProtocolError(
+                    f"rank {rank} called {theirs.decode(errors='replace').strip()}, but rank {self.rank} called "
+                    f"{self.what}; all ranks of a group must call the same operations in the same order"
+                )
 
-    def _wait(self, rank: int, later: Sequence[int]) -> None:
+    def _wait(self, rank: int, later: Sequence[int]) -> bytes:
         reader, silence = self._offer.readers[rank], Silence(self._pids[rank])
         while True:
             try:
-                if not os.read(reader, 1):
+                mark: bytes = os.read(reader, _MARK_BYTES)
+                if not mark:
                     raise RankEndedError(f"rank {rank} ended during an operation")
-                return
+                return mark
             except BlockingIOError:
                 left_s = self.timeout_s - silence.counted_s
                 if left_s <= 0:
