@@ -38,7 +38,7 @@ help:
 	@echo "make test-browser  the page of a job in a real browser (Debian's chromium; about 3 minutes)"
 	@echo "make test-trainers  accelerate, the Trainer of transformers and a GPT under --ddp, against torchrun (some minutes)"
 	@echo "make test-c10d  PyTorch's own tests of process groups and DDP, over paceline and over Gloo (20 minutes)"
-	@echo "make check  ruff, ruff format, mypy"
+	@echo "make check  ruff, ruff format, mypy (Linux, macOS, Windows)"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
 	@echo "make pictures  docs/images: the panel of a real job, and its page (chromium; a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
@@ -160,6 +160,8 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
 # Built once: about 4 minutes of two cores, into ~/.cache/paceline-k8s.
 test-k8s: $(READY)
@@ -190,7 +192,8 @@ busy: $(READY)
 	$(BIN)/python -m tests.busy $(BUSY)
 
 soak: $(READY)
-	PACELINE_TEST_ROUNDS=10000 $(BIN)/python -m pytest --timeout 600 tests/observe/test_detector.py
+	PACELINE_TEST_ROUNDS=10000 PACELINE_TEST_TRIALS=4 \
+	  $(BIN)/python -m pytest --timeout 600 tests/observe/test_detector.py tests/observe/test_simulated.py
 	$(BIN)/python -m tests.soak $(SOAK)
 
 pictures: $(READY)

@@ -31,39 +31,27 @@ def round_(seconds: float) -> int:
     return round(1e6 * seconds)
 
 
-class SimulatedJob:
-    """A job whose rounds take a second of a clock of its own. One of its workers has a slow data loader.
+class SimulatedMembers:
+    """Members whose rounds take a second. One of the workers has a slow data loader.
 
     Attributes:
-        membership: the scheduler's machine.
-        exports: the scheduler's exports.
-        now: seconds on the job's clock.
+        round: the present round.
+        members: role and rank of each.
     """
 
-    def __init__(self, workers: int, servers: int, slow: int = 1, host: str = "node{}", **settings: Any) -> None:
-        own = Settings(job_id="1a2b3c4d", num_workers=workers, num_servers=servers, **settings)
-        self.now, self.round, self._slow, self._random = time.monotonic(), 0, slow, random.Random(3)
-        self.membership = Membership(own, self.now, lambda: b"token")
-        self.exports = Exports(own)
-        self._members = [("server", rank) for rank in range(servers)] + [("worker", rank) for rank in range(workers)]
-        for number, (role, rank) in enumerate(self._members):
-            name = host.format(number)
-            hello = m.Hello(own.job_id, role, rank, 0, name, name, 9, "", workers, servers)
-            self.membership.handle(self._peer(role, rank), 1, hello, self.now)
+    def __init__(self, workers: int, servers: int, slow: int = 1) -> None:
+        self.round, self._slow, self._random = 0, slow, random.Random(3)
+        self.members = [("server", rank) for rank in range(servers)] + [("worker", rank) for rank in range(workers)]
+        self._sizes = workers, servers
 
-    @staticmethod
-    def _peer(role: str, rank: int) -> bytes:
-        return f"{role}-{rank}".encode()
+    def hello(self, number: int, job_id: str, host: str = "node{}") -> m.Hello:
+        """Return a member's request to join."""
+        (role, rank), name = self.members[number], host.format(number)
+        return m.Hello(job_id, role, rank, 0, name, name, 9, "", *self._sizes)
 
-    def turn(self) -> None:
-        """Carry out a round: every member sends a heartbeat, and the tools get a picture."""
-        self.round += 1
-        self.now += ROUND_S
-        for role, rank in self._members:
-            beat = self._worker(rank) if role == "worker" else self._server(rank)
-            self.membership.handle(self._peer(role, rank), 1 + self.round, beat, self.now)
-        self.membership.tick(self.now)
-        self.exports.note(self.membership, self.now)
+    def beat(self, role: str, rank: int) -> m.Heartbeat:
+        """Return a member's heartbeat of this round."""
+        return self._worker(rank) if role == "worker" else self._server(rank)
 
     def _worker(self, rank: int) -> m.Heartbeat:
         is_slow = rank == self._slow
@@ -83,6 +71,44 @@ class SimulatedJob:
                                (0, 2, 20_000)], staleness=staleness, held=(1_000_000, 8))  # fmt: skip
         size = 2**20 * self.round
         return m.Heartbeat(0, memory=700 * 2**20, sent=3 * size, received=3 * size, account=told)
+
+
+class SimulatedJob:
+    """A job whose rounds take a second of a clock of its own. One of its workers has a slow data loader.
+
+    Attributes:
+        membership: the scheduler's machine.
+        exports: the scheduler's exports.
+        now: seconds on the job's clock.
+    """
+
+    def __init__(self, workers: int, servers: int, slow: int = 1, host: str = "node{}", **settings: Any) -> None:
+        own = Settings(job_id="1a2b3c4d", num_workers=workers, num_servers=servers, **settings)
+        self.now, self._simulated = time.monotonic(), SimulatedMembers(workers, servers, slow)
+        self.membership = Membership(own, self.now, lambda: b"token")
+        self.exports = Exports(own)
+        for number, (role, rank) in enumerate(self._simulated.members):
+            hello = self._simulated.hello(number, own.job_id, host)
+            self.membership.handle(self._peer(role, rank), 1, hello, self.now)
+
+    @staticmethod
+    def _peer(role: str, rank: int) -> bytes:
+        return f"{role}-{rank}".encode()
+
+    @property
+    def round(self) -> int:
+        """The present round."""
+        return self._simulated.round
+
+    def turn(self) -> None:
+        """Carry out a round: every member sends a heartbeat, and the tools get a picture."""
+        self._simulated.round += 1
+        self.now += ROUND_S
+        for role, rank in self._simulated.members:
+            beat = self._simulated.beat(role, rank)
+            self.membership.handle(self._peer(role, rank), 1 + self.round, beat, self.now)
+        self.membership.tick(self.now)
+        self.exports.note(self.membership, self.now)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what ``paceline status`` has."""

@@ -210,6 +210,22 @@ def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> No
     assert members.tick(10.0) == [], "only the lifeline tells of death"
 
 
+class Secret(bytes):
+    """A token that is not compared byte by byte, up to the first that differs: that takes a time that tells of it."""
+
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared in a time that depends on the content")
+
+
+def test_tokens_are_compared_in_a_time_that_tells_nothing_of_them() -> None:
+    members = joined()
+    for token in (b"token-1", b"token-2", b"t"):
+        members.handle(token, 1, m.Claim("worker", 0, Secret(token)), 1.0)
+        assert members.is_member(token) == (token == b"token-1")
+
+
 @pytest.mark.parametrize(("role", "parts"), [("worker", 5), ("server", 10), ("worker", 0)])
 def test_damaged_heartbeat_is_refused_and_nothing_changes(role: str, parts: int) -> None:
     members = joined()

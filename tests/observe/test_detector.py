@@ -439,7 +439,7 @@ def test_summary_names_the_most_expensive_worker_first() -> None:
     )
 
 
-def in_ddp(slow: float) -> Detector:
+def in_ddp(slow: float, is_shared: bool = False) -> Detector:
     """Return what is known of a DDP job of four workers, of which one computes so many times as long."""
     detector = Detector()
     for round in range(1, 40):
@@ -448,7 +448,7 @@ def in_ddp(slow: float) -> Detector:
             parts = [0.0] * len(WORKER_PARTS)
             parts[COMPUTE], parts[WAIT] = own_s, 0.1 * slow - own_s + 0.01
             figures = [0] * len(FIGURES)
-            detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], figures, is_ddp=True)
+            detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], figures, is_ddp=True, is_shared=is_shared)
     return detector
 
 
@@ -467,6 +467,14 @@ def test_slow_rank_of_a_ddp_job_is_named_with_the_gain_of_measured_shares() -> N
     assert "worker 3 on h (computation): " in end
     assert "With measured shares it would run up to 1.8 times as fast: paceline launch --ddp --shares measured" in end
     assert "paceline.DistributedOptimizer(optimizer, kvstore=store)" in end
+
+
+def test_job_whose_samples_go_by_speed_is_not_told_to_share_them_so() -> None:
+    detector = in_ddp(2.1, is_shared=True)
+    (one,) = detector.verdicts
+    assert (one.rank, one.cause, one.gain) == (3, "compute", 0.0)
+    assert "measured" not in sentence(one) + summary(detector.losses)
+    assert sentence(one).endswith("its share of the samples follows its speed")
 
 
 def test_ranks_that_wait_for_each_other_in_ddp_are_not_slow() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from statistics import median
@@ -9,7 +10,7 @@ from statistics import median
 import pytest
 
 from paceline.observe.account import WORKER_PARTS
-from paceline.observe.history import PARTS, USUAL, History, Reference, mean_round, of_others
+from paceline.observe.history import PARTS, History, Ranking, Reference, mean_round
 
 
 def worker(rank: int) -> History:
@@ -24,18 +25,22 @@ def step(one: History, random_: random.Random, rounds: int = 1) -> None:
     one.add(windows)
 
 
+def unlikely_small(noise: float, count: int) -> float:
+    return math.sqrt((count * max(0.06, noise) ** 2 + 20 * 0.3**2) / (count + 20)) * (1 + 4 / count)
+
+
 def by_sorting(others: Sequence[History]) -> Reference:
     """Return the same from nothing but the workers."""
     parts = range(len(PARTS))
-    count = sum(min(USUAL, len(one.rounds)) for one in others)
+    count = sum(len(one.rounds) for one in others)
     return Reference(
         [max(median(one.usual[part] for one in others), median(one.recent[part] for one in others)) for part in parts],
-        [max(0.06, median(one.noise[part] for one in others)) * (1 + 4 / count) for part in parts],
+        [unlikely_small(median(one.noise[part] for one in others), count) for part in parts],
         median(one.typical_s for one in others),
         median(one.rounds[-1].samples for one in others),
         max(one.typical_s for one in others),
         alone=False,
-        rounds=[one.rounds for one in others],
+        behind=others,
     )
 
 
@@ -45,19 +50,29 @@ def test_reference_is_that_of_the_others_whoever_steps_comes_or_goes(seed: int) 
     everyone = [worker(rank) for rank in range(random_.randint(3, 9))]
     for one in everyone:
         step(one, random_, random_.randint(1, 50))
-    groups = [everyone[:1], everyone[1:]]
+    groups, rankings = [everyone[:1], everyone[1:]], [Ranking(), Ranking()]
+    for ranking, group in zip(rankings, groups, strict=True):
+        for one in group:
+            ranking.add(one)
     for turn in range(200):
         own = random_.randrange(2)
         if turn % 7 == 0 and len(groups[own]) > 2:  # to the other group, or away, and back as somebody new
             moved = groups[own].pop(random_.randrange(len(groups[own])))
+            rankings[own].remove(moved)
             if turn % 3:
                 moved = worker(moved.rank)
                 step(moved, random_)
-            groups[random_.randrange(2)].append(moved)
+            new = random_.randrange(2)
+            groups[new].append(moved)
+            rankings[new].add(moved)
         one = random_.choice(groups[own])
         others = [other for other in groups[own] if other is not one]
+        assert rankings[own].has_others(one) == bool(others)
         if others:
-            assert of_others(others) == by_sorting(others)
+            reference = rankings[own].reference(one)
+            assert reference == by_sorting(others)
+            assert reference.means(0.1) == by_sorting(others).means(0.1)
+            assert rankings[own].reference(worker(99)) == by_sorting(groups[own])
         step(one, random_)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import signal
@@ -127,6 +128,37 @@ def test_only_the_last_jobs_that_have_ended_are_kept(own: Path) -> None:
     os.close(first)
 
 
+@pytest.mark.parametrize("takes_folder", [False, True])
+def test_ring_that_another_job_removes_before_it_is_held_is_made_again(
+    own: Path, monkeypatch: pytest.MonkeyPatch, takes_folder: bool
+) -> None:
+    path, lock, removed = ring.folder_of("j", KEY), fcntl.flock, []
+
+    def removes_first(file: int, how: int) -> None:
+        if how == fcntl.LOCK_SH and not removed:
+            removed.extend(path.glob("*.ring"))
+            ring._remove(removed[0])
+            if takes_folder:
+                path.rmdir()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", removes_first)
+    ring.start(Settings(job_id="j", job_key=KEY))
+    assert removed == list(path.glob("*.ring"))
+    assert ring.is_held(removed[0])
+    ring.stop()
+
+
+def test_ring_that_is_held_is_not_removed(own: Path) -> None:
+    ring.start(Settings(job_id="j", job_key=KEY))
+    (path,) = ring.folder_of("j", KEY).glob("*.ring")
+    ring._remove(path)
+    assert path.exists()
+    ring.stop()
+    ring._remove(path)
+    assert not path.exists()
+
+
 def test_recorder_can_be_off(own: Path) -> None:
     ring.start(Settings(recorder=False, job_key=KEY))
     ring.note(PART, 1)
@@ -134,20 +166,9 @@ def test_recorder_can_be_off(own: Path) -> None:
     assert not own.exists()
 
 
-class Counted:
-    """A member whose number has to be worked out."""
-
-    asked = 0
-
-    def __index__(self) -> int:
-        self.asked += 1
-        return member("worker", 2)
-
-
-def test_number_of_a_member_is_worked_out_for_a_ring_only() -> None:
-    peer = Counted()
+def test_messages_are_noted_while_there_is_a_ring() -> None:
+    peer = member("worker", 2)
     ring.note_message(TOOK, 7, peer, m.Done())
-    assert peer.asked == 0
     ring.start(Settings(job_id="j", job_key=KEY))
     ring.note_message(TOOK, 8, peer, m.Done())
     ring.stop()
@@ -157,9 +178,8 @@ def test_number_of_a_member_is_worked_out_for_a_ring_only() -> None:
         TOOK,
         8,
         ("worker", 2),
-        m.tag_of(m.Done()),
+        m.Done.__struct_config__.tag,
     )
-    assert peer.asked == 1
 
 
 def test_folder_that_cannot_be_used_is_said_and_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

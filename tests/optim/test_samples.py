@@ -137,9 +137,16 @@ def a_pass(samples: SampleCounter) -> None:
     samples.ended()
 
 
+class Sampler:
+    """Stands for a sampler: walks compare samplers by weak references."""
+
+
+TRAINING, OTHER = Sampler(), Sampler()
+
+
 @pytest.fixture
 def walk() -> Iterator[Walk]:
-    walk = Walk(1)
+    walk = Walk(TRAINING)
     yield walk
     walk.end()
 
@@ -185,7 +192,7 @@ def test_gradients_set_by_hand_are_those_of_the_batch_that_the_loop_has(walk: Wa
 
 
 def test_batches_of_two_samplers_at_once_are_not_counted(walk: Walk) -> None:
-    samples, other = SampleCounter(None, None), Walk(2)
+    samples, other = SampleCounter(None, None), Walk(OTHER)
     for _ in range(2):
         walk.hand_out(3)
         other.hand_out(30)
@@ -195,7 +202,7 @@ def test_batches_of_two_samplers_at_once_are_not_counted(walk: Walk) -> None:
 
 
 def test_evaluation_in_between_does_not_count(walk: Walk) -> None:
-    samples, evaluation = SampleCounter(None, None), Walk(2)
+    samples, evaluation = SampleCounter(None, None), Walk(OTHER)
     walk.hand_out(3)
     a_pass(samples)
     assert certain(samples) == 3

@@ -75,7 +75,9 @@ class Verdicts:
             return self._detector.note_server(member.rank, member.host, parts, account.host)
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
         windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
-        return self._detector.note_worker(member.rank, member.host, windows, account.host, group, account.is_ddp)
+        return self._detector.note_worker(
+            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared
+        )
 
     def _count(self, server: int, account: m.AccountReport) -> None:
         if any(account.held):  # stores close before the job ends

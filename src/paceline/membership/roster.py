@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
     def claim(self, peer: bytes, claim: m.Claim) -> bool:
         """Note a further connection of a member; False where the token is wrong."""
         record = self.get((claim.role, claim.rank))
-        if record is None or record.member.token != claim.token:
+        if record is None or not hmac.compare_digest(record.member.token, claim.token):
             return False
         self._by_peer[peer] = (claim.role, claim.rank)
         return True

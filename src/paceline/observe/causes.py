@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from paceline.observe.account import FAULTS, GC, INTERVAL, STALLED, STOLEN, WAIT, WORKER_PARTS
 from paceline.observe.history import (
@@ -41,8 +42,8 @@ WORTH, WORTH_S = 0.1, LEAST_S
 MOST_OF_IT = 0.5
 
 #: A wait for processors, or a rate of page faults, that is this multiple of the others' is the worker's own; the first
-#: one in :data:`MANY` windows, and in fewer if it is the second multiple.
-ALONE, ALONE_EARLY, MANY = 3.0, 10.0, 8
+#: one in :data:`MANY` windows and all of so many heartbeats, and in fewer if it is the second multiple.
+ALONE, ALONE_EARLY, MANY, BEATS = 3.0, 10.0, 8, 2
 
 #: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
 FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
@@ -99,7 +100,7 @@ def of_own_time(
         recent = means_of(last)
         share = max(excess_s / own.wall_s, (recent.parts[part] - usual.parts[part]) / recent.wall_s)
         host = _host_cause(worker, others, share, sum(one.wall_s * one.weight for one in last))
-        name = _part_or_batch(own, usual, part) if host is None else host
+        name = _part_or_batch(worker, own, usual, part) if host is None else host
     return Cause(name, part, since, excess_s) if name else None
 
 
@@ -153,10 +154,14 @@ def _onset(rounds: Sequence[Round], part: int, least_s: float) -> int:
     return found if part != GC else next((one.round for one in rounds if one.parts[part] > least_s), found)
 
 
-def _part_or_batch(own: Means, usual: Means, part: int) -> str:
-    """Return the name of a part, or that it is as long as a larger batch lets expect."""
+def _part_or_batch(worker: History, own: Means, usual: Means, part: int) -> str:
+    """Return the name of a part, or that it is as long as a batch lets expect with which it was never shorter."""
     expected = usual.parts[part] * own.samples / usual.samples if usual.samples else 0.0
-    return "batch" if own.samples > 1.1 * usual.samples and own.parts[part] < 1.25 * expected else PARTS[part]
+    if own.samples <= 1.1 * usual.samples or own.parts[part] >= 1.25 * expected:
+        return PARTS[part]
+    alike = [one.parts[part] for one in worker.rounds if one.samples > 0.9 * own.samples]
+    short = sum(one < (usual.parts[part] + own.parts[part]) / 2 for one in alike)
+    return "batch" if 4 * short < len(alike) else PARTS[part]
 
 
 def _is_alone_in_queues(worker: History, others: Iterable[History], last: Sequence[Round]) -> bool:
@@ -170,8 +175,10 @@ def _is_alone_in_queues(worker: History, others: Iterable[History], last: Sequen
 
     waits = [(one.host, max(one.usual[KEPT_WAITING], recent(one))) for one in others if one.usual]
     beside = [wait_s for host, wait_s in waits if host == worker.host]
-    least = ALONE if len(last) >= MANY else ALONE_EARLY
-    return recent(worker) > least * max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
+    usual_s = max([middle([wait_s for _, wait_s in waits] or [0.0]), *beside])
+    alone = takewhile(lambda one: one.parts[KEPT_WAITING] > ALONE * usual_s, reversed(worker.rounds))
+    is_long = len(last) >= MANY and len({one.beat for one in alone}) >= BEATS
+    return recent(worker) > (ALONE if is_long else ALONE_EARLY) * usual_s
 
 
 def _host_cause(worker: History, others: Sequence[History], share: float, seconds: float) -> str | None:

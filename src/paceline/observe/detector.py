@@ -20,25 +20,28 @@ workers that wait for each other. :mod:`paceline.observe.causes` has how a part 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS
 from paceline.observe.causes import WORTH, WORTH_S, Cause, of_own_time, of_waits
 from paceline.observe.history import (
     KEPT_WAITING,
+    LEAST_S,
     LONG,
     PARTS,
     USUAL,
     History,
+    LateReport,
+    Ranking,
     Reference,
     Round,
     floor_of,
     gain_of,
     mean_round,
     middle,
-    of_others,
     of_past,
     rate_of,
 )  # fmt: skip
@@ -46,7 +49,10 @@ from paceline.observe.servers import SlowServers, WaitShare
 from paceline.observe.verdicts import BY_SAMPLES, Cost, Verdict
 
 #: Standard deviations that a window may exceed the others without a count, most that one counts, and the alarm.
-DRIFT, MOST, ALARM = 1.0, 4.2, 9.5
+DRIFT, MOST, ALARM = 1.15, 4.2, 9.5
+
+#: Windows for which those of a heartbeat count where figures of the host are compared: all have the same ones.
+OF_HEARTBEAT = 2
 
 #: Seconds for which a worker is slow before a verdict.
 SHORTEST_S = 0.5
@@ -64,8 +70,11 @@ FIRST = 4
 WARM_UP = 3
 
 #: Reports of servers about late workers that are counted at least; a worker with a slow link comes last in this part of
-#: the cohorts; and the logarithm of the rounds in which chance alone gives that once (1e9; 1e5 if it is very late).
-_REPORTS, MOSTLY_LAST, UNLIKELY = 4, 0.7, 22.0
+#: the cohorts; and the logarithm of the rounds in which chance alone gives that once (1e9).
+_REPORTS, MOSTLY_LAST, UNLIKELY = 2, 0.7, 22.0
+
+#: Cohorts that tell how late the last worker usually comes, and the most that each later one counts for being later.
+_COHORTS, _MOST_SURPRISE = 12, 2.0
 
 _OWN = tuple(part for part in range(len(PARTS)) if part not in (WAIT, GC))
 
@@ -101,13 +110,15 @@ class Detector:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}
+        self._rankings: defaultdict[int, Ranking] = defaultdict(Ranking)
+        """Of each group, the workers that have told enough."""
         self._left: list[Cost] = []
         """Costs of workers that have left."""
         self._servers = SlowServers()
         self._heartbeats = 0
         self._in_step = False
         """Whether workers wait for each other."""
-        self._is_ddp = False
+        self._is_ddp = self._is_shared = False
 
     # ---- accounts --------------------------------------------------------------------------------------------------
 
@@ -119,6 +130,7 @@ class Detector:
         figures: Sequence[int],
         group: int = 0,
         is_ddp: bool = False,
+        is_shared: bool = False,
     ) -> list[Verdict]:
         """Take the account of a worker.
 
@@ -129,13 +141,19 @@ class Detector:
             figures: figures of its host since the last call: :data:`paceline.observe.account.FIGURES`.
             group: number of its group: workers of one group are compared.
             is_ddp: the rounds are those of a DDP script, whose workers wait for each other.
+            is_shared: samples go to workers by their speed already.
 
         Returns:
             A change of its state, if there is one.
         """
-        worker = self._workers.setdefault(rank, _Worker(rank, host))
-        worker.group = group
+        worker = self._workers.get(rank)
+        if worker is None:
+            worker = self._workers[rank] = _Worker(rank, host)
+        if worker.group != group:
+            worker.group = group
+            self._compare(worker)
         self._is_ddp |= is_ddp
+        self._is_shared |= is_shared
         self._in_step |= is_ddp
         if len(figures) == len(FIGURES):
             worker.open.append(tuple(figures))
@@ -149,27 +167,35 @@ class Detector:
         worker.open.clear()
         reference = self._reference(worker)
         worker.add(rounds)
+        if worker.ranking is None:
+            self._compare(worker)
         if reference is None:
             return []
         for one in rounds:
-            self._count(worker, one, reference)
+            self._count(worker, one, reference, min(1.0, OF_HEARTBEAT / len(rounds)))
         return self._judge(worker, reference)
 
     def note_late(self, late: Iterable[tuple[int, int, float]]) -> None:
         """Take a server's account of the workers that came last: rank, cohorts, seconds after the others in all."""
         found = {rank: (times, seconds) for rank, times, seconds in late}
-        cohorts = sum(times for times, _ in found.values())
-        if not cohorts:
-            return
-        self._in_step = True
+        sums: dict[int, tuple[int, float]] = {}
+        for rank in found.keys() & self._workers.keys():
+            group = self._workers[rank].group
+            cohorts, group_s = sums.get(group, (0, 0.0))
+            sums[group] = cohorts + found[rank][0], group_s + found[rank][1]
+        self._in_step |= bool(sums)
         for rank, worker in self._workers.items():
-            times, seconds = found.get(rank, (0, 0.0))
-            worker.late.append((cohorts, times, seconds, worker.windows))
+            cohorts, group_s = sums.get(worker.group, (0, 0.0))
+            if cohorts:
+                times, seconds = found.get(rank, (0, 0.0))
+                worker.late.append(LateReport(cohorts, times, seconds, group_s, worker.windows))
 
     def leave(self, rank: int) -> None:
         """Forget a worker that has left; the time it has cost is kept."""
         worker = self._workers.pop(rank, None)
         if worker is not None:
+            if worker.ranking is not None:
+                worker.ranking.remove(worker)
             self._left += _costs([worker], self._is_ddp)
 
     @property
@@ -189,8 +215,12 @@ class Detector:
         last = [] if worker is None else list(worker.rounds)[-USUAL:]
         if not last:
             return None
-        seconds = [sum(one.seconds[part] * one.weight for one in last) for part in range(len(WORKER_PARTS))]
-        return sum(one.weight for one in last), sum(one.samples * one.weight for one in last), seconds
+        weights = [one.weight for one in last]
+        samples, *seconds = (
+            sum(map(mul, column, weights))
+            for column in zip(*[(one.samples, *one.seconds) for one in last], strict=True)
+        )
+        return sum(weights), samples, seconds
 
     @property
     def rate(self) -> float:
@@ -202,18 +232,26 @@ class Detector:
     ) -> list[Verdict]:
         """Take the account of a server: seconds by part of each window; returns a change of its state."""
         workers = [one for one in self._workers.values() if one.usual]
-        waited = min((one.usual[WAIT] / (one.usual[WAIT] + one.typical_s) for one in workers), default=0.0)
+        last = [list(one.rounds)[-GOOD:] for one in workers]
+        waited = min((middle([one.seconds[WAIT] / one.wall_s for one in rounds]) for rounds in last), default=0.0)
         round = max((one.rounds[-1].round for one in workers if one.rounds), default=0)
         return self._servers.note(rank, host, windows, figures, WaitShare(waited, round, self.rate))
 
     # ---- comparison ------------------------------------------------------------------------------------------------
 
+    def _compare(self, worker: _Worker) -> None:
+        """Rank a worker with those of its group, if it has told enough."""
+        if worker.ranking is not None:
+            worker.ranking.remove(worker)
+        if len(worker.rounds) >= FIRST:
+            self._rankings[worker.group].add(worker)
+
     def _reference(self, worker: _Worker) -> Reference | None:
-        group = [one for one in self._workers.values() if one.group == worker.group and one is not worker]
-        others = [one for one in group if len(one.rounds) >= FIRST]
-        if others:
-            return of_others(others)
-        past = [] if group else list(worker.rounds)[: -2 * GOOD]
+        ranking = self._rankings[worker.group]
+        if ranking.has_others(worker):
+            return ranking.reference(worker)
+        others = any(one.group == worker.group and one is not worker for one in self._workers.values())
+        past = [] if others else list(worker.rounds)[: -2 * GOOD]
         if worker.verdict is None:  # a slow worker is still compared with the time before
             worker.past = of_past(worker, past) if len(past) >= GOOD else None
         return worker.past
@@ -226,15 +264,16 @@ class Detector:
     def _parts(self) -> tuple[int, ...]:
         return _OWN if self._in_step else (*_OWN, WAIT)
 
-    def _count(self, worker: _Worker, one: Round, reference: Reference) -> None:
-        """Add the deviations of a window to the sums of its parts."""
+    def _count(self, worker: _Worker, one: Round, reference: Reference, of_host: float) -> None:
+        """Add the deviations of a window to the sums of its parts; of figures of the host, this part of them."""
         floor = floor_of(reference.own_s)
         for part in self._parts():
             value, usual, before = one.parts[part], reference.usual[part], worker.sums[part]
             deviation = math.log((value + floor) / (usual + floor)) / reference.noise[part] if value > usual else 0.0
             if before == 0.0:
                 worker.onsets[part] = one.round, worker.heard
-            worker.sums[part] = min(2 * ALARM, max(0.0, before + min(deviation, MOST) - DRIFT))
+            counted = (min(deviation, MOST) - DRIFT) * (of_host if part >= KEPT_WAITING else 1.0)
+            worker.sums[part] = min(2 * ALARM, max(0.0, before + counted))
         if worker.verdict is not None:
             worker.lost_s += one.weight * max(0.0, self._excess_of_all(one, reference))
 
@@ -273,8 +312,10 @@ class Detector:
 
     def _long_part(self, worker: _Worker, reference: Reference) -> Cause | None:
         """Return why parts of a worker's steps are much longer than the others', again and again."""
-        least, known = (ALARM if worker.verdict is None else 0.0), self._known(worker)
-        alarmed = [part for part in self._parts() if worker.sums[part] > least and worker.onsets[part][1] <= known]
+        least = ALARM if worker.verdict is None else 0.0
+        alarmed = [part for part in self._parts() if worker.sums[part] > least]
+        known = self._known(worker) if alarmed else 0
+        alarmed = [part for part in alarmed if worker.onsets[part][1] <= known]
         since = min((worker.onsets[part] for part in alarmed), default=(0, 0))[0]
         last = [one for one in worker.rounds if one.round >= since][-GOOD:] if alarmed else []
         spent_s = sum(one.wall_s * one.weight for one in last)
@@ -290,16 +331,18 @@ class Detector:
     def _rare_part(self, worker: _Worker, reference: Reference) -> Cause | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
         last = list(worker.rounds)[-LONG // 2 :]
+        pauses = [one for one in last if one.parts[GC] > WORTH_S and one.parts[GC] > RARE * one.wall_s]
+        spare_s = max(0.0, reference.slowest_s - worker.typical_s)  # whatever the worker does then, nobody waits for it
+        stops = [held for one in worker.hosts if (held := 1e-6 * one[STOPPED] - spare_s) > 0]
+        if max(len(pauses), len(stops)) < RARE_WINDOWS:
+            return None
         rounds = sum(one.weight for one in last)
         wall_s = sum(one.wall_s * one.weight for one in last)
         held_s = sum(one.weight * max(0.0, self._excess_of_all(one, reference)) for one in last)
-        pauses = [one for one in last if one.parts[GC] > max(WORTH_S, RARE * one.wall_s)]
         lost_s = sum(one.parts[GC] * one.weight for one in pauses)
         least = RARE if worker.verdict is None else RARE / 2
         if len(pauses) >= RARE_WINDOWS and min(held_s, lost_s) > least * wall_s:
             return Cause("gc", GC, pauses[0].round, lost_s / rounds)
-        spare_s = max(0.0, reference.slowest_s - worker.typical_s)  # whatever the worker does then, nobody waits for it
-        stops = [held for one in worker.hosts if (held := 1e-6 * one[STOPPED] - spare_s) > 0]
         share = sum(stops) / (1e-6 * sum(one[INTERVAL] for one in worker.hosts) or 1.0)
         if len(stops) >= RARE_WINDOWS and share > least:
             return Cause("stopped", -1, last[0].round, share * wall_s / rounds)
@@ -307,25 +350,26 @@ class Detector:
 
     def _late(self, worker: _Worker, reference: Reference) -> Cause | None:
         """Return a link that makes a worker come last, as servers see it, although its own time is as the others'."""
-        if not self._in_step or reference.alone or len(self._workers) < 2:
+        team = sum(one.group == worker.group for one in self._workers.values())
+        if not self._in_step or reference.alone or team < 2 or not any(one.times for one in worker.late):
             return None
         cohorts = times = reports = 0
         late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])
-        queued_s = max(worker.usual[KEPT_WAITING], reference.usual[KEPT_WAITING])
-        for one in reversed(worker.late):
-            if one[3] == worker.windows:
-                continue  # it has not told yet what it did then
-            cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
+        queued_s = max(worker.usual[KEPT_WAITING], worker.recent[KEPT_WAITING], reference.usual[KEPT_WAITING])
+        told = [one for one in reversed(worker.late) if one.windows < worker.windows]  # what it did then is known
+        for one in told:
+            cohorts, times, late_s = cohorts + one.cohorts, times + one.times, late_s + one.seconds
+            reports += 1
             if reports < _REPORTS or times < MOSTLY_LAST * cohorts:
                 continue
             own_s = [one.own_s for one in worker.rounds]
-            spans = own_s[-cohorts:], own_s[one[3] - worker.windows :]
+            spans = own_s[-cohorts:], own_s[one.windows - worker.windows :]
             by_itself_s = max(worker.typical_s, *(sum(span) / len(span) for span in spans)) - reference.slowest_s
             excess_s = late_s / cohorts - max(0.0, by_itself_s)
             if excess_s < max(WORTH * wall_s, WORTH_S, queued_s):
                 continue
-            least = UNLIKELY / 2 if excess_s > worker.typical_s / 2 else UNLIKELY
-            if cohorts * _surprise(times / cohorts, 1 / min(8, len(self._workers))) >= least:
+            chance = _surprise(times / cohorts, 1 / min(8, team)) + _surprise_of(excess_s, told[reports:])
+            if cohorts * chance >= UNLIKELY:
                 return Cause("link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, excess_s)
         return None
 
@@ -349,10 +393,11 @@ class Detector:
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         team = [one for one in self._workers.values() if one.group == worker.group]
-        worker.gain = gain_of(worker, own_s, team) if self._in_step and cause in BY_SAMPLES else 0.0
+        may_gain = self._in_step and not self._is_shared and cause in BY_SAMPLES
+        worker.gain = gain_of(worker, own_s, team) if may_gain else 0.0
         return Verdict(
             worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone,
-            gain=worker.gain, is_ddp=self._is_ddp,
+            gain=worker.gain, is_ddp=self._is_ddp, is_shared=self._is_shared,
         )  # fmt: skip
 
 
@@ -369,3 +414,12 @@ def _surprise(share: float, usual: float) -> float:
     """Return by how much each trial makes it unlikelier that chance alone gives this share, in nats (Chernoff)."""
     rest = (1 - share) * math.log((1 - share) / (1 - usual)) if share < 1 else 0.0
     return share * math.log(share / usual) + rest
+
+
+def _surprise_of(late_s: float, before: Sequence[LateReport]) -> float:
+    """Return the same for a mean of so many seconds after the others, by those of the cohorts before (exponential)."""
+    cohorts = sum(one.cohorts for one in before)
+    if cohorts < _COHORTS:
+        return 0.0
+    ratio = late_s / max(LEAST_S, sum(one.group_s for one in before) / cohorts)
+    return min(_MOST_SURPRISE, ratio - 1 - math.log(ratio)) if ratio > 1 else 0.0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
-from paceline.observe.account import BUSY, INTERVAL, QUEUED, THROTTLED, WAIT, WORKER_PARTS
+from paceline.observe.account import BUSY, INTERVAL, QUEUED, STOPPED, THROTTLED, WAIT, WORKER_PARTS
 
 #: Parts that are compared: those of a step, each less the time for which the thread was kept from running in it, and
 #: that time: it was ready to run and other threads ran, or the CPU quota was used up.
@@ -30,6 +30,9 @@ WORTH_GAIN = 1.1
 
 #: Standard deviation of a logarithm that is taken for the least: clocks and counters are no better.
 _LEAST_NOISE = 0.06
+
+#: Standard deviation that counts as much as so many samples: those of a few rounds may be alike by chance.
+_GUESS, _GUESSES = 0.3, 20
 
 _MAD = 1.4826
 
@@ -54,6 +57,25 @@ class Round:
     """Number of the heartbeat that told it, among those of all workers."""
 
 
+@dataclass(frozen=True, slots=True)
+class LateReport:
+    """A server's report of the workers of one group that came last, as one of them has it.
+
+    Attributes:
+        cohorts: number of cohorts of the group.
+        times: cohorts to which this worker came last.
+        seconds: after the others, in these.
+        group_s: the same of all workers of the group.
+        windows: of this worker then.
+    """
+
+    cohorts: int
+    times: int
+    seconds: float
+    group_s: float
+    windows: int
+
+
 @dataclass
 class History:
     """A worker's last windows, and its usual times."""
@@ -63,8 +85,8 @@ class History:
     group: int = 0
     rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=LONG))
     hosts: deque[Sequence[int]] = field(default_factory=lambda: deque(maxlen=FIGURES_KEPT))
-    late: deque[tuple[int, int, float, int]] = field(default_factory=lambda: deque(maxlen=LONG))
-    """By report of a server: cohorts, those to which it came last, seconds after the others, and ``windows`` then."""
+    late: deque[LateReport] = field(default_factory=lambda: deque(maxlen=LONG))
+    """By report of a server."""
     windows: int = 0
     """Windows so far."""
     usual: list[float] = field(default_factory=list)
@@ -100,7 +122,7 @@ class History:
         if self.settled > len(rounds) // NOISE_SHARE or not self.noise:
             self.settled = 0
             self.noise = self._noise(rounds)
-        self._rank([*self.usual, *self.recent, *self.noise, self.typical_s, last[-1].samples, len(last)])
+        self._rank([*self.usual, *self.recent, *self.noise, self.typical_s, last[-1].samples, len(rounds)])
 
     def _noise(self, rounds: Sequence[Round]) -> list[float]:
         floor, columns = floor_of(self.typical_s), zip(*[one.parts for one in rounds], strict=True)
@@ -144,8 +166,15 @@ class Reference:
     slowest_s: float
     """Own time of the slowest of the others."""
     alone: bool
-    rounds: Sequence[Sequence[Round]] = field(compare=False)
-    """The windows behind them, those of each worker."""
+    behind: Iterable[History] = field(compare=False)
+    """The workers whose times they are, and maybe one more."""
+    without: History | None = field(default=None, compare=False)
+    """That one."""
+
+    @property
+    def rounds(self) -> list[deque[Round]]:
+        """The windows behind them, those of each worker."""
+        return [one.rounds for one in self.behind if one is not self.without]
 
     def means(self, seconds: float) -> Means:
         """Return the means over the last so many seconds, or over the last two windows if these are longer.
@@ -155,7 +184,7 @@ class Reference:
         if self.alone:
             return _medians(self.rounds)
         pairs = zip(
-            _medians([_within(list(one), seconds) for one in self.rounds]).columns,
+            _medians([_within(one, seconds) for one in self.rounds]).columns,
             _medians([list(one)[-2:] for one in self.rounds]).columns,
             strict=True,
         )
@@ -173,24 +202,31 @@ class Reference:
 
 def _medians(rounds: Iterable[Iterable[Round]]) -> Means:
     """Return the medians of several workers' means."""
-    columns = zip(*(means_of(list(one)).columns for one in rounds), strict=True)
-    return Means.of([middle(column) for column in columns])
+    columns = zip(*[_means(list(one)) for one in rounds], strict=True)
+    return Means.of([middle(column) if any(column) else 0.0 for column in columns])
 
 
 def means_of(rounds: Sequence[Round]) -> Means:
     """Return the means of some windows, of which there is at least one."""
+    return Means.of(_means(rounds))
+
+
+def _means(rounds: Sequence[Round]) -> list[float]:
     weights = [one.weight for one in rounds]
-    columns = zip(*((*one.parts, one.own_s, one.wall_s, one.busy_s, one.samples) for one in rounds), strict=True)
-    return Means.of([sum(map(mul, column, weights)) / sum(weights) for column in columns])
+    whole = sum(weights)
+    columns = zip(*[(*one.parts, one.own_s, one.wall_s, one.busy_s, one.samples) for one in rounds], strict=True)
+    return [sum(map(mul, column, weights)) / whole if any(column) else 0.0 for column in columns]
 
 
-def _within(rounds: Sequence[Round], seconds: float) -> Sequence[Round]:
+def _within(rounds: deque[Round], seconds: float) -> Sequence[Round]:
     """Return the last windows that took so many seconds, the first one of them whole."""
-    first = len(rounds)
-    while first and seconds > 0:
-        first -= 1
-        seconds -= rounds[first].wall_s * rounds[first].weight
-    return rounds[first:]
+    found: list[Round] = []
+    for one in reversed(rounds):
+        if seconds <= 0:
+            break
+        found.append(one)
+        seconds -= one.wall_s * one.weight
+    return found[::-1]
 
 
 def mean_round(
@@ -216,12 +252,13 @@ def mean_round(
     wall_s = sum(means)
     own_s = wall_s - means[WAIT]
     busy_s = min(own_s, share_of(figures, BUSY) * wall_s)
-    idle_s = own_s - busy_s
+    stopped_s = min(own_s - busy_s, share_of(figures, STOPPED) * wall_s)
+    idle_s = own_s - busy_s - stopped_s
     quota_s = min(idle_s, share_of(figures, THROTTLED) * wall_s)
     queued_s = max(
         0.0, min(idle_s, share_of(figures, QUEUED) * wall_s) - quota_s
     )  # a thread without quota is ready, too
-    ran = 1 - (quota_s + queued_s) / own_s if own_s else 1.0
+    ran = 1 - (stopped_s + quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
     return Round(
         round, samples / rounds, tuple(means), (*parts, queued_s, quota_s), own_s, wall_s, busy_s, rounds, beat
@@ -251,7 +288,8 @@ def floor_of(own_s: float) -> float:
 
 def _noise(found: float, samples: int) -> float:
     """Return a standard deviation that few samples do not make too small."""
-    return max(_LEAST_NOISE, found) * (1 + 4 / samples)
+    known = samples * max(_LEAST_NOISE, found) ** 2 + _GUESSES * _GUESS**2
+    return math.sqrt(known / (samples + _GUESSES)) * (1 + 4 / samples)
 
 
 class Ranking:
@@ -261,17 +299,9 @@ class Ranking:
         self._members: dict[int, History] = {}
         self._columns: list[list[float]] = [[] for _ in range(_FIGURES)]
 
-    def keep(self, others: Sequence[History]) -> History | None:
-        """Rank these workers, and one more at most, which is returned."""
-        for one in others:
-            if one.ranking is not self:
-                self._add(one)
-        absent = self._members.keys() - {one.rank for one in others}
-        if len(absent) == 1:
-            return self._members[absent.pop()]
-        for rank in absent:
-            self._remove(self._members[rank])
-        return None
+    def has_others(self, one: History) -> bool:
+        """Tell whether it ranks a worker beside this one."""
+        return len(self._members) > (one.ranking is self)
 
     def change(self, before: Sequence[float], now: Sequence[float]) -> None:
         """Replace the figures of one worker."""
@@ -280,8 +310,9 @@ class Ranking:
                 del column[bisect_left(column, old)]
                 insort(column, new)
 
-    def reference(self, without: History | None) -> Reference:
-        """Return the usual times of all its workers, or of all but one."""
+    def reference(self, of: History) -> Reference:
+        """Return the usual times of all its workers but this one."""
+        without = of if of.ranking is self else None
         figures = [None] * _FIGURES if without is None else without.figures
         middles = [_middle_without(column, one) for column, one in zip(self._columns, figures, strict=True)]
         usual, recent, noise = (middles[first : first + len(PARTS)] for first in range(0, 3 * len(PARTS), len(PARTS)))
@@ -293,19 +324,17 @@ class Ranking:
             [max(both) for both in zip(usual, recent, strict=True)],  # if all become slower, the last windows tell
             [_noise(one, count) for one in noise],
             own_s, samples, slowest_s, alone=False,
-            rounds=[one.rounds for one in self._members.values() if one is not without],
+            behind=self._members.values(), without=without,
         )  # fmt: skip
 
-    def _add(self, one: History) -> None:
-        if one.ranking is not None:
-            one.ranking._remove(one)
-        if one.rank in self._members:  # a worker that left, and is heard again
-            self._remove(self._members[one.rank])
+    def add(self, one: History) -> None:
+        """Rank one more worker, which no other ranking has."""
         one.ranking, self._members[one.rank] = self, one
         for column, value in zip(self._columns, one.figures, strict=True):
             insort(column, value)
 
-    def _remove(self, one: History) -> None:
+    def remove(self, one: History) -> None:
+        """Rank a worker no more."""
         one.ranking = None
         del self._members[one.rank]
         for column, value in zip(self._columns, one.figures, strict=True):
@@ -321,19 +350,13 @@ def _middle_without(ordered: Sequence[float], value: float | None) -> float:
     return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
 
 
-def of_others(others: Sequence[History]) -> Reference:
-    """Return the usual times of several workers."""
-    ranking = others[0].ranking or Ranking()
-    return ranking.reference(ranking.keep(others))
-
-
 def of_past(worker: History, past: Sequence[Round]) -> Reference:
     """Return the usual times of a worker's earlier rounds."""
     before = History(worker.rank, worker.host)
     before.add(past)
     own_s = before.typical_s
     noise = [_noise(one, len(past)) for one in before.noise]
-    return Reference(before.usual, noise, own_s, past[-1].samples, own_s, True, [before.rounds])
+    return Reference(before.usual, noise, own_s, past[-1].samples, own_s, True, [before])
 
 
 def gain_of(slow: History, own_s: float, team: Iterable[History]) -> float:

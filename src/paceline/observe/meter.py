@@ -98,7 +98,7 @@ class Meter:
         self._held = (0, 0)
         self.last: tuple[int, float] = (0, 1.0)
         """Number and samples of the last round."""
-        self.on_round: Callable[[Steps], None] = lambda steps: None
+        self.on_round: Callable[[Steps], None] | None = None
         """Called with the account of each round."""
 
     @functools.cached_property
@@ -199,7 +199,8 @@ class Meter:
             kept.append(steps)
             if len(kept) > _MAX_ROUNDS:
                 self._steps = in_windows(kept, _MAX_ROUNDS // 2)
-            self.on_round(steps)
+            if self.on_round is not None:
+                self.on_round(steps)
         self._has_begun = True
 
     def take(self) -> list[Steps]:
@@ -241,12 +242,13 @@ class Meter:
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    def report(self, group: int = 0, is_ddp: bool = False) -> m.AccountReport:
+    def report(self, group: int = 0, is_ddp: bool = False, is_shared: bool = False) -> m.AccountReport:
         """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
 
         Args:
             group: number of the worker's group.
             is_ddp: the rounds are those of a DDP script.
+            is_shared: samples go to workers by their speed already.
         """
         self.host.stops.start()
         late, self._late = self._late, {}
@@ -262,6 +264,7 @@ class Meter:
             list(staleness.items()),
             self._held,
             is_ddp,
+            is_shared,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import logging
@@ -24,9 +23,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, SupportsIndex
+from typing import TYPE_CHECKING, BinaryIO
 
-from paceline import forks
+from paceline import forks, systems
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
@@ -75,9 +74,6 @@ class Ring:
         capacity: int = CAPACITY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        from paceline.wire.messages import tag_of  # the launcher reads rings, and starts without messages
-
-        self._tag_of = tag_of
         self._memory, self._capacity, self._clock, self._numbers = memory, capacity, clock, itertools.count(1)
         self.written = 0
         """Events so far."""
@@ -107,16 +103,16 @@ class Ring:
             self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
         )  # fmt: skip
 
-    def note_message(self, kind: int, seq: int, peer: SupportsIndex, body: m.Body) -> None:
+    def note_message(self, kind: int, seq: int, peer: int, body: m.Body) -> None:
         """Write an event of a request.
 
         Args:
             kind: ``SENT``, ``GOT``, ``TOOK`` or ``ANSWERED``.
             seq: number of the request.
-            peer: as :func:`member` has it, or an object that stands for such a number.
+            peer: as :func:`member` has it.
             body: the message.
         """
-        self.note(kind, seq, peer.__index__(), self._tag_of(body))
+        self.note(kind, seq, peer, int(type(body).__struct_config__.tag))  # type: ignore[arg-type]
 
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
@@ -140,7 +136,7 @@ def _opened(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be read.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | systems.NO_FOLLOW), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, f"{path} is no file")
@@ -173,10 +169,9 @@ def _nothing(*event: object, at: float | None = None) -> None:
     """Do nothing: this process has no ring."""
 
 
-#: Write an event of this process: see :class:`Ring`. Call them as ``ring.note``, because they change. Without a ring
-#: they look at no argument, so a number that has to be worked out costs nothing.
+#: Write an event of this process: see :class:`Ring`. Call them as ``ring.note``, because they change.
 note: Callable[..., None] = _nothing
-note_message: Callable[[int, int, SupportsIndex, m.Body], None] = _nothing
+note_message: Callable[[int, int, int, m.Body], None] = _nothing
 
 active: Ring | None = None
 _file: int | None = None
@@ -188,18 +183,33 @@ def start(settings: Settings) -> None:
     if not settings.recorder or active is not None:
         return
     try:
-        path = _made(folder_of(settings.job_id, settings.job_key))
-        forget_old(path)
-        name = f"{settings.role}-{os.getpid()}.ring"
+        path = folder_of(settings.job_id, settings.job_key)
+        forget_old(_made(path))
         with forks.held():
-            _file = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            _file = _new_file(path, f"{settings.role}-{os.getpid()}.ring")
             _reserve(_file, Ring.size())
-            fcntl.flock(_file, fcntl.LOCK_SH)
             active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
             forks.in_children(active, _forget)
         note, note_message = active.note, active.note_message
     except (OSError, LaunchError, ValueError) as error:
         logger.warning("paceline story will have no events of this process: %s", error)
+
+
+def _new_file(folder: Path, name: str) -> int:
+    """Open the file of a ring, and hold it. A process of another job may remove file and folder before they are held.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        try:
+            file = os.open(_made(folder) / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        except FileNotFoundError:
+            continue
+        systems.lock_file(file, shared=True)
+        if os.fstat(file).st_nlink:
+            return file
+        os.close(file)
 
 
 def stop() -> None:
@@ -222,8 +232,7 @@ def _reserve(file: int, size: int) -> None:
     Raises:
         OSError: there is too little.
     """
-    found = os.fstatvfs(file)
-    if found.f_bavail * found.f_frsize < _SPARE * size:
+    if shutil.disk_usage(jobs_folder()).free < _SPARE * size:
         raise OSError(errno.ENOSPC, f"there are less than {_SPARE * size >> 20} MiB left for {jobs_folder()}")
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
@@ -258,12 +267,27 @@ def _made(path: Path) -> Path:
 def forget_old(own: Path) -> None:
     """Delete the rings of jobs that have ended, except the last ones; and old ones of the own job, if it has many."""
     for path in sorted(own.glob("*.ring"), key=changed_at)[:-KEPT_RINGS]:
-        if not is_held(path):
-            path.unlink(missing_ok=True)
+        _remove(path)
     others = [one for one in own.parent.iterdir() if one != own]
     for path in sorted(others, key=changed_at, reverse=True)[KEPT_JOBS - 1 :]:
         if not any(is_held(ring) for ring in path.glob("*.ring")):
-            shutil.rmtree(path, ignore_errors=True)
+            for one in sorted(path.glob("*"), key=lambda one: one.name == _HOSTS):
+                _remove(one)
+            with contextlib.suppress(OSError):  # a process has begun meanwhile
+                path.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Delete a file unless its process runs. It is held meanwhile: a process that has just opened it makes another."""
+    with contextlib.ExitStack() as files:
+        with contextlib.suppress(OSError):  # no file that a process could hold
+            file = files.enter_context(_opened(path))
+            try:
+                systems.lock_file(file, wait=False)
+            except BlockingIOError:
+                return
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def changed_at(path: Path) -> float:
@@ -277,7 +301,7 @@ def is_held(path: Path) -> bool:
     """Tell whether the process of a ring runs."""
     with contextlib.suppress(OSError), _opened(path) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            systems.lock_file(file, wait=False)
         except BlockingIOError:
             return True
     return False

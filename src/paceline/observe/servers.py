@@ -19,7 +19,7 @@ from paceline.observe.verdicts import Verdict
 WAITED, BUSIER, BUSY, QUOTA = 0.25, 1.5, 0.3, 0.2
 
 #: Reports in a row that change a server's state.
-REPORTS = 8
+REPORTS = 5
 
 
 @dataclass(frozen=True)

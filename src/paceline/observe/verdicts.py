@@ -59,6 +59,14 @@ _ADVICE_OF_DDP: Mapping[str, str] = {
     "throttled": "raise the quota (cpu.max), or start the job with --ddp --shares measured",
 }
 
+#: By cause: the advice to a job whose samples go to workers by their speed already.
+_ADVICE_OF_SHARED = dict.fromkeys(
+    ("compute", "device", "batch"), "nothing: its share of the samples follows its speed"
+) | {
+    "throttled": "raise the quota (cpu.max); its share of the samples follows its speed",
+    "update": "let the servers step (update='server')",
+}
+
 _WHOLE = frozenset({"batch", "throttled", "memory", "busy", "stolen", "stopped", "link"})
 
 
@@ -79,6 +87,7 @@ class Verdict:
         role: ``worker`` or ``server``. Of a server, ``share`` is how much of the time it is busy.
         gain: the factor by which the job would be faster if all had samples by their speed; 0: none that is known.
         is_ddp: the job runs a DDP script.
+        is_shared: samples go to workers by their speed already.
     """
 
     rank: int
@@ -93,6 +102,7 @@ class Verdict:
     role: str = "worker"
     gain: float = 0.0
     is_ddp: bool = False
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,8 @@ def sentence(one: Verdict) -> str:
     gain = f"; with measured shares this job would run up to {one.gain:.1f} times as fast" if one.gain else ""
     if one.gain and one.is_ddp:
         advice = _ADVICE_OF_DDP.get(one.cause, advice)
+    if one.is_shared:
+        advice = _ADVICE_OF_SHARED.get(one.cause, advice)
     return f"{who} takes {one.ratio:.1f} times {than} since round {one.round:,}: {share}{cost}{gain}. To do: {advice}"
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline import systems
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
@@ -133,7 +134,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.to(other.device).nan_to_num(), other.nan_to_num())
 
 
-_libc = ctypes.CDLL(None)
+_libc = systems.c_library()
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 

@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -100,8 +100,13 @@ class Exchange:
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
 
-    def compare(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let somebody compare this worker's weights after a step with those of the others. Does not wait."""
+    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        """Let somebody compare this worker's weights after a step with those of the others. Does not wait.
+
+        Args:
+            step: number of the step.
+            weights: returns the weights; called only where they are compared.
+        """
 
 
 @dataclasses.dataclass(eq=False)
@@ -356,11 +361,11 @@ class ServerExchange(Exchange):
         store.barrier()
         self.sparse.broadcast_weights()
 
-    def compare(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait."""
+    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        """Let the scheduler compare the weights of workers in lock step, if there are several. Does not wait."""
         store = self._store
-        if store.policy.merge == "all" and store.num_workers > 1 and weights:
-            store.session.note_weights(m.WeightSums(store.name, step, sums_of(weights, step)))
+        if store.policy.merge == "all" and store.num_workers > 1 and (found := weights()):
+            store.session.note_weights(m.WeightSums(store.name, step, sums_of(found, step)))
 
     def refresh_weights(self) -> None:
         """Copy the values of the arena to the weights: a pull may have brought newer ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -172,10 +172,10 @@ class ReduceExchange(Exchange):
         self._store.pushpull(f"{_SUMS} of {len(values)}", total, total)
         return total.tolist()
 
-    def compare(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
+    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait."""
-        if isinstance(self._store, AllReduceStore):
-            self._store.compare_weights(self._name, step, weights)
+        if isinstance(self._store, AllReduceStore) and not self._alone:
+            self._store.compare_weights(self._name, step, weights())
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""

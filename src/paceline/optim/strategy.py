@@ -267,7 +267,7 @@ class ExchangingStrategy(Strategy):
         """After some of the steps, let the workers' weights be compared."""
         self._steps += 1
         if is_due(self._steps):
-            self._exchange.compare(self._steps, self._own_weights())
+            self._exchange.compare(self._steps, self._own_weights)
 
     def _own_weights(self) -> dict[str, torch.Tensor]:
         """Return the weights that may become others than those of other workers: no exchange brings them together.

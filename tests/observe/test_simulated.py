@@ -1,0 +1,48 @@
+"""Every fault with every noise, in lock step and in groups, equal and measured shares: who is named, and when.
+
+``make soak`` takes more trials: ``PACELINE_TEST_TRIALS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from statistics import median
+
+import pytest
+
+from tests.observe.simulated import ONSET, RIGHT, Simulation, outcome, scenes
+
+TRIALS = int(os.environ.get("PACELINE_TEST_TRIALS", "1"))
+
+#: Rounds from the onset to the verdict: the median, up to 10 % of noise. Pauses come now and then, and are named after
+#: the second one; servers and links tell only who waits for whom.
+WITHIN = {
+    "backward": 5, "loader": 5, "quota": 6, "neighbour": 6, "memory": 6, "gc": 16, "stops": 35, "link": 16, "delay": 14,
+    "server": 20, "placement": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", RIGHT)
+def test_slow_process_and_cause_are_named(fault: str) -> None:
+    found: Counter[str] = Counter()
+    after, wrong = [], []
+    for scene in scenes([fault]):
+        for seed in range(TRIALS):
+            said = Simulation(scene, seed).run(ONSET + 60)
+            how, rounds = outcome(scene, said)
+            found[how] += 1
+            if how == "wrong":
+                wrong.append((scene, seed, said))
+            if how == "right" and scene.jitter <= 0.1:
+                after.append(rounds)
+    trials = found.total()
+    assert found["wrong"] <= trials // 100, wrong
+    assert found["right"] >= trials - max(2, trials // 20)
+    assert median(after) <= WITHIN[fault]
+
+
+def test_nobody_is_named_without_a_fault() -> None:
+    for scene in scenes(["none"]):
+        for seed in range(TRIALS):
+            assert Simulation(scene, seed).run(ONSET + 60) == [], (scene, seed)
