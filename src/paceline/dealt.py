@@ -12,6 +12,7 @@ A *walk* is one iteration over a sampler. Loops ask for batches of one walk or o
 from __future__ import annotations
 
 import itertools
+import weakref
 from dataclasses import dataclass
 
 _numbers = itertools.count(1)
@@ -24,23 +25,23 @@ class DealtBatch:
     Attributes:
         number: counts the batches of all walks of this process.
         samples: indices that the sampler has dealt for it.
-        sampler: identity of the sampler.
+        sampler: the sampler, which is not kept alive: its identity may be that of a later one.
     """
 
     number: int
     samples: int
-    sampler: int
+    sampler: weakref.ref[object]
 
 
 class Walk:
     """One iteration over a sampler.
 
     Args:
-        sampler: identity of the sampler.
+        sampler: the sampler.
     """
 
-    def __init__(self, sampler: int) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: object) -> None:
+        self._sampler = weakref.ref(sampler)
         self.latest: DealtBatch | None = None
         _open.append(self)
 
@@ -79,11 +80,11 @@ def newest(after: int, last: DealtBatch | None) -> DealtBatch | None:
     found = [walk.latest for walk in _open if walk.latest is not None]
     newer = [one for one in found if one.number > after]
     if len(newer) > 1 and last is not None:
-        newer = [one for one in newer if one.sampler == last.sampler]
-    if len(newer) == 1:
-        return newer[0]
+        newer = [one for one in newer if one.sampler is last.sampler]
+        if not newer:
+            return None
     if newer:
-        return None
+        return newer[0] if len(newer) == 1 else None
     found += [walk.latest for walk in _left if walk.latest is not None]
     newer = [one for one in found if one.number > after]
     if newer:

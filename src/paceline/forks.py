@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -64,4 +65,5 @@ def _in_child() -> None:
             action(one)
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
+if sys.platform != "win32":  # which has no fork
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline import systems
 from paceline.errors import LaunchError
 
 
@@ -22,7 +23,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
     with contextlib.suppress(FileExistsError):  # a link that leads nowhere, too
         path.mkdir(mode=0o700)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != systems.user_id() or found.st_mode & 0o077:
         raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR")
     return path
 
@@ -31,4 +32,4 @@ def _path(above: str) -> Path:
     if above and Path(above).is_dir():
         return Path(above, "paceline")
     shared = Path("/dev/shm")
-    return (shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")) / f"paceline-{os.getuid()}"
+    return (shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")) / f"paceline-{systems.user_id()}"

@@ -178,6 +178,40 @@ def test_dry_run_shows_every_process_and_hides_the_key(tmp_path: Path, capsys: p
     assert capsys.readouterr().out.count("PACELINE_JOB_KEY=***\n") == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ("train.py --kv-store dist_gsync", True),
+        ("train.py --kv-store=dist_gsync", True),
+        ("train.py --kv-store dist_sync", False),
+        ("--groups others train.py --kv-store dist_gsync", False),
+        ("--group new:n=2 train.py --kv-store dist_gsync", False),
+    ],
+)
+def test_file_groups_is_taken_for_a_command_of_dist_gsync_and_said(
+    words: str, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("groups").write_text("0 1\n")
+    Path("others").write_text("1 0\n")
+    assert main(["launch", "-n", "2", "--dry-run", *words.split()]) == 0
+    found = capsys.readouterr()
+    assert (f"PACELINE_GROUPS={tmp_path}/groups\n" in found.out) == taken
+    assert ("gets its groups from the file groups of this directory" in found.err) == taken
+    monkeypatch.setenv("PACELINE_GROUPS", "auto")
+    assert main(["launch", "-n", "2", "--dry-run", *words.split()]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_dist_gsync_without_a_file_groups_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "-n", "2", "--dry-run", "train.py", "--kv-store", "dist_gsync"]) == 0
+    found = capsys.readouterr()
+    assert "PACELINE_GROUPS" not in found.out + found.err
+
+
 def test_number_of_workers_may_be_given_as_to_mpirun(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-np", "3", "-s", "1", "--dry-run", "sh"]) == 0
     assert "1 server, 3 workers" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler, TensorDataset
 
 from paceline import dealt, kvstore
-from paceline.data import ShardedSampler, SharedBatchSampler, batches
+from paceline.data import ShardedSampler, SharedBatchSampler, batches, fetching
 
 DATA = TensorDataset(torch.arange(26.0))
 
@@ -139,3 +139,16 @@ def test_a_batch_that_fails_is_not_that_of_the_next() -> None:
         batch = dealt.newest(0, None)
         found.append((len(x), batch and batch.samples))
     assert found == [(4, 4), (4, 4), (1, 1)]
+
+
+def test_sampler_at_the_address_of_one_that_is_gone_is_not_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "id", lambda one: 7, raising=False)  # as the memory of the first one used again
+    walks = [fetching.Dealing(BatchSampler(range(8), 2, drop_last=False)) for _ in range(3)]
+    with walks[1], walks[2]:
+        walks[0].deal(3)
+        last = dealt.newest(0, None)
+        assert last is not None
+        walks[0].__exit__(GeneratorExit, None, None)
+        walks[1].deal(4)
+        walks[2].deal(30)
+        assert dealt.newest(last.number, last) is None

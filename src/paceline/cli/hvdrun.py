@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from paceline.cli import launch
 from paceline.cli.launch_options import ADVICE
 from paceline.cli.options import Option, Parser, UsageError, split_command
+from paceline.systems import os
 
 #: Flags that set a variable: flag, variable, factor of a number, summary.
 _VARIABLES: tuple[tuple[str, str, float, str], ...] = (

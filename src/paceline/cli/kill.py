@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import pwd
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +17,7 @@ from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
 from paceline.launch.ssh import ssh_command
 from paceline.observe.table import duration, plural, table
+from paceline.systems import os, pwd, signal
 
 OPTIONS = (
     Option(("-H", "--hosts"), "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2", "HOSTS"),
@@ -105,7 +103,7 @@ def shown(processes: Sequence[MarkedProcess]) -> str:
 
 def _user(uid: int) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return str(pwd.getpwuid(uid).pw_name)
     except KeyError:
         return str(uid)
 

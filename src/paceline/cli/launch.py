@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from paceline.launch import (
 from paceline.launch.preflight import make_folder, read_text
 from paceline.naming import suggestion
 from paceline.observe.table import plural
+from paceline.systems import signal
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
 _NUMBER_IS_SLOTS = frozenset({"mpi"})
@@ -49,6 +49,7 @@ def run(name: str, words: Sequence[str]) -> int:
         command = fill_in(options, command, OPTIONS)
     if options.launcher is None:
         options.launcher = "local" if options.hosts is None else "ssh"
+    _find_groups(options, command)
     try:
         chosen = backend(options.launcher)
         spec = job_spec(options, command)
@@ -96,7 +97,7 @@ def _wait(job: Job) -> int:
             return job.wait()
     except KeyboardInterrupt:
         job.cancel()
-        return 128 + signal.SIGINT
+        return 130  # 128 + SIGINT
     except TerminatedError as error:
         job.cancel()
         return 128 + error.signum
@@ -262,6 +263,21 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "verbose": _verbose(os.environ),
     }
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _find_groups(options: argparse.Namespace, command: Sequence[str]) -> None:
+    """Take the file ``groups`` of this directory for a command with the word ``dist_gsync``, and say so."""
+    named = options.groups is not None or options.group or config.variable("groups") in os.environ
+    is_grouped = any(word.rpartition("=")[2] == "dist_gsync" for word in command)
+    if named or not is_grouped or not os.path.isfile("groups"):
+        return
+    options.groups = "groups"
+    print(
+        "paceline: dist_gsync gets its groups from the file groups of this directory, as in MXNet-G; --groups names "
+        "another file, and --groups auto measures the workers",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _groups_file(options: argparse.Namespace) -> str | None:

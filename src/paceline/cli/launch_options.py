@@ -48,7 +48,8 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
                "gradients by samples", "equal|measured", choices=("equal", "measured")),
         Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
         Option(("--groups",), "groups file of dist_gsync; auto: a short job measures the workers first, also for "
-               "dist_auto (default: the worker groups)", "FILE|auto"),
+               "dist_auto (default: the worker groups, else the file groups of this directory if the command has the "
+               "word dist_gsync)", "FILE|auto"),
         Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME"),
         Option(("--allow",), "an optimizer, codec, weighting or command of yours that servers import; repeated",
                "pkg.mod:Name", repeat=True),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
 import signal
 import sys
-import termios
 import time
-import tty
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
@@ -20,6 +17,7 @@ from paceline.config import variable
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
 from paceline.observe.table import Size
+from paceline.systems import os, termios, tty
 from paceline.wire import messages as m
 
 OPTIONS = (

@@ -55,7 +55,7 @@ class Dealing:
         self._is_direct = self._is_first = False
         iterator = _caller(_BaseDataLoaderIter)
         if iterator is None and singles is None:
-            self._walk, self._is_direct = Walk(id(sampler)), True
+            self._walk, self._is_direct = Walk(sampler), True
         elif iterator is not None and getattr(iterator, "_in_order", True):
             taker = iterator._index_sampler
             if singles is None and taker is sampler:
@@ -69,7 +69,7 @@ class Dealing:
         leave_former = getattr(iterator, _OWN, None)
         if leave_former is not None:  # a loader with persistent workers uses its iterator again
             leave_former()
-        walk = self._walk = Walk(id(sampler))
+        walk = self._walk = Walk(sampler)
         leave = weakref.finalize(iterator, walk.leave)
         leave.atexit = False
         setattr(iterator, _OWN, leave)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from paceline import systems
 from paceline.errors import PacelineError
 
 _MAGIC = 0xCED7230A
@@ -142,13 +143,13 @@ class Records(Dataset[bytes]):
         return word >> 29, word & _LONGEST
 
     def _read(self, size: int, offset: int) -> bytes:
-        found = os.pread(self._descriptor(), size, offset)
+        found = systems.read_at(self._descriptor(), size, offset)
         if len(found) != size:
             raise PacelineError(f"{self.path} is cut off: byte {offset + size} is behind its end; copy the file again")
         return found
 
     def _descriptor(self) -> int:
-        # A process of a DataLoader opens the file itself; pread needs no common position.
+        # A process of a DataLoader opens the file itself; it needs a position of its own.
         if self._file is None or self._file[0] != os.getpid():
             try:
                 self._file = os.getpid(), os.open(self.path, os.O_RDONLY)

@@ -235,6 +235,10 @@ class FaultyListener:
         """Send to a peer."""
         self.inner.send(peer, frames, urgency)
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Return whether messages to a peer are under way."""
+        return self.inner.is_sending(peer)
+
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
         return self.inner.lost()

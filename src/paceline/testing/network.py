@@ -82,6 +82,10 @@ class MemoryListener:
             hub, channel = self.peers[peer]
             self._network.put(hub.queue, hub.held, (channel, frames))
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Return False: messages take no time."""
+        return False
+
     def lost(self) -> list[bytes]:
         """Return nothing: connections never close in memory."""
         return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import psutil
 
 from paceline import forks
 from paceline.launch.supervise.guardian import Guardian
+from paceline.systems import signal
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -40,6 +42,28 @@ def test_agent_file_keeps_words_and_ignores_notices(tmp_path: Path) -> None:
     file.write_text(agent_file(["sh", "-c", 'kill -USR2 $$; echo "$1"', "sh", "a 'b' $c"]))
     done = subprocess.run(["/bin/sh", str(file)], capture_output=True, text=True, check=True)
     assert done.stdout == "a 'b' $c\n"
+
+
+def test_job_inside_a_job_ends_by_the_notice_of_the_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def run(*_: object) -> int:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert not told
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return 0
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.signal(one, lambda number, _: None) for one in numbers]
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    monkeypatch.setattr(sge, "_run", run)
+    request = sge.SgeRequest(JobSpec(("x",), 1, 1), Machine("py"), "", str(tmp_path / "job"), "", {}, inside=True)
+    try:
+        assert sge.InsideJob(request).wait() == 0
+    finally:
+        for one, handler in zip(numbers, before, strict=True):
+            signal.signal(one, handler)
+    assert told == [signal.SIGTERM]
 
 
 def free(spec: JobSpec, **slots: int) -> dict[str, int | None]:

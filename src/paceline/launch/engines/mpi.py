@@ -6,7 +6,6 @@ scheduler. That way exit codes, output and ends are the same as on every other l
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
+from paceline.systems import os
 
 OPTIONS = {
     "mpirun": "the command and options of its own, as in: mpirun.openmpi --mca btl_tcp_if_include eth1",

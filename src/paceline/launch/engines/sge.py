@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
@@ -35,6 +34,7 @@ from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded, remote_r
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
+from paceline.systems import signal
 
 OPTIONS = {
     "pe": "parallel environment with control_slaves TRUE (default: paceline)",
@@ -117,6 +117,7 @@ class InsideJob(Job):
 
     def wait(self) -> int:
         """Run the job and return its exit code."""
+        _heed_notices()
         folder = Path(self._request.folder)
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -316,6 +317,12 @@ def _explain(host: Host, link: AgentLink) -> str:
     return f"the agent on {host.name} ended: `{shlex.join(['qrsh', '-inherit', host.name])}` says: {text}"
 
 
+def _heed_notices() -> None:
+    """Follow Grid Engine's notices: none is needed of a suspension; at the end workers have ``--grace`` to save."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, _terminate)
+
+
 def _terminate(signum: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -325,9 +332,7 @@ def main(words: Sequence[str]) -> int:
     [folder] = map(Path, words)
     text, environ, python = json.loads((folder / _SPEC).read_text())
     spec = from_json(text)
-    # Grid Engine's notices, of a suspension and of the end.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, _terminate)
+    _heed_notices()
     try:
         code = _run(spec, Machine(python, {}, environ, spec.directory), folder)
     except (PacelineError, ValueError) as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import select
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -36,6 +33,7 @@ from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
 from paceline.own_time import OwnTime
+from paceline.systems import os, select, signal
 
 #: Says at which address this host is reached, where no ssh does.
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"

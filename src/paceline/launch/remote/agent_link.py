@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from paceline.launch import processes
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.child import Child
 from paceline.own_time import OwnTime
+from paceline.systems import signal
 
 #: The agent's first bytes. All output of a login shell comes before them.
 MAGIC = b"\x01paceline agent 1\n"

@@ -13,7 +13,6 @@ import json
 import os
 import selectors
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 
 from paceline.errors import LaunchError
 from paceline.launch.host_list import Host
+from paceline.systems import socket
 
 OUT, ERR, EXIT = 1, 2, 3
 LARGEST = 1 << 20

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from types import FrameType
 
 from paceline import forks
 from paceline.errors import LaunchError
+from paceline.systems import os, signal
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

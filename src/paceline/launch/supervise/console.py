@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, one_row, without_moves
+from paceline.systems import os
 
 OUT, ERR = 1, 2
 

@@ -16,15 +16,13 @@ has made a session of its own (``setsid``) escapes it.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import NoReturn
 
 from paceline import forks
 from paceline.launch import processes
+from paceline.systems import os, signal
 
 _TRIES = 100
 _PAUSE_S = 0.02
@@ -90,7 +88,7 @@ class Canceller(_Survivor):
             self.close()
 
 
-def _main(read_fd: int, write_fd: int, act: Callable[[bytes], None]) -> NoReturn:
+def _main(read_fd: int, write_fd: int, act: Callable[[bytes], None]) -> None:
     """Run the child. Never returns, also after an error: it is a copy of the launcher."""
     try:
         os.close(write_fd)

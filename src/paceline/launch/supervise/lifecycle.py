@@ -54,7 +54,6 @@ it ends well.
 from __future__ import annotations
 
 import enum
-import signal
 from collections.abc import Sequence
 
 from paceline.launch.job_spec import Graces
@@ -83,6 +82,7 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.exits import LOOK_S, Exits
 from paceline.start_clock import StartClock
+from paceline.systems import signal
 
 
 class Phase(enum.Enum):

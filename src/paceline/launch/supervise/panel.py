@@ -7,11 +7,11 @@ terminal is left changed at any moment: a launcher that is killed leaves the pan
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
 from paceline.observe.table import Size
+from paceline.systems import os
 
 #: Time between two drawings under output that comes in floods.
 _REST_S = 0.05
@@ -82,7 +82,7 @@ class Panel:
     def _is_in_foreground(self) -> bool:
         """Tell whether this process may draw: a job of the shell in the background (``&``) may not."""
         try:
-            return os.tcgetpgrp(self._fd) == os.getpgrp()
+            return bool(os.tcgetpgrp(self._fd) == os.getpgrp())
         except OSError:  # not the terminal of this session
             return True
 

@@ -11,14 +11,13 @@ It also asks for the status of the job.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 
 from paceline import forks
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready, StatusSaid
+from paceline.systems import fcntl, os
 
 #: The pipe takes the status of a job of thousands, whether or not it is read.
 _PIPE_BYTES = 1 << 20

@@ -8,7 +8,6 @@ import math
 import os
 import selectors
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +45,7 @@ from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.net.security import new_job_key
 from paceline.observe import ring
 from paceline.observe.table import plural
+from paceline.systems import signal
 
 if TYPE_CHECKING:
     from paceline.launch.supervise.job_watch import Watch

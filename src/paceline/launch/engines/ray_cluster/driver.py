@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 from typing import Any
@@ -29,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from paceline.launch.engines.ray_cluster.actor import Shell
 from paceline.launch.engines.ray_cluster.ray_backend import PlacementRequest
 from paceline.launch.remote.shell import ERR, EXIT, LOST, READ_BYTES, accept_all, pack, read_request
+from paceline.systems import socket
 
 _REACH_S = 10.0
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 from collections.abc import Collection
@@ -23,6 +22,7 @@ from paceline.errors import PacelineError
 from paceline.launch.engines.yarn.container import AgentChannel, accept
 from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, READ_BYTES, accept_all, pack, read_request
 from paceline.net.handshake import HandshakeError
+from paceline.systems import socket
 
 #: How long a shell waits for its container, which connects again after each run of a job.
 _REJOIN_S = 60.0
