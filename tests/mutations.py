@@ -157,7 +157,7 @@ AREAS = (
         "server/bucket.py",
         (*BUCKETS, *JOINS),
         (
-            ("self.unreleased += releases - 1", "self.unreleased += 0"),
+            ("self.unreleased += more", "self.unreleased += 0"),
             ("        if self.unreleased == 0 and not", "        if self.unreleased <= 1 and not"),
             (
                 "return self.slots if span.length == self._slots.length else self._slots",

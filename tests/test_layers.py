@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 #: From the lowest. A module imports its own package and lower layers; packages of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "naming", "forks"),
-    ("extensions",),
+    ("extensions", "systems"),
     ("config",),
     (
         "logs",

@@ -118,6 +118,8 @@ class Training:
         # float16 needs its losses scaled, so that small gradients are not lost; other types pass as they are.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.dtype == "float16")
         self.console = Console(quiet=store.rank != 0, highlight=False)
+        for text in args.notices:
+            self.console.print(text, soft_wrap=True)
         self.figures: list[dict[str, float]] = []
         self.steps = self.seen = 0
         self.seconds = 0.0

@@ -20,7 +20,7 @@ _IDLE: tuple[tuple[str, Callable[[argparse.Namespace], bool], str], ...] = (
     ("mom", lambda args: args.optimizer == "adam", "is of --optimizer sgd and nag; adam has no momentum to set"),
     (
         "lr_factor",
-        lambda args: not args.lr_step_epochs and not args.lr_factor_epoch,
+        lambda args: args.lr_step_epochs == "" and not args.lr_factor_epoch,
         "multiplies the rate after --lr-step-epochs or every --lr-factor-epoch; name one of them",
     ),
     ("gc_threshold", lambda args: args.gc_type == "none", "is the step of --gc-type 2bit; name that, too"),
@@ -41,7 +41,8 @@ def parser(doc: str | None, networks: Collection[str] = COLOURED, **defaults: ob
     usual = {"network": "resnet", "lr": 0.05, "mom": 0.9, "wd": 1e-4, "batch_size": 128, "num_epochs": 20}
     usual |= {"disp_batches": 20, "lr_step_epochs": ""} | defaults
     # The values of flags that were not given; parse fills them in, so that it knows which flags were given.
-    later = {name: usual.pop(name) for name in ("lr", "mom")} | {"lr_factor": 0.1, "gc_threshold": 0.01}
+    later = {name: usual.pop(name) for name in ("lr", "mom", "lr_step_epochs")}
+    later |= {"lr_factor": 0.1, "gc_threshold": 0.01}
     later |= {"num_batches": 20}
     found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     devices.add_arguments(found)
@@ -57,6 +58,9 @@ def parser(doc: str | None, networks: Collection[str] = COLOURED, **defaults: ob
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags of a command line; with ``words`` None of that of this process.
 
+    ``--lr-factor`` without a word on when it multiplies is MXNet-G's: after every epoch. ``notices`` of the result says
+    so, for worker 0 to print.
+
     Raises:
         SystemExit: a flag is unknown, or changes nothing together with the others.
     """
@@ -64,6 +68,13 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -
     for name, is_idle, why in _IDLE:
         if getattr(args, name) is not None and is_idle(args):
             raise SystemExit(f"--{name.replace('_', '-')} {why}")
+    args.notices = []
+    if args.lr_factor is not None and args.lr_step_epochs is None and args.lr_factor_epoch is None:
+        args.lr_step_epochs, args.lr_factor_epoch = "", 1.0
+        args.notices.append(
+            f"--lr-factor {args.lr_factor:g}: the rate is multiplied by it after every epoch, as in MXNet-G; for "
+            f"MXNet's schedule name the epochs, as in --lr-step-epochs {args.later['lr_step_epochs'] or '30,60'}"
+        )
     later = args.later | ({"lr": _ADAM_RATE} if args.optimizer == "adam" else {})
     for name, value in later.items():
         if getattr(args, name) is None:
@@ -94,7 +105,9 @@ def _add_training(parser: argparse.ArgumentParser, usual: dict[str, object]) -> 
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--lr-factor", type=float, help=f"what the rate is multiplied by ({usual['lr_factor']})")
     group.add_argument("--lr-factor-epoch", type=float, help="multiply every so many epochs; may be 0.5")
-    group.add_argument("--lr-step-epochs", metavar="E,E", help="multiply after these epochs: 30,60,80 (%(default)s)")
+    group.add_argument("--lr-step-epochs", metavar="E,E",
+                       help=f"multiply after these epochs: 30,60,80 ({usual['lr_step_epochs'] or 'none'}; with "
+                       "--lr-factor alone: after every epoch)")  # fmt: skip
     group.add_argument("--warmup-epochs", type=float, default=0.0, help="epochs in which the rate grows from 0")
     group.add_argument("--scale-lr", action="store_true", help="multiply the rate by the number of workers")
 
@@ -113,7 +126,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument("--data-dir", help="the folder with the data set")
+    group.add_argument("--data-dir", help="the folder with the data set (%(default)s)")
     group.add_argument("--data-nthreads", type=int, help="processes that decode images of files (2)")
     group.add_argument("--num-examples", type=int, help="samples of an epoch, of all workers together (all)")
     group.add_argument("--data-allocator", type=int, choices=[0, 1], default=0,

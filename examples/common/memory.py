@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from readers import ImageDataset
+from readers import DataError, ImageDataset
 from torch.nn import functional as F
 
 import paceline
@@ -30,12 +30,17 @@ def train_cifar(
         words: the command line, without the script's name; None: that of this process.
         defaults: of flags.
     """
-    args = flags.parse(flags.parser(doc, lr_step_epochs="200,250", **defaults), words)
+    name = kind.__name__.lower()
+    args = flags.parse(flags.parser(doc, lr_step_epochs="200,250", data_dir=name, **defaults), words)
 
     def read(store: KVStoreBase) -> InMemory:
-        if not args.data_dir:
-            raise SystemExit("--data-dir: the folder with CIFAR's binary files; examples/make_data.py makes small ones")
-        return InMemory(args, store, partial(kind, args.data_dir), is_cifar=True)
+        try:
+            return InMemory(args, store, partial(kind, args.data_dir), is_cifar=True)
+        except DataError as error:
+            raise SystemExit(
+                f"{error}; or name another folder with --data-dir; examples/make_data.py {name} FOLDER makes small "
+                "files"
+            ) from error
 
     return fit.run(args, (3, 32, 32), read)
 

@@ -33,6 +33,9 @@ _ROUTER, _BEHIND_ROUTER = "192.168.77.1", "192.168.77.2"
 _BURST_BYTES, _BURST_S = 128 * 1024, 1e-3
 #: How long a packet may wait in the bucket's queue before it is dropped: a switch with deep buffers.
 _QUEUE_S = 20e-3
+#: Below this rate TCP's offload is off, and packets are those of a cable. A switch drops single packets; a short queue
+#: that drops 64 KiB of one connection at once makes that one alone slow.
+_OFFLOAD_BITS_S = 5e8
 
 
 @functools.cache
@@ -220,6 +223,8 @@ class Hosts(StepwiseStart):
             namespace.run(
                 f"tc qdisc add dev {interface} root tbf rate {rate:.0f}bit burst {burst:.0f}b latency {queue_us:.0f}us"
             )
+            if rate < _OFFLOAD_BITS_S:
+                namespace.run(f"ip link set dev {interface} gso_max_segs 1")
 
     def __getitem__(self, index: int) -> NamespaceHost:
         return self._hosts[index]

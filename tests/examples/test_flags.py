@@ -102,7 +102,7 @@ EFFECTS: list[tuple[str, str, Effect]] = [
 REFUSED = [
     ("--gpus 77", "--gpus 77: torch finds"),
     ("--staleness 1", "--kv-store local: .* no option 'staleness'"),
-    ("--lr-factor 0.5", "--lr-factor multiplies the rate after --lr-step-epochs"),
+    ("--lr-step-epochs= --lr-factor 0.5", "--lr-factor multiplies the rate after --lr-step-epochs"),
     ("--optimizer adam --mom 0.5", "--mom is of --optimizer sgd and nag"),
     ("--gc-threshold 0.5", "--gc-threshold is the step of --gc-type 2bit"),
     ("--price-per-hour 3", "--benchmark 1"),
@@ -156,6 +156,27 @@ def test_flags_that_change_nothing_are_refused_in_one_sentence(run: Runner, scri
     for words, sentence in REFUSED:
         with pytest.raises(SystemExit, match=sentence):
             run(script, words)
+
+
+def test_lr_factor_alone_multiplies_after_every_epoch_as_in_mxnet_g_and_says_so(
+    run: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = run.data / "cifar10"
+    words = f"--network 3conv --batch-size 8 --num-epochs 2 --num-examples 16 --lr 0.05 --data-dir {data}"
+    nets = {}
+    for flags in ("--lr-factor 0.5", "--lr-factor 0.5 --lr-factor-epoch 1", "--lr-factor 0.5 --lr-step-epochs 200"):
+        nets[flags] = scripts.weights(scripts.train("train_cifar10", [*words.split(), *flags.split()]).net)
+        said = "--lr-factor 0.5: the rate is multiplied by it after every epoch" in capsys.readouterr().out
+        assert said == (flags == "--lr-factor 0.5")
+    alone, every, never = nets.values()
+    assert scripts.same(alone, every)
+    assert not scripts.same(alone, never)
+
+
+def test_cifar_is_read_where_mxnet_g_has_it(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.data)
+    words = "--network 3conv --batch-size 8 --num-epochs 1 --num-examples 16"
+    assert scripts.train("train_cifar100", words.split()).seen == 16
 
 
 def test_only_images_of_files_are_decoded_in_processes(run: Runner) -> None:

@@ -73,7 +73,10 @@ def test_benchmark_reports_speed_and_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["train_cifar100.py", "train_imagenet.py"])
-def test_without_data_a_script_says_in_one_sentence_where_it_comes_from(script: str) -> None:
+def test_without_data_a_script_says_in_one_sentence_where_it_comes_from(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     done = run(str(EXAMPLES / script), "--num-epochs", "1", check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

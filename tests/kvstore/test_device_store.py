@@ -19,7 +19,7 @@ def test_keys_are_spread_over_devices_largest_first():
     sizes = {"a": 8, "b": 7, "c": 6, "d": 1}
     store.init(list(sizes), [torch.zeros(size) for size in sizes.values()])
     store._place({key: [torch.zeros(size), torch.zeros(size, device=META)] for key, size in sizes.items()})
-    key_devices = store.key_devices()
+    key_devices = store._key_devices
     assert {key for key, device in key_devices.items() if device == META} == {"b", "c"}
     assert {key for key, device in key_devices.items() if device.type == "cpu"} == {"a", "d"}
 
@@ -29,7 +29,7 @@ def test_a_key_keeps_its_device():
     store.init("a", torch.zeros(2))
     store.push("a", torch.ones(2))
     store._place({"a": [torch.zeros(2, device=META)]})
-    assert store.key_devices()["a"].type == "cpu"
+    assert store._key_devices["a"].type == "cpu"
 
 
 def test_close_forgets_everything():
@@ -38,7 +38,7 @@ def test_close_forgets_everything():
     store.push("a", torch.ones(2))
     store.close()
     store.close()
-    assert store.key_devices() == {}
+    assert store._key_devices == {}
     store.init("a", torch.zeros(2))
 
 
@@ -61,5 +61,5 @@ def test_gradients_of_distinct_gpus_are_summed_there():
     store.init(["v", "w"], [torch.zeros(5), torch.zeros(5)])
     values = [[torch.ones(5, device=f"cuda:{i}") for i in range(2)] for _ in "vw"]
     store.pushpull(["v", "w"], values)
-    assert {device.index for device in store.key_devices().values()} == {0, 1}
+    assert {device.index for device in store._key_devices.values()} == {0, 1}
     assert all(one.tolist() == [2.0] * 5 for pair in values for one in pair)

@@ -44,7 +44,7 @@ def _trace_no_thread() -> Iterator[None]:
     threading.settrace(trace)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["tcp://127.0.0.1:*", "ipc://@paceline-test-connections"])
+@pytest.fixture(params=["tcp://127.0.0.1:*", f"ipc://@paceline-test-connections-{os.getpid()}"], ids=["tcp", "unix"])
 def listener(request: pytest.FixtureRequest) -> Iterator[SocketListener]:
     one = SocketListener([request.param], SECURITY, "server 0")
     yield one
@@ -87,6 +87,22 @@ def cut(hub: SocketHub) -> None:
 
 def held() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_messages_are_under_way_until_the_kernel_of_the_peer_has_them(hub: SocketHub, listener: SocketListener) -> None:
+    hub.send(0, [b"hello"])
+    arrived: list[tuple[bytes, object]] = []
+    until(lambda: arrived.extend(listener.receive(0.05)) or arrived)
+    peer = arrived[0][0]
+    until(lambda: not listener.is_sending(peer))
+    large, count = memoryview(bytes(16 * LARGE)), 4 + connection.RECEIVE_AHEAD
+    for _ in range(count):  # more than the hub reads ahead
+        listener.send(peer, [b"answer", large])
+    assert listener.is_sending(peer), "the hub takes no message, so some still wait"
+    back: list[object] = []
+    until(lambda: back.extend(hub.receive(0.05)) or len(back) == count)
+    until(lambda: not listener.is_sending(peer))
+    assert not listener.is_sending(b"a stranger")
 
 
 def test_1000_connections_of_one_member_leave_nothing(hub: SocketHub, listener: SocketListener) -> None:

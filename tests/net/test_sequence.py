@@ -54,6 +54,32 @@ class Side:
         self.answerer.answer(peer, seq, m.CommandAnswer(body.body), lambda: [body.body.encode()])
 
 
+def test_an_answer_that_is_under_way_is_not_sent_again_and_one_that_was_lost_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network, now = MemoryNetwork(), 0.0
+    side, hub = Side(network), MemoryHub(network)
+    side.members.add(b"")
+    side.answerer = Answerer(side.listener, lambda peer: True)
+    client = Client(hub, clock=lambda: now)
+    channel = client.connect("memory://server", "worker", "server 0")
+    call = client.ask(channel, m.Command("sum", "of all"), "a sum")
+    [(peer, frames)] = side.listener.receive(0.0)
+    taken = side.answerer.take(peer, frames)
+    assert taken is not None
+    side.answer(peer, taken[0], m.Command("sum", "of all"))
+    assert len(hub.receive(0.0)) == 1  # it is lost
+    for sending, times in ((True, 0), (False, 1)):
+        monkeypatch.setattr(side.listener, "is_sending", lambda peer, sending=sending: sending)
+        now += PROBE_AFTER_S
+        client.poll()
+        [(peer, frames)] = side.listener.receive(0.0)
+        assert side.answerer.take(peer, frames) is None, "it is a probe"
+        assert not call.done
+        client.poll()
+        assert call.done == (times == 1)
+
+
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), requests=st.integers(1, 25), loss=st.sampled_from([0.0, 0.2, 0.5]))
 def test_every_request_is_carried_out_once_and_every_answer_arrives(seed: int, requests: int, loss: float) -> None:

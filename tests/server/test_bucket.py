@@ -20,7 +20,7 @@ from paceline.consistency import Policy
 from paceline.net.memory import MappedArena
 from paceline.observe import meter
 from paceline.server.bucket import Slot
-from paceline.server.members import Asker, Members
+from paceline.server.members import STRANGER, Asker
 from paceline.server.merge import Accumulator, Scratch
 from paceline.server.push import SumPush
 from paceline.server.requests import RequestHandler
@@ -481,7 +481,7 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     if what == "broken":
         left.broken = right.broken = RuntimeError()
     elif what == "pending":
-        asker = Asker(b"worker-0", 1, 0, Members(), server._keep)
+        asker = Asker(b"worker-0", 1, STRANGER, server._keep)
         right.pending[0] = left.pending[0] = SumPush(
             asker=asker,
             worker=0,

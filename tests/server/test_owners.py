@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.net import call, client
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.server.owners import OwnerClient
+from paceline.server.process import OwnerClient
 from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 

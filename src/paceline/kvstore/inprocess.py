@@ -428,11 +428,8 @@ class DeviceStore(InProcessStore):
     def __init__(self, store_type: str = "") -> None:
         super().__init__(store_type)
         self._key_devices: dict[Key, torch.device] = {}
+        """The device that merges and updates each key that was pushed so far."""
         self._load: dict[torch.device, int] = {}
-
-    def key_devices(self) -> dict[Key, torch.device]:
-        """Return the device that merges and updates each key that was pushed so far."""
-        return dict(self._key_devices)
 
     def close(self) -> None:
         """Release all values, states, buffers and placements."""

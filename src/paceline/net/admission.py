@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline import forks
+from paceline import forks, systems
 from paceline.net.base import Damaged
 from paceline.net.handshake import Agreed, HandshakeError, Responder
 from paceline.net.security import is_of_another_user
@@ -155,7 +155,7 @@ class Gate:
                     self._without_descriptors(error)
                 return  # else that connection has failed, and the next one may not
             sock.setblocking(False)
-            is_unix = sock.family == socket.AF_UNIX
+            is_unix = sock.family == systems.UNIX
             name = "this host" if is_unix else f"{address[0]}:{address[1]}"
             if is_of_another_user(sock):
                 self._refused.note(name, "it is another user's process")

@@ -8,6 +8,10 @@ A message of a peer, by its sender and its content:
 | a request that is new | is returned to be carried out | the same |
 | a request that came before | its answer is sent again, if there is one | is returned again |
 | a probe | answers that it asks after are sent again, and then the numbers that never arrived | nothing ever arrived |
+| a probe while messages are under way to it | the numbers that never arrived | the same |
+
+An open connection loses nothing. On a slow network an answer may be under way for longer than its asker waits before it
+asks after it: sent again, it would take the time of the others. If it was lost, a later probe finds nothing under way.
 
 A stranger becomes a member by a request (a claim, a hello), whose answer is the first that is remembered. So that
 request may be carried out more than once, if messages get lost before it is answered.
@@ -100,8 +104,9 @@ class Answerer:
         return self._inboxes.setdefault(peer, Inbox())
 
     def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
-        for asked in set(probe.seqs):
-            self._again(peer, inbox, asked)
+        if not self._listener.is_sending(peer):
+            for asked in set(probe.seqs):
+                self._again(peer, inbox, asked)
         unknown = [asked for asked in probe.seqs if not inbox.knows(asked)]
         self._listener.send(peer, [encode(seq, 0, m.Unknown(unknown))])
 

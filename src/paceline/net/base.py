@@ -93,6 +93,9 @@ class Listener(Protocol):
             urgency: the message may overtake those to the same peer that wait with a higher number.
         """
 
+    def is_sending(self, peer: bytes) -> bool:
+        """Return whether messages to a peer are under way: they wait here, or its kernel does not have them yet."""
+
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
 

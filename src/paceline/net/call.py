@@ -9,7 +9,7 @@ States of a request:
 | sent | no answer for ``PROBE_AFTER_S``, or the connection was lost | probed: a ``Probe`` asks after it |
 | probed | the peer says that it never arrived (``Unknown``) | sent, the same message again |
 | probed | the peer has an answer and gives it again | answered |
-| probed | neither, since the peer still works on it, or the probe was lost | probed again after ``PROBE_AFTER_S`` |
+| probed | neither: the peer works on it or sends it, or the probe was lost | probed again after ``PROBE_AFTER_S`` |
 | sent, probed | the answer | answered, and forgotten |
 | answered | the answer again | answered; the repeat is ignored |
 

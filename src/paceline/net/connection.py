@@ -25,9 +25,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from paceline import systems
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
-from paceline.net.endpoints import end
+from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of
 
@@ -237,7 +238,7 @@ class Connection(Generic[Source]):
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then it sends no more, and may be closed."""
         reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
-        is_network, room = sock.family != socket.AF_UNIX, self._room
+        is_network, room = sock.family != systems.UNIX, self._room
         try:
             while True:
                 frames = reader.message()
@@ -277,7 +278,7 @@ class Connection(Generic[Source]):
             sock, writer = self.socket, self._writer
             if self._closed or (writer is None and not self._keeps):
                 return
-            if sock is None or sock.family != socket.AF_UNIX:
+            if sock is None or sock.family != systems.UNIX:
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
@@ -297,12 +298,19 @@ class Connection(Generic[Source]):
                 self._idle.notify_all()
             raise
 
+    def is_sending(self) -> bool:
+        """Return whether messages are under way: they wait here, or the kernel of the other end does not have them."""
+        with self._lock:
+            if self._writer is None or self.socket is None:
+                return False
+            return self._busy or bool(self._waiting) or unsent_bytes(self.socket) > 0
+
     def _send_now(self, sock: socket.socket, pieces: Iterator[Any]) -> None:
         """Send as much of a message as the kernel takes at once; the thread that sends has the rest."""
         rest = None
         for piece in pieces:
             try:
-                sent = sock.send(piece, socket.MSG_DONTWAIT)
+                sent = systems.send_at_once(sock, piece)
             except BlockingIOError:
                 sent = 0
             except OSError:  # the connection is closed, which its reader notices

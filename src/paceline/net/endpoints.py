@@ -21,11 +21,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import sys
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline import forks
+from paceline import forks, systems
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096
@@ -46,6 +47,8 @@ CONTROL_TIMEOUT_S = 24 * 3600.0
 _TCP_RTO_MAX_MS, RTO_MAX_MS = 44, 1000
 
 _TCP_KEEPIDLE = getattr(socket, "TCP_KEEPIDLE", 4)
+
+_INT = struct.Struct("=i")
 
 #: ``struct tcp_info`` of linux/tcp.h, as far as it is used: packets in flight, milliseconds since data and since an
 #: acknowledgement came, bytes that were acknowledged.
@@ -73,7 +76,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
     """
     try:
         if not address.startswith("tcp:"):
-            sock = _socket(socket.AF_UNIX)
+            sock = _socket(systems.UNIX)
             sock.bind(_unix_name(address))
             sock.listen(_BACKLOG)
             return sock, address
@@ -95,7 +98,7 @@ def dial(address: str) -> socket.socket:
         OSError: no process listens there.
     """
     if not address.startswith("tcp:"):
-        return _connected(socket.AF_UNIX, _unix_name(address))
+        return _connected(systems.UNIX, _unix_name(address))
     reason = OSError(f"{address} has no address")
     for family, _, _, _, target in socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM):
         try:
@@ -135,7 +138,7 @@ def tune(sock: socket.socket, bulk: bool) -> None:
         sock: connected socket; unix sockets stay as they are.
         bulk: carries tensors.
     """
-    if sock.family == socket.AF_UNIX:
+    if sock.family == systems.UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -146,6 +149,14 @@ def tune(sock: socket.socket, bulk: bool) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         with contextlib.suppress(OSError):  # an older kernel
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RTO_MAX_MS)
+
+
+def unsent_bytes(sock: socket.socket) -> int:
+    """Return how many bytes that this kernel has taken the other one does not have yet; 0 where that is not known."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            return int(_INT.unpack(systems.fcntl.ioctl(sock, systems.termios.TIOCOUTQ, bytes(_INT.size)))[0])
+    return 0
 
 
 class HostWatch:
@@ -165,7 +176,7 @@ class HostWatch:
         The second is seen only by calling this again and again. Without it a network that carries one way only would
         look sound at the end that hears. None: not known.
         """
-        if self._socket.family == socket.AF_UNIX:
+        if self._socket.family == systems.UNIX:
             return 0.0
         if not hasattr(socket, "TCP_INFO"):  # of Linux
             return None

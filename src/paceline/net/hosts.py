@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from paceline import systems
 from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.interfaces import address_of
@@ -65,7 +66,7 @@ def server_addresses(settings: Settings) -> list[str]:
 def _is_free(name: str) -> bool:
     """Tell whether an abstract unix socket can have a name. Only Linux has such sockets."""
     try:
-        with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(systems.UNIX) as probe:
             probe.bind(b"\0" + name.encode())
     except OSError:
         return False
@@ -106,7 +107,7 @@ def host_id() -> str:
 
     They have the same running kernel, process, network and user namespaces, and user.
     """
-    parts = [str(os.getuid()), socket.gethostname()]
+    parts = [str(systems.user_id()), socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/user"):
         try:
             parts.append(os.readlink(path) if "/ns/" in path else open(path).read())  # noqa: SIM115

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
+import functools
 import mmap
-import os
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.systems import c_library, fcntl, os, private_memory
+from paceline.systems import mmap as posix_mmap
 
 # Names that the os, fcntl and mmap modules of Python 3.11, or those of other systems, do not have.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
@@ -124,7 +126,7 @@ def open_foreign(pid: int, fd: int, size: int) -> int:
     try:
         if not os.readlink(path).startswith("/memfd:paceline"):
             raise ProtocolError(f"{path} is not shared memory of paceline")
-        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        own: int = os.open(path, os.O_RDWR)
     except OSError as error:
         raise ProtocolError(f"shared memory {path} cannot be opened: {error.strerror}") from error
     with contextlib.ExitStack() as on_error:
@@ -151,7 +153,7 @@ class Patchwork:
     """
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
-        self._map = mmap.mmap(-1, max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize)), flags=_PRIVATE)
+        self._map = private_memory(max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize)))
         self.tensor = torch.frombuffer(self._map, dtype=dtype)[:numel]
         self._patches: list[tuple[int, int]] = []
 
@@ -172,7 +174,7 @@ class Patchwork:
             OSError: the file cannot be mapped.
         """
         place, size = start * self.tensor.itemsize, _to_pages(length * self.tensor.itemsize)
-        self._put(place, size, mmap.MAP_SHARED, fd, file_start * self.tensor.itemsize)
+        self._put(place, size, posix_mmap.MAP_SHARED, fd, file_start * self.tensor.itemsize)
         self._patches.append((place, size))
 
     def detach(self) -> None:
@@ -180,7 +182,7 @@ class Patchwork:
         while self._patches:
             place, size = self._patches.pop()
             content = bytes(memoryview(self._map)[place : place + size])
-            self._put(place, size, _PRIVATE, -1, 0)
+            self._put(place, size, posix_mmap.MAP_PRIVATE | posix_mmap.MAP_ANONYMOUS, -1, 0)
             ctypes.memmove(self._address + place, content, size)
 
     @property
@@ -191,16 +193,20 @@ class Patchwork:
         """Replace pages of the private memory; all of them belong to our own mapping."""
         assert 0 <= place <= place + size <= len(self._map)
         wanted = self._address + place
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        found = _libc.mmap(wanted, size, protection, flags | _MAP_FIXED, fd, offset)
+        found = _system_mmap()(
+            wanted, size, posix_mmap.PROT_READ | posix_mmap.PROT_WRITE, flags | _MAP_FIXED, fd, offset
+        )
         if found != wanted:
             raise OSError(ctypes.get_errno(), f"{size} bytes of shared memory cannot be mapped")
 
 
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+@functools.cache
+def _system_mmap() -> Any:
+    """Return the function of the C library, which maps at a given place, as Python's does not."""
+    function = c_library().mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return function
 
 
 # ---- page-locked memory ----------------------------------------------------------------------------------------------

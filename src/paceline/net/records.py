@@ -140,17 +140,11 @@ class Intake:
             large = memoryview(bytearray(size))
             self.fill(large)
             return large
-        if self._end - self._start < size:
-            self._more(size)
-        found = self._buffer[self._start : self._start + size]
-        self._start += size
-        return found
-
-    def _more(self, size: int) -> None:
         held = self._end - self._start
-        self._buffer[:held] = self._buffer[self._start : self._end]
-        self._start, self._end = 0, held
-        while self._end < size:
+        if held < size:
+            self._buffer[:held] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, held
+        while self._end - self._start < size:
             try:
                 got = self._socket.recv_into(self._buffer[self._end :])
             except BlockingIOError:  # nothing to read for STALL_S: nobody has to speak
@@ -158,6 +152,9 @@ class Intake:
             if not got:
                 raise ClosedError
             self._end += got
+        found = self._buffer[self._start : self._start + size]
+        self._start += size
+        return found
 
     def fill(self, target: memoryview) -> None:
         """Read until a buffer is full.

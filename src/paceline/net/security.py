@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import secrets
 import socket
 import string
 import struct
 from dataclasses import dataclass, field
 
+from paceline import systems
 from paceline.config import Settings
 from paceline.errors import ConfigError
 
@@ -36,10 +36,10 @@ def is_of_another_user(sock: socket.socket) -> bool:
 
     It is the one that listened, or that connected. False for other sockets, and where the kernel does not tell.
     """
-    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+    if sock.family != systems.UNIX or not hasattr(socket, "SO_PEERCRED"):
         return False
     _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return bool(uid != os.geteuid())
+    return bool(uid != systems.user_id())
 
 
 def new_job_key() -> str:

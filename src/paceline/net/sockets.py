@@ -27,6 +27,7 @@ import time
 import weakref
 from collections.abc import Sequence
 
+from paceline import systems
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames
@@ -150,7 +151,7 @@ class Channel(Connection[int]):
         if is_of_another_user(sock):
             raise HandshakeError("a process of another user listens there")
         deadline = time.monotonic() + HANDSHAKE_S
-        way = Way(sock.family == socket.AF_UNIX, self._listener)
+        way = Way(sock.family == systems.UNIX, self._listener)
         initiator = Initiator(self._security.psk, self._identity, self._security.encrypt, way)
         sock.sendall(initiator.hello())
         welcome = b""
@@ -325,6 +326,12 @@ class SocketListener(ReceivedQueue[bytes]):
             found = self._peers.get(peer)
         if found is not None:
             found.send(frames, urgency)
+
+    def is_sending(self, peer: bytes) -> bool:
+        """Return whether messages to a peer are under way: they wait here, or its kernel does not have them yet."""
+        with self._lock:
+            found = self._peers.get(peer)
+        return found is not None and found.is_sending()
 
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call; only with ``watch``."""

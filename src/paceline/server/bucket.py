@@ -34,9 +34,8 @@ class PushRequest(abc.ABC):
 
     | state | event | next |
     |---|---|---|
-    | waiting | `waits_for` the slots of an entry, instead of the entry | waiting |
     | waiting | an entry cannot be taken | answered, with that error, by the handler of requests |
-    | waiting | `waits`: a slot it waits for is cut | waiting |
+    | waiting | `waits`: an entry is taken by several slots, or a slot is cut | waiting |
     | waiting | `release`: a slot has done its part | waiting; answered after the last |
     | waiting | its asker is answered with an error | answered |
     | answered | `release`, an error | answered: no answer is sent twice |
@@ -54,7 +53,7 @@ class PushRequest(abc.ABC):
     worker: int
     """The worker that pushes; of a sum, the first worker behind it."""
     unreleased: int
-    """Releases to come; at first, one for each of its entries."""
+    """Releases to come: one of each slot for each worker behind the push. At first, one for each of its entries."""
     want: bool = True
     """The answer brings new values."""
     shared: bool = False
@@ -70,13 +69,9 @@ class PushRequest(abc.ABC):
     def answer(self) -> None:
         """Send the answer; all slots have released the push."""
 
-    def waits_for(self, releases: int) -> None:
-        """Wait for the slots of an entry, which is then taken: once for each worker behind the push in each slot."""
-        self.unreleased += releases - 1
-
-    def waits(self) -> None:
-        """Wait for one more slot: one of those that it waits for is cut."""
-        self.unreleased += 1
+    def waits(self, more: int = 1) -> None:
+        """Wait for more releases."""
+        self.unreleased += more
 
     def release(self) -> None:
         """Note that one slot has done its part; answer after the last."""
@@ -317,12 +312,12 @@ class StoredBucket:
 
     # ---- readers ---------------------------------------------------------------------------------------------------
 
-    def read(self, worker: int, span: m.Span) -> int:
-        """Note that a worker reads a range now; returns the oldest version in it."""
+    def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
+        """Note that a worker reads a range now; returns its oldest version, and the values, not to be changed."""
         versions = []
         for slot in self.slots_over(span):
             versions.append(slot.readers.read(slot.rule, worker, slot.span, span))
-        return min(versions)
+        return min(versions), self.visible(slot.rule.unit[worker])[span.start : span.stop]
 
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""

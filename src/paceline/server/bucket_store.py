@@ -137,7 +137,7 @@ class BucketStore:
             request: the request, answered when all slots have released all workers behind the push.
         """
         slots = bucket.cut(entry)
-        request.waits_for(len(slots) * len(pushes))
+        request.waits(len(slots) * len(pushes) - 1)
         if len(slots) == 1 and not all_absent:
             self.take(bucket, slots[0], pushes, one, request)
             return
@@ -278,8 +278,7 @@ class BucketStore:
         """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
         bucket = self.buckets.get(span.block, span.bucket)
         self.sink.before_read(bucket, worker, span)
-        version = bucket.read(worker, span)
-        return version, bucket.visible(self.units[worker])[span.start : span.stop]
+        return bucket.read(worker, span)
 
     def stands_still(self, worker: int, span: m.Span) -> bool:
         """Tell whether values that a worker is sent cannot change before it pushes again."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from paceline.errors import ProtocolError
 from paceline.local_merge import LocalMerge
@@ -16,19 +17,32 @@ from paceline.wire import messages as m
 AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames], int | None], None]
 
 
+class Sender(NamedTuple):
+    """The member at the other end of a connection."""
+
+    role: str
+    """Empty: it has not said who it is."""
+    rank: int
+    number: int
+    """The number that stands for it in events."""
+    is_far: bool
+    """Messages between it and here cross the network."""
+
+
+STRANGER = Sender("", -1, 0, is_far=False)
+
+
 class Members:
     """The members of the job as one server sees them, and the connections that they have claimed.
 
     Attributes:
-        workers: rank by connection.
-        servers: rank by connection.
+        senders: the members by their connections; each has one.
         rank: rank of this server.
         worker_hosts: host ids of the workers, by rank.
     """
 
     def __init__(self) -> None:
-        self.workers: dict[bytes, int] = {}
-        self.servers: dict[bytes, int] = {}
+        self.senders: dict[bytes, Sender] = {}
         self.rank = 0
         self.worker_hosts: list[str] = []
         self._members: dict[tuple[str, int], m.Member] = {}
@@ -51,26 +65,27 @@ class Members:
         Raises:
             ProtocolError: wrong token.
         """
-        of_role = {"worker": self.workers, "server": self.servers}.get(claim.role)
         member = self._members.get((claim.role, claim.rank))
         if claim.role == "worker" and claim.rank in self._dead:
             raise ProtocolError(f"worker {claim.rank} was taken for dead; the others have gone on without it")
-        if of_role is None or member is None or member.token != claim.token or not claim.token:
+        if member is None or not claim.token or not hmac.compare_digest(member.token, claim.token):
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
         # A member has one connection: a new one replaces the last, so that no member can open many.
-        for other in [other for other, rank in of_role.items() if rank == claim.rank]:
-            del of_role[other]
-        of_role[peer] = claim.rank
+        self._forget(claim.role, claim.rank)
+        is_far = claim.role == "server" or member.host_id != self._host_id
+        self.senders[peer] = Sender(claim.role, claim.rank, events.member(claim.role, claim.rank), is_far)
+
+    def _forget(self, role: str, rank: int) -> None:
+        self.senders = {peer: one for peer, one in self.senders.items() if (one.role, one.rank) != (role, rank)}
 
     def bury(self, worker: int) -> None:
         """Take no more requests of a worker that is dead, nor those that are still on their way."""
         self._dead.add(worker)
-        for peer in [peer for peer, rank in self.workers.items() if rank == worker]:
-            del self.workers[peer]
+        self._forget("worker", worker)
 
     def knows(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
-        return peer in self.workers or peer in self.servers
+        return peer in self.senders
 
     @property
     def has_neighbours(self) -> bool:
@@ -87,10 +102,6 @@ class Members:
         if member.host_id != self._host_id or member.pid != pid:
             raise ProtocolError(f"worker {worker} offers memory of process {pid} of this host, which is not its own")
 
-    def is_far(self, peer: bytes) -> bool:
-        """Tell whether a member's messages cross the network."""
-        return peer in self.servers or self.worker_hosts[self.workers[peer]] != self._host_id
-
     def local_merge(self, units: Sequence[int]) -> LocalMerge:
         """Return where local merge takes place for workers of these units."""
         return LocalMerge(self.worker_hosts, self._hosts("server"), units)
@@ -102,19 +113,19 @@ class Asker:
     Args:
         peer: the member's connection.
         seq: number of the request.
-        rank: rank of the member in its role; -1 before it has said who it is.
-        members: members of the job.
+        sender: the member, or :data:`STRANGER` before it has said who it is.
         send: function that sends an answer.
 
     Attributes:
+        rank: rank of the member in its role.
         is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
     """
 
-    __slots__ = ("_members", "_send", "is_answered", "peer", "rank", "seq")
+    __slots__ = ("_send", "_sender", "is_answered", "peer", "rank", "seq")
 
-    def __init__(self, peer: bytes, seq: int, rank: int, members: Members, send: AnswerFn) -> None:
-        self.peer, self.seq, self.rank = peer, seq, rank
-        self._members, self._send = members, send
+    def __init__(self, peer: bytes, seq: int, sender: Sender, send: AnswerFn) -> None:
+        self.peer, self.seq, self.rank = peer, seq, sender.rank
+        self._sender, self._send = sender, send
         self.is_answered = False
 
     def answer(self, body: m.Reply, make_frames: Callable[[], Frames] = tuple, urgency: int | None = None) -> None:
@@ -127,12 +138,8 @@ class Asker:
         """
         if not self.is_answered:
             self.is_answered = True
-            ring.note_message(events.ANSWERED, self.seq, self, body)
+            ring.note_message(events.ANSWERED, self.seq, self._sender.number, body)
             self._send(self.peer, self.seq, body, make_frames, urgency)
-
-    def __index__(self) -> int:
-        """Return the number that stands for the member in events."""
-        return events.member("worker" if self.peer in self._members.workers else "server", self.rank)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
@@ -140,6 +147,4 @@ class Asker:
 
     def network_bytes(self, frames: Frames) -> int:
         """Return how many bytes of frames cross the network between here and the member."""
-        if not frames or not self._members.is_far(self.peer):
-            return 0
-        return sum(memoryview(frame).nbytes for frame in frames)
+        return sum(memoryview(frame).nbytes for frame in frames) if self._sender.is_far else 0

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -22,13 +22,14 @@ from paceline.net import Hub, Listener, Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.hosts import server_addresses
+from paceline.net.call import OnAnswer
+from paceline.net.client import Client
+from paceline.net.hosts import address_for, server_addresses
 from paceline.net.lifeline import Lifeline, StepPace
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter, ring
 from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS
 from paceline.server.members import Members
-from paceline.server.owners import OwnerClient
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
 
@@ -43,6 +44,49 @@ IDLE_S = 1.0
 
 #: Elements of a measurement of speed: more than caches hold, and a few milliseconds to sum. And trials.
 _ELEMENTS, _TRIALS = 1 << 22, 5
+
+
+class OwnerClient:
+    """Asks the owners of buckets by their rank, and connects to each when it is first asked. Used by one thread.
+
+    No request has a deadline: the workers behind it have theirs, and ask who is missing when it has passed. The
+    scheduler tells everybody of the death of a server.
+
+    Args:
+        hub: a transport of its own.
+        me: this server.
+        servers: all servers of the job, by rank.
+    """
+
+    def __init__(self, hub: Hub, me: m.Member, servers: Sequence[m.Member]) -> None:
+        self._me, self._servers = me, servers
+        self._client = Client(hub)
+        self._channels: dict[int, int] = {}
+
+    def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
+        """Send a request; requests to one server arrive there in the order of asking.
+
+        Args:
+            server: rank of the server.
+            body: the request.
+            frames: payload; unchanged until the answer.
+            on_answer: called by :meth:`poll` with the answer, which may be a failure.
+        """
+        if server not in self._channels:
+            self._channels[server] = self._connect(self._servers[server])
+        what = type(body).__name__
+        self._client.ask(self._channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
+
+    def _connect(self, server: m.Member) -> int:
+        address = address_for(server, self._me.host_id, False)
+        channel = self._client.connect(address, "server", f"server {server.rank}", f"on {server.host}", bulk=True)
+        self._client.claim(channel, m.Claim("server", self._me.rank, self._me.token))
+        return channel
+
+    def poll(self) -> None:
+        """Use the answers that have arrived, without waiting."""
+        if self._channels:
+            self._client.poll()
 
 
 class Server:

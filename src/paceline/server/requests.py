@@ -8,7 +8,7 @@ guarantee breaks in a handler that changes something before all its checks are d
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from paceline.observe.events import TOOK
 from paceline.server import commands, notices, pulls, push, setup
 from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
-from paceline.server.members import AnswerFn, Asker, Members
+from paceline.server.members import STRANGER, AnswerFn, Asker, Members, Sender
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ OF_WORKERS: Handlers = {
 }
 OF_SERVERS: Handlers = {m.PushSum: push.push_sum, m.OnBehalf: notices.on_behalf}
 OF_STRANGERS: Handlers = {m.Claim: claim}
+#: By the role of the member that asks.
+HANDLERS: Mapping[str, Handlers] = {"worker": OF_WORKERS, "server": OF_SERVERS, "": OF_STRANGERS}
 
 
 class RequestHandler(ServerState):
@@ -112,18 +114,13 @@ class RequestHandler(ServerState):
 
     def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
         """Carry out one request. An error is answered to the peer, and changes nothing here."""
-        members, handlers = self.members, OF_WORKERS
-        rank = members.workers.get(peer, -1)
-        if rank < 0:
-            rank, handlers = members.servers.get(peer, -1), OF_SERVERS
-        if rank < 0 or isinstance(body, m.Claim):
-            handlers = OF_STRANGERS
-        asker = Asker(peer, seq, rank, members, self._answer)
-        ring.note_message(TOOK, seq, asker, body)
+        sender = self.members.senders.get(peer, STRANGER)
+        asker = Asker(peer, seq, sender, self._answer)
+        ring.note_message(TOOK, seq, sender.number, body)
         try:
-            handler = handlers.get(type(body))
+            handler = HANDLERS["" if isinstance(body, m.Claim) else sender.role].get(type(body))
             if handler is None:
-                raise _refusal(body, handlers is OF_SERVERS, rank)
+                raise _refusal(body, sender)
             if frames:
                 check_memory(frames, f"a {type(body).__name__}")
             result = handler(self, asker, body, frames)
@@ -141,8 +138,8 @@ class RequestHandler(ServerState):
             asker.answer(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))
 
 
-def _refusal(body: m.Request, is_server: bool, rank: int) -> ProtocolError:
-    if rank < 0:
+def _refusal(body: m.Request, sender: Sender) -> ProtocolError:
+    if sender is STRANGER:
         return ProtocolError("this connection belongs to no member; claim it first")
-    whose = " from another server" if is_server else ""
+    whose = " from another server" if sender.role == "server" else ""
     return ProtocolError(f"a server does not take {type(body).__name__}{whose}")

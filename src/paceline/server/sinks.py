@@ -31,7 +31,6 @@ from paceline.ranges import is_all
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
 from paceline.updaters import UpdaterSpec
-from paceline.updaters.runs import completed
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -128,8 +127,8 @@ class ApplySink(Sink):
                 self._count_step(slot, accumulator, action.weight)
 
     def _count_step(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
-        groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
-        rate = groups[0].get("lr", 1.0) if groups else 1.0
+        pushed = accumulator.options.groups if accumulator.options else ()
+        rate = next((group["lr"] for group in (*pushed[:1], *self.spec.groups[:1]) if "lr" in group), 1.0)
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:

@@ -76,14 +76,11 @@ class Processor:
 
     def __init__(self, environment: Any) -> None:
         self._environment, self._free_at = environment, 0.0
-        self.busy_s = 0.0
-        """Time that it has worked, or will have when all that came is done."""
 
     def work(self, seconds: float, then: Callable[[], None]) -> None:
         """Take a job and call ``then`` when it is done."""
         now = self._environment.now
         self._free_at = max(now, self._free_at) + seconds
-        self.busy_s += seconds
         call_later(self._environment, self._free_at - now, then)
 
 

@@ -81,8 +81,6 @@ class Result:
     step_mass: float = 0.0
     """Sum of weight times learning rate over all updates."""
     network_bytes: float = 0.0
-    server_busy_s: float = 0.0
-    """Time that each server worked."""
     steps: list[list[WorkerRound]] = field(default_factory=list)
     """With ``keep_steps``: each worker's finished rounds."""
 
@@ -169,7 +167,6 @@ class _Job:
         result.seconds, result.rounds = self._environment.now, list(self._rule.answered)
         result.stats, result.step_mass = self._rule.stats, self._rule.stats.weight_sum * self._plan.lr
         result.network_bytes = (self._into.bytes + self._out_of.bytes) * self._cluster.servers
-        result.server_busy_s = self._server.busy_s
         return result
 
     def _make_source(self) -> OwnData:

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from paceline import systems
+
 SENTENCE = 'the script has no main guard (if __name__ == "__main__":)'
 _LINE = (
     f"paceline: {SENTENCE}: a DataLoader or multiprocessing has spawned this process, which imports the script and so "
@@ -31,7 +33,7 @@ def end_child() -> None:
     if process is None or not getattr(process.current_process(), "_inheriting", False):  # what multiprocessing asks
         return
     try:
-        os.close(os.open(_file(os.getppid()), os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
+        os.close(os.open(_file(os.getppid()), os.O_CREAT | os.O_EXCL | systems.NO_FOLLOW | os.O_WRONLY, 0o600))
     except FileExistsError:
         raise SystemExit(1) from None
     raise SystemExit(_LINE)
@@ -46,4 +48,4 @@ def ended_a_child() -> bool:
 
 
 def _file(pid: int) -> Path:
-    return Path(tempfile.gettempdir(), f"paceline-{os.getuid()}-no-guard-{pid}")
+    return Path(tempfile.gettempdir(), f"paceline-{systems.user_id()}-no-guard-{pid}")

@@ -76,6 +76,8 @@ class Session:
         """Whether a store of this worker has all workers in lock step."""
         self.is_ddp = False
         """Whether the rounds of this worker are those of a DDP script."""
+        self.has_measured_shares = False
+        """Whether samples of this job go to workers by measured speed."""
         self.store_type = ""
         """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
@@ -197,7 +199,7 @@ class Session:
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
         weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        account = self.meter.report(self.group, self.is_ddp)
+        account = self.meter.report(self.group, self.is_ddp, self.has_measured_shares or self.hands_out)
         return ReportedPace(now, usual or 0.0, pace.samples, spread, account, weights)
 
     # ---- requests --------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Traffic:
             block = self._blocks[one.block]
             shared = shared and server in block.mapped
             for piece in block.buckets[one.bucket].rounds.next(one.start, one.length):
-                entries.append(m.Entry(*one.place, *piece))
+                entries.append(m.Entry(one.block, one.bucket, *piece))
                 round = max(round, piece[2])
         gone = answers.cut(entries, absent) if absent and not carried.skip else []
         coded = "push" in self.codecs

@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -233,7 +234,7 @@ def test_what_another_kernel_left_goes_after_a_day(old):
 
 
 def test_a_temporary_file_that_was_taken_for_stale_is_made_again(old, monkeypatch):
-    flock, made = module.fcntl.flock, []
+    flock, made = fcntl.flock, []
 
     def raced(file, how):
         if not made:
@@ -242,7 +243,7 @@ def test_a_temporary_file_that_was_taken_for_stale_is_made_again(old, monkeypatc
                 one.unlink()
         return flock(file, how)
 
-    monkeypatch.setattr(module.fcntl, "flock", raced)
+    monkeypatch.setattr(fcntl, "flock", raced)
     put(old, b"new")
     assert made
     assert old.read_bytes() == b"new"

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from paceline import systems
 from paceline.errors import CheckpointError
 
 #: Locks may not reach other kernels: a temporary file of another kernel is stale this long after its last change.
@@ -69,6 +70,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
                 yield draft
                 file.flush()
                 os.fsync(file.fileno())
+                if sys.platform == "win32":  # which renames no open file
+                    file.close()
                 temporary.replace(draft.path)
         finally:
             temporary.unlink(missing_ok=True)  # there is none after the rename
@@ -100,9 +103,9 @@ def _locked(target: Path) -> tuple[Path, BinaryIO]:
     while True:
         token = uuid.uuid4().hex[:8]
         path = target.with_name(f"{target.name}.{_kernel()}-{os.getpid()}-{token}.partial")
-        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
         with contextlib.suppress(OSError):  # this file system has no locks: only the age shows that a file is stale
-            fcntl.flock(file, fcntl.LOCK_EX)
+            systems.lock_file(file)
         if _is(path, file):
             return path, file
         file.close()  # another process removed it as stale before it was locked
@@ -128,17 +131,18 @@ def _remove_if_dead(path: Path, is_of_this_kernel: bool) -> None:
         path.unlink()
     elif is_of_this_kernel:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            systems.lock_file(file, wait=False)
             path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
     """Write the folder's new entry to the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system cannot sync folders
-            raise
-    finally:
-        os.close(fd)
+    if sys.platform != "win32":  # which opens no folders
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # this file system cannot sync folders
+                raise
+        finally:
+            os.close(fd)

@@ -136,11 +136,6 @@ Reply: TypeAlias = (
 Body: TypeAlias = Request | Reply
 
 
-def tag_of(body: Body) -> int:
-    """Return the number that stands for the type of a message."""
-    return int(type(body).__struct_config__.tag)  # type: ignore[arg-type]
-
-
 class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The envelope of every message.
 
@@ -249,5 +244,4 @@ __all__ = [
     "WeightSums",
     "Welcome",
     "Window",
-    "tag_of",
 ]

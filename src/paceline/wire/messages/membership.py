@@ -133,6 +133,8 @@ class AccountReport(Message):
     """From a server: its values, and the buckets that they are in."""
     is_ddp: bool = False
     """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
+    is_shared: bool = False
+    """Samples go to workers by their speed already."""
 
 
 class ReportedFigures(Message):
