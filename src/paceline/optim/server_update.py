@@ -14,6 +14,7 @@ not change before ``step`` copies new ones.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -46,6 +47,34 @@ logger = logging.getLogger(__name__)
 #: Backward passes in a row that train this worker alone until a line says so. Loops that change weights for a while and
 #: put them back before the step (sharpness-aware ones, inner loops) make fewer.
 _MOST_ALONE = 32
+
+
+class ServedState(defaultdict[torch.Tensor, Any]):
+    """The state in an optimizer for which servers step: it notes that entries were removed.
+
+    They hold the real state; here it is empty until it is shown, and a ``clear()`` of it would leave no trace.
+    """
+
+    has_lost = False
+
+    def clear(self) -> None:
+        """See :meth:`dict.clear`."""
+        self.has_lost = True
+        super().clear()
+
+    def pop(self, *args: Any) -> Any:
+        """See :meth:`dict.pop`."""
+        self.has_lost = True
+        return super().pop(*args)
+
+    def popitem(self) -> tuple[torch.Tensor, Any]:
+        """See :meth:`dict.popitem`."""
+        self.has_lost = True
+        return super().popitem()
+
+    def __delitem__(self, param: torch.Tensor) -> None:
+        self.has_lost = True
+        super().__delitem__(param)
 
 
 class ServerUpdate(ExchangingStrategy):
@@ -87,8 +116,6 @@ class ServerUpdate(ExchangingStrategy):
         self._nan = "error" if self.choices.on_nan == "error" else "pass"
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self._pending = False
-        self._shown: dict[tuple[str, str], tuple[Any, int]] | None = None
-        """The state in the user's optimizer, while it is that of the servers."""
         try:
             store.set_spec(spec)
         except ValueError as error:
@@ -103,6 +130,9 @@ class ServerUpdate(ExchangingStrategy):
         self._watch.watch(param for _, param, _ in self.named)
         self._is_loaded = False
         """A state was loaded into the user's optimizer, and the servers do not have it."""
+        self._keep_state()
+        self._is_shown = False
+        """The state in the user's optimizer is that of the servers, not an earlier one."""
         self._hooks = [
             self.inner.register_step_pre_hook(self._refuse_own_step),
             self.inner.register_state_dict_pre_hook(lambda inner: self.show_states()),
@@ -303,18 +333,17 @@ class ServerUpdate(ExchangingStrategy):
                 f"worker {self.store.rank}: the optimizer's state was on the servers and is lost; the weights of round "
                 f"{self.weights.round} are here, and the model's state_dict has them ({error})"
             ) from error
-        self._shown = None
         unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
         for name, param, _ in self.named:
             for key, value in states.get(name, {}).items():
                 shaped = value.view_as(param) if value.dim() == 1 and value.numel() == param.numel() else value
                 self.inner.state[param][key] = shaped.to(param.device) if value.dim() else value
-        self._shown = self._own_versions()
+        self._seen, self._is_shown = self._own_versions(), True
         return codec_entry(self.store, unsent)
 
     def show_states(self) -> None:
         """Put the servers' state into the user's optimizer, unless it is there, or another optimizer uses that now."""
-        if self._shown is None and not self._is_loaded and self._watch.is_watching:
+        if not self._is_shown and not self._is_loaded and self._watch.is_watching:
             self.synchronize()
             self.fetch_states()
 
@@ -329,12 +358,23 @@ class ServerUpdate(ExchangingStrategy):
             for key, one in self.inner.state.get(param, {}).items()
         }
 
+    def _keep_state(self) -> None:
+        """Make the state in this process one that notes its changes; what it is now is what the servers know."""
+        self.inner.state = self._state = ServedState(dict, self.inner.state)
+        self._seen = self._own_versions()
+
     def _check_state(self) -> None:
-        """Raise if the state that was shown here was changed: the servers would not see it."""
-        if self._shown is None and not self._is_loaded:
+        """Raise if the state in this process was changed: the servers would not see it."""
+        self._is_shown = False
+        is_ours = self.inner.state is self._state and not self._state.has_lost
+        if is_ours and not (self._state or self._seen):
             return
-        shown, self._shown, now = self._shown, None, self._own_versions()
-        if shown is None or shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
+        now = self._own_versions()
+        if (
+            not is_ours
+            or self._seen.keys() != now.keys()
+            or any(_differ(one, now[key]) for key, one in self._seen.items())
+        ):
             raise PacelineError(
                 f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "
                 "it; they hold the state. To change theirs, set all of it on every worker (optimizer.state = ...) or "
@@ -347,7 +387,8 @@ class ServerUpdate(ExchangingStrategy):
         if self.store.rank == 0:
             self.store.set_optimizer_states(self._own_states())
         self.store.barrier()
-        self._shown, self._is_loaded = self._own_versions(), False
+        self._keep_state()
+        self._is_shown, self._is_loaded = True, False
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""

@@ -90,6 +90,25 @@ def state_cleared(run: Run) -> Result:
     return steps(run, net, optimizer, change)
 
 
+@script("refused in its step", other="refused in its step")
+def state_of_the_wrapped_optimizer_cleared(run: Run) -> Result:
+    net = mlp()
+    wrapped = decaying(net.parameters())
+    optimizer = run.distribute(wrapped, net)
+    return steps(run, net, optimizer, wrapped.state.clear)
+
+
+@script("refused in its step", other="refused in its step")
+def state_of_the_wrapped_optimizer_replaced(run: Run) -> Result:
+    net = mlp()
+    wrapped = decaying(net.parameters())
+
+    def change() -> None:
+        wrapped.state = collections.defaultdict(dict)
+
+    return steps(run, net, run.distribute(wrapped, net), change)
+
+
 @script("equal")
 def state_of_the_start_loaded(run: Run) -> Result:
     """The optimizer starts anew: what it is given has no momentum."""
