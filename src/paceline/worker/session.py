@@ -252,7 +252,10 @@ class Session:
         """Raise where no request can be sent: of this process, or on a store that is closed here."""
         self.check_process()
         if self._closed:
-            raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests")
+            raise PacelineError(
+                f"worker {self.rank} has left the job; it can send no more requests. At the end of the script it leaves "
+                "before functions that atexit knew before the first store was made"
+            )
         self._lifeline.check()
         if store in self.stores.closed:
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
