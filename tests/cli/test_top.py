@@ -71,7 +71,7 @@ def top(terminal: Terminal) -> Iterator[subprocess.Popen[bytes]]:
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
     )
-    terminal.wait_for(lambda: terminal.shows("q: quit"), "the picture")
+    terminal.wait_for(lambda: terminal.shows("q: quit") and terminal.shows("s: sort by samples"), "the picture")
     yield process
     process.kill()
     process.communicate()
@@ -102,7 +102,7 @@ def test_keys_change_the_picture_and_q_restores_the_terminal(top: subprocess.Pop
 def test_signals_restore_the_terminal(top: subprocess.Popen[bytes], terminal: Terminal, signum: int, code: int) -> None:
     top.send_signal(signum)
     terminal.wait_for(lambda: top.poll() is not None, "the end")
-    terminal.read(0.1)
+    terminal.drain()
     assert top.returncode == code
     assert is_cooked(terminal)
     assert terminal.seen.count(b"\x1b[?1049h") == terminal.seen.count(b"\x1b[?1049l") == 1

@@ -50,6 +50,14 @@ class Terminal:
             except OSError:  # nobody has the other side open
                 time.sleep(wait_s)
 
+    def drain(self) -> None:
+        """Take all bytes of a program that has ended: one read gets a page of them at most."""
+        while readable([self.master], 0.1):
+            before = len(self.seen)
+            self.read()
+            if len(self.seen) == before:
+                return
+
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + DEADLINE_S
         while not condition():

@@ -70,7 +70,7 @@ def test_ctrl_c_and_a_failure_leave_the_terminal_as_it_was(
     terminal.wait_for(lambda: terminal.shows("round 1,310"), "the panel")
     job.send(signal.SIGINT)
     terminal.wait_for(lambda: job.process.poll() is not None, "the end")
-    terminal.read(0.1)
+    terminal.drain()
     assert job.wait() == 130
     assert terminal.rows[0] == "[launch] SIGINT: ending the job; a second signal kills it"
     assert not terminal.shows("round 1,310")
