@@ -50,8 +50,9 @@ class Worker:
     def ask_server(
         self, server: int, body: m.Meet, what: str, frames: Sequence[Any], on_answer: Callable[..., None]
     ) -> threading.Event:
-        """Come to a meeting."""
+        """Come to a meeting. A server has a copy of its own: the caller changes the tensor after its answer."""
         came, rank = threading.Event(), self.rank
+        frames = [memoryview(bytes(one)) for one in frames]
 
         class Coming:
             def __init__(self) -> None:
