@@ -115,11 +115,13 @@ class Liveness:
             record.starved_s += max(0.0, now - record.state_at - used_s)
         record.state, record.state_at, record.cpu_s = state, now, record.cpu_s + used_s
         record.held_at = now if state == "t" else record.held_at
+        record.sightings, record.ready = record.sightings + 1, record.ready + (state == READY)
 
     def note_heard(self, record: MemberRecord, now: float) -> list[Action]:
         """Note that a member was heard; returns a line for the log if it was silent for long."""
         silent_s, was_silent = now - record.heard, record.warned
         record.heard, record.starved_s, record.warned = now, 0.0, False
+        record.sightings = record.ready = 0
         return [Warn(f"{record} was heard again after {silent_s:.1f} s")] if was_silent else []
 
     def _is_suspect(self, record: MemberRecord, now: float) -> bool:
@@ -136,6 +138,11 @@ class Liveness:
     def _state(self, record: MemberRecord, now: float) -> str:
         valid_s = 2 * self._settings.heartbeat_interval_s + _SIGHTING_SLACK_S
         return record.state if now - record.state_at <= valid_s else ""
+
+    def _state_of_most(self, record: MemberRecord, now: float) -> str:
+        """Return the state for people. Threads of a stalled process wake now and then, so one sighting tells little."""
+        state = self._state(record, now)
+        return (READY if 2 * record.ready > record.sightings else "S") if state in (READY, "S") else state
 
     # ---- verdicts ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +179,7 @@ class Liveness:
         if (record.host_silent_s or 0.0) > SUSPECT_SHARE * self._settings.heartbeat_timeout_s:
             return f"its host was not heard for {silent_s:.1f} s"
         although = "" if record.host_silent_s is None else " although its host answers"
-        return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state(record, now), _STALLED)}"
+        return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state_of_most(record, now), _STALLED)}"
 
     def warnings(self, records: Iterable[MemberRecord], is_complete: bool, now: float) -> list[Action]:
         """Return a line for each member that is silent and not dead; one for each silence."""
@@ -190,7 +197,7 @@ class Liveness:
         is_given_up_soon = record.closed_since is not None and self._is_unknown(record, now)
         name = "disconnect_grace_s" if is_given_up_soon else "stall_timeout_s"
         limit = f"{getattr(self._settings, name):g} s ({variable(name)})"
-        state = self._state(record, now)
+        state = self._state_of_most(record, now)
         until = "" if state == "t" else f"; it counts as dead after {limit}"
         until += ", less the time in which it waits for a processor" if state == READY else ""
         return f"{record}: {self._why_silent(record, self._silent_s(record, is_complete, now), now)}{until}"

@@ -57,6 +57,10 @@ class MemberRecord:
     """CPU time that it had used then, in seconds."""
     starved_s: float = 0.0
     """Time of its present silence in which it was ready to run, and its host did not run it."""
+    sightings: int = 0
+    """How often its process was seen in its present silence."""
+    ready: int = 0
+    """How often it was ready to run then."""
     held_at: float = -math.inf
     """When a debugger was last seen to hold it."""
     warned: bool = False
