@@ -179,7 +179,8 @@ class Liveness:
         if (record.host_silent_s or 0.0) > SUSPECT_SHARE * self._settings.heartbeat_timeout_s:
             return f"its host was not heard for {silent_s:.1f} s"
         although = "" if record.host_silent_s is None else " although its host answers"
-        return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state_of_most(record, now), _STALLED)}"
+        why = _STATES.get(self._state_of_most(record, now), _STALLED)
+        return f"it was not heard for {silent_s:.1f} s{although}: {why}"
 
     def warnings(self, records: Iterable[MemberRecord], is_complete: bool, now: float) -> list[Action]:
         """Return a line for each member that is silent and not dead; one for each silence."""

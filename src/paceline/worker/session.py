@@ -253,8 +253,8 @@ class Session:
         self.check_process()
         if self._closed:
             raise PacelineError(
-                f"worker {self.rank} has left the job; it can send no more requests. At the end of the script it leaves "
-                "before functions that atexit knew before the first store was made"
+                f"worker {self.rank} has left the job; it can send no more requests. At the end of the script it "
+                "leaves before functions that atexit knew before the first store was made"
             )
         self._lifeline.check()
         if store in self.stores.closed:
