@@ -39,12 +39,14 @@ SOME_REFUSED = {
     "rate_between_backward_and_step": "update='worker'",
     "scaler": "update='worker'",
     "state_cleared": "load_state_dict",
+    "state_of_the_wrapped_optimizer_cleared": "load_state_dict",
     "wgan_with_clamped_weights": "broadcast_weights",
 }
 #: The batch with which what is refused happens first, where that is not the first.
 FIRST_BATCH = {
     "accumulation_no_sync": -1, "accumulation_untold": 1, "back_to_earlier_weights": 30,
     "group_added_in_the_middle": 20, "state_cleared": 20, "wgan_with_clamped_weights": 1,
+    "state_of_the_wrapped_optimizer_cleared": 20,
 }  # fmt: skip
 
 #: The ways out of what the modes without merged gradients refuse.
