@@ -5,7 +5,7 @@
 | unix sockets | no socket has the family :data:`UNIX` |
 | the user's number | 0: Windows gives each user a folder for temporary files |
 | ``flock`` | no lock is taken: a file that a process has open cannot be removed there |
-| ``MSG_DONTWAIT`` | nothing leaves at once; the thread that sends has it |
+| ``MSG_DONTWAIT`` | no byte leaves at once; the thread that sends has all |
 | ``pread`` | a position and a read, under a lock |
 | shared memory | none, as where ``memfd_create`` is missing: all bytes go through sockets |
 | all others | :class:`UnsupportedSystemError`, at the first use |

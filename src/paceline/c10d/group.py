@@ -139,10 +139,12 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 begun.append((host, plane.begin_allreduce(host.flat, host.flat, reduction)))
 
         def job() -> None:
-            for host, end in begun:
-                end()
-                host.put()
-            for one, reduction in [] if begun else zip(tensors, how, strict=True):
+            if begun:
+                for host, end in begun:
+                    end()
+                    host.put()
+                return
+            for one, reduction in zip(tensors, how, strict=True):
                 if one.is_sparse:
                     add_sparse(self._plane, one, reduction)
                     continue

@@ -167,13 +167,13 @@ Job: TypeAlias = Callable[[], int | None]
 class Operations:
     """Carries out operations, until one of them fails. Thread-safe."""
 
+    def __init__(self) -> None:
+        self._failed: tuple[str, BaseException] | None = None
+
     @property
     def are_sound(self) -> bool:
         """Whether none has failed so far."""
         return self._failed is None
-
-    def __init__(self) -> None:
-        self._failed: tuple[str, BaseException] | None = None
 
     def carry_out(self, work: Work, job: Job) -> None:
         """Run an operation, and end its handle; if one has failed before, end it with that error."""

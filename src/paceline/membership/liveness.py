@@ -20,8 +20,8 @@ The kernel of a host tells whether the host is silent, where the transport asks 
 Before all members have joined, they send no heartbeats: then a member is as silent as its host.
 
 The time in which the judge itself did not run is no silence of others (:mod:`paceline.own_time`). Nor is the time in
-which a process of its host sees a member ready to run and its kernel does not run it: between two such sightings only
-the CPU time that the member has used counts.
+which a process of its host sees a member ready to run and its kernel does not run it: between such a sighting and
+the one before only the CPU time that the member has used counts.
 """
 
 from __future__ import annotations

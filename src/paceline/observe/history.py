@@ -64,9 +64,9 @@ class LateReport:
     Attributes:
         cohorts: number of cohorts of the group.
         times: cohorts to which this worker came last.
-        seconds: after the others, in these.
+        seconds: time by which it came after the others, in these.
         group_s: the same of all workers of the group.
-        windows: of this worker then.
+        windows: number of windows that this worker had told then.
     """
 
     cohorts: int

@@ -359,7 +359,7 @@ class ServerUpdate(ExchangingStrategy):
         }
 
     def _keep_state(self) -> None:
-        """Make the state in this process one that notes its changes; what it is now is what the servers know."""
+        """Make the state in this process one that notes its changes; the servers have its present content."""
         self.inner.state = self._state = ServedState(dict, self.inner.state)
         self._seen = self._own_versions()
 

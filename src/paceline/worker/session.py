@@ -252,10 +252,8 @@ class Session:
         """Raise where no request can be sent: of this process, or on a store that is closed here."""
         self.check_process()
         if self._closed:
-            raise PacelineError(
-                f"worker {self.rank} has left the job; it can send no more requests. At the end of the script it "
-                "leaves before functions that atexit knew before the first store was made"
-            )
+            late = "functions that atexit knew before the first store was made are called after that"
+            raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests; {late}")
         self._lifeline.check()
         if store in self.stores.closed:
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
