@@ -128,15 +128,12 @@ class ServerUpdate(ExchangingStrategy):
         self._versions = self._passes_alone = 0
         self._watch = BackwardWatch(self._on_gradient, self._on_end)
         self._watch.watch(param for _, param, _ in self.named)
-        self._is_loaded = False
-        """A state was loaded into the user's optimizer, and the servers do not have it."""
         self._keep_state()
         self._is_shown = False
         """The state in the user's optimizer is that of the servers, not an earlier one."""
         self._hooks = [
             self.inner.register_step_pre_hook(self._refuse_own_step),
             self.inner.register_state_dict_pre_hook(lambda inner: self.show_states()),
-            self.inner.register_load_state_dict_post_hook(self._note_loaded),
         ]
 
     # ---- backward --------------------------------------------------------------------------------------------------
@@ -342,13 +339,13 @@ class ServerUpdate(ExchangingStrategy):
         return codec_entry(self.store, unsent)
 
     def show_states(self) -> None:
-        """Put the servers' state into the user's optimizer, unless it is there, or another optimizer uses that now."""
-        if not self._is_shown and not self._is_loaded and self._watch.is_watching:
+        """Put the servers' state into the user's optimizer, unless it is there, or another optimizer uses that now.
+
+        Nor where a loop has put another state there: the next step refuses it.
+        """
+        if not self._is_shown and self.inner.state is self._state and self._watch.is_watching:
             self.synchronize()
             self.fetch_states()
-
-    def _note_loaded(self, inner: torch.optim.Optimizer) -> None:
-        self._is_loaded = self._watch.is_watching
 
     def _own_versions(self) -> dict[tuple[str, str], tuple[Any, int]]:
         """Return the state in this process, with torch's counts of in-place changes."""
@@ -388,7 +385,7 @@ class ServerUpdate(ExchangingStrategy):
             self.store.set_optimizer_states(self._own_states())
         self.store.barrier()
         self._keep_state()
-        self._is_shown, self._is_loaded = True, False
+        self._is_shown = True
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""
