@@ -11,10 +11,11 @@ import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from tests.blame.trial import Outcome, Trial, draw
@@ -43,6 +44,8 @@ def main() -> int:
         turns = itertools.cycle(kinds(folder, with_ssh))
         good = [pool.submit(_good, next(turns), folder / f"good-{number}", cluster) for number in range(options.jobs)]
         bad = [pool.submit(_bad, trial, folder / f"bad-{trial.seed}") for trial in _trials(options)]
+        for one in track(as_completed(good + bad), "jobs", len(good + bad), console=Console(stderr=True)):
+            one.result()
         results, outcomes = [one.result() for one in good], [one.result() for one in bad]
     _print_tables(results, outcomes)
     summary = _summary(results, outcomes) | {"load": options.load, "mean_load": round(load.mean, 1)}
