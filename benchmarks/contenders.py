@@ -81,11 +81,13 @@ def _gloo(work: Work) -> dict[str, Any]:
 
 
 def launched(
-    script: str, arguments: Sequence[str], workers: int, servers: int, extra: Mapping[str, str]
-) -> dict[str, Any]:
+    script: str, arguments: Sequence[str], workers: int, servers: int, extra: Mapping[str, str],
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:  # fmt: skip
     """Run a worker script under ``paceline launch``; returns what its worker 0 printed."""
     launch = [sys.executable, "-m", "paceline", "launch", "-n", str(workers), "-s", str(servers), "--"]
-    return _result(_output([*launch, sys.executable, str(HERE / "workers" / script), *arguments], extra), script)
+    command = [*launch, sys.executable, str(HERE / "workers" / script), *arguments]
+    return _result(_output(command, extra, timeout_s), script)
 
 
 def together(script: str, arguments: Sequence[str], workers: int) -> dict[str, Any]:
@@ -129,9 +131,9 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     return clean | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(WORKER_THREADS)} | dict(extra)
 
 
-def _output(command: Sequence[str], extra: Mapping[str, str]) -> str:
+def _output(command: Sequence[str], extra: Mapping[str, str], timeout_s: float) -> str:
     done = subprocess.run(
-        command, env=_environment(extra), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, env=_environment(extra), capture_output=True, text=True, timeout=timeout_s, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}:\n{done.stdout}{done.stderr}")
