@@ -5,8 +5,7 @@
 One job per network, with one worker and one server. Blocks of steps with and without take turns, in an order that is
 drawn for each pair: a drift of the machine's speed meets both alike. A pair gives the ratio of the blocks' medians;
 the table has the median of the pairs and the bounds of 95 % for it (from the order of the pairs, without a model of the
-noise). The worker and the server are switched; heartbeats go on in both, and are empty without an account. The last
-line is JSON.
+noise). The worker and the server are switched; heartbeats and their figures of the host go on. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from rich.table import Table
 
 from benchmarks.contenders import launched
 
-#: Steps of a block, and samples of a step, by network: a block takes a second or two.
+#: Steps of a block, and samples of a step, by network: a block takes some seconds.
 BLOCKS = {"lenet": (100, 64), "resnet18": (6, 8)}
 
 #: Longest time of a job on a busy machine.
 TIMEOUT_S = 1800.0
 
-#: Share of the orders of pairs that the bounds cover.
+#: Probability that the median lies within the bounds, at least.
 COVERED = 0.95
 
 

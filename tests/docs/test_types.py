@@ -33,21 +33,13 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     for index, script in enumerate(re.findall(r"```python\n(.*?)```", texts, re.DOTALL)):
         (folder / f"readme{index}.py").write_text(script)
     files = sorted(map(str, folder.glob("*.py")))
-    # In a process of its own: it leaves millions of objects, which later tests would wait for in each collection.
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--config-file=",
-        f"--cache-dir={ROOT}/.mypy_cache/typed",
-        *files,
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=850, check=False)
-    out = done.stdout
-    assert not done.stderr
+    # In a process of its own: the objects that it leaves would make each collection in later tests longer.
+    options = ["--strict", "--config-file=", f"--cache-dir={ROOT}/.mypy_cache/typed"]
+    command = [sys.executable, "-m", "mypy", *options, *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # 2: it could not check them
     found: dict[str, set[int]] = {Path(file).stem: set() for file in files}
-    for name, line, text in re.findall(r"(\w+)\.py:(\d+): error: (.*)", out):
+    for name, line, text in re.findall(r"(\w+)\.py:(\d+): error: (.*)", done.stdout):
         if 'untyped function "backward"' not in text:  # torch's own
             found[name].add(int(line))
     return found
