@@ -357,7 +357,7 @@ def test_job_file_holds_options_and_the_command_line_wins(tmp_path: Path, capsys
     assert shown.count("X='from the line'") == 6
     assert shown.count("    Y=1\n") == 6
     assert "PACELINE_ALLOW=a:B,c:D" in shown
-    assert "worker 1 on h2\n  sh -c 'echo $X'\n" in shown
+    assert "worker 2 on h2\n  sh -c 'echo $X'\n" in shown
 
 
 def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,9 +50,7 @@ class World:
             return "\n".join(f"[worker 0] {MARK}{json.dumps([*pair, 1e8, 1e-4])}" for pair in pairs)
         each = int(words[1]) // len(hosts)
         slots = [int(host.partition("slots=")[2] or each) for host in hosts]
-        dealt = [
-            host.split()[0] for turn in range(max(slots)) for host, n in zip(hosts, slots, strict=True) if turn < n
-        ]
+        dealt = [host.split()[0] for host, count in zip(hosts, slots, strict=True) for _ in range(count)]
         times = [max(self.seconds.get(host, 0.1), self.least_s.get(len(hosts), 0.0)) for host in dealt]
         steps = [[WorkerRound(32, one, max(times) - one)] * 20 for one in times]
         lines = [f"{host}:0 {one}\n{steps_line(rounds)}" for host, one, rounds in zip(dealt, times, steps, strict=True)]

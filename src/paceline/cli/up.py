@@ -266,10 +266,8 @@ class Dialogue:
                 f"nothing was measured: the script ended before {self._rounds} rounds, or pushes nothing to a store; "
                 "--rounds N measures fewer"
             )
-        # Workers are dealt in turn, as long as a host has slots.
-        turns = range(max(slots))
-        dealt = [host.name for turn in turns for host, count in zip(hosts, slots, strict=True) if turn < count]
-        return HostPlanner(report, dealt, links, servers)
+        by_rank = [host.name for host, count in zip(hosts, slots, strict=True) for _ in range(count)]
+        return HostPlanner(report, by_rank, links, servers)
 
     def _size(self, hosts: Sequence[Host], servers: int) -> list[str]:
         slots = [_slots(host) for host in hosts]

@@ -27,6 +27,9 @@ def place_servers(spec: JobSpec) -> list[Placement]:
 def place_workers(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:
     """Deal the workers of each group to its hosts in turn, as long as a host has slots.
 
+    The ranks of a group's workers on one host follow each other, as torchrun's and Horovod's do: scripts work out
+    their node as ``rank // local_size``.
+
     Raises:
         ValueError: a group has no host, or the hosts have too few slots.
     """
@@ -36,7 +39,8 @@ def place_workers(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:
         hosts = group.hosts or tuple(host for host in spec.hosts if host.group in ("", group.name) or not spec.groups)
         if not hosts:
             raise ValueError(f"group {group.name} has no host: none in the list is marked group={group.name} or free")
-        dealt += _deal(group, hosts, used)
+        names = [host.name for host in hosts]
+        dealt += sorted(_deal(group, hosts, used), key=lambda host: names.index(host.name))
         groups += [group] * group.count
     return list(zip(groups, _numbered(dealt), strict=True))
 
