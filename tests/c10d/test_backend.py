@@ -194,10 +194,28 @@ def test_sharded_model_is_refused_in_one_sentence() -> None:
 
 
 def test_other_ranks_than_the_launchers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("PACELINE_RANK", "0")
+    monkeypatch.setenv("PACELINE_NUM_WORKERS", "2")
     with pytest.raises(PacelineError, match="world_size=8, and this job has world_size 2"):
         backend._init(lambda *args, **kwargs: None, "nccl", "tcp://127.0.0.1:1", world_size=8, rank=0)
+
+
+def with_a_rewritten_environment(ranks: bool) -> float:
+    """A trainer that was made for a launcher of its own sets the variables before it opens the group."""
+    backend.register()
+    backend.replace_init()
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    rank = int(os.environ["PACELINE_RANK"])
+    dist.init_process_group("gloo", **({"rank": rank, "world_size": 2} if ranks else {}))
+    total = torch.full((1,), 1.0 + dist.get_rank())
+    dist.all_reduce(total)
+    return total.item()
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_ranks_are_those_of_the_job_whatever_the_environment_says(ranks: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        assert job.run(with_a_rewritten_environment, ranks) == [3.0, 3.0]
 
 
 def test_hook_of_torch_does_nothing_outside_of_jobs_and_never_fails(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_every_process_can_resolve_its_settings() -> None:
 def test_groups_name_hosts_as_the_list_of_hosts_does() -> None:
     hosts = tuple(map(Host, ("node1", "me@node2", "10.0.0.3")))
     made = plan(num_workers=4, hosts=hosts, settings={"groups": "node1;node2 10.0.0.3;"})
-    assert {process.env["PACELINE_GROUPS"] for process in made} == {"0 3; 1 2;"}
+    assert {process.env["PACELINE_GROUPS"] for process in made} == {"0 1; 2 3;"}
 
 
 def test_insecure_job_has_no_key() -> None:
@@ -120,11 +120,24 @@ def test_identity_of_a_process_cannot_be_given(name: str) -> None:
 
 def test_processes_are_dealt_to_hosts_in_turn() -> None:
     made = plan(num_workers=3, num_servers=2, hosts=(Host("a"), Host("b")))
-    assert [process.host for process in made] == ["a", "a", "b", "a", "b", "a"]
-    assert [env(made, "worker", rank)["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
-    assert [env(made, "worker", rank)["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
+    assert [process.host for process in made] == ["a", "a", "b", "a", "a", "b"]
+    assert [env(made, "worker", rank)["LOCAL_RANK"] for rank in range(3)] == ["0", "1", "0"]
+    assert [env(made, "worker", rank)["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "2", "1"]
     assert env(made, "worker", 2)["MASTER_ADDR"] is Late.MASTER_ADDR
     assert "OMP_NUM_THREADS" not in env(made, "worker")
+
+
+def test_workers_of_a_ddp_script_know_their_node_as_under_torchrun() -> None:
+    made = plan(num_workers=4, num_servers=1, hosts=(Host("a", slots=3), Host("b", slots=1)), ddp=True, max_restarts=2)
+    workers = [env(made, "worker", rank) for rank in range(4)]
+    names = ("GROUP_RANK", "LOCAL_RANK", "ROLE_RANK")
+    assert [[one[name] for name in names] for one in workers] == [[*"000"], [*"011"], [*"022"], [*"103"]]
+    for one in workers:
+        assert (one["GROUP_WORLD_SIZE"], one["ROLE_WORLD_SIZE"], one["ROLE_NAME"]) == ("2", "4", "default")
+        assert (one["TORCHELASTIC_RESTART_COUNT"], one["TORCHELASTIC_MAX_RESTARTS"]) == (Late.RESTART, "2")
+    alone = env(plan(num_servers=1, ddp=True), "worker")
+    assert (alone["TORCHELASTIC_RESTART_COUNT"], alone["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+    assert "GROUP_RANK" not in env(plan(num_servers=1), "worker")
 
 
 @given(st.sets(st.sampled_from("abc"), min_size=1), st.integers(1, 20))
@@ -135,4 +148,6 @@ def test_local_ranks_number_the_processes_of_each_host(hosts: set[str], count: i
     for host, size in sizes.items():
         assert [place.local_rank for place in dealt if place.host == host] == list(range(size))
         assert {place.local_size for place in dealt if place.host == host} == {size}
+        ranks = [rank for rank, place in enumerate(dealt) if place.host == host]
+        assert ranks == list(range(ranks[0], ranks[0] + size))
     assert sum(sizes.values()) == count

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from paceline import config
 from paceline.errors import ConfigError
 
 NAME = "paceline"
@@ -90,7 +90,9 @@ def _init(
 
     for name in _FOREIGN:
         given.pop(name, None)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # A trainer that once started processes may have written RANK and WORLD_SIZE anew, for itself.
+    job = config.from_environment()
+    rank, size = job.rank, job.num_workers
     for name, own in (("rank", rank), ("world_size", size)):
         if given.setdefault(name, -1) not in (-1, own):
             raise ConfigError(

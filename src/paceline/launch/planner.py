@@ -68,7 +68,8 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
     ]
     first = Host("scheduler-0") if alone else spec.hosts[0]
     scheduler = [_role(spec, machine, "scheduler", 0, Placement(first, 0, 1))] if servers else []
-    workers = [_worker(spec, machine, rank, *one) for rank, one in enumerate(places)]
+    nodes = list(dict.fromkeys(place.host.name for _, place in places))
+    workers = [_worker(spec, machine, rank, *one, nodes) for rank, one in enumerate(places)]
     hosts = {one.name: one for one in (*spec.hosts, *(place.host for _, place in places))}
     used = {process.host for process in (*scheduler, *servers, *workers)}
     return JobPlan(
@@ -116,7 +117,9 @@ def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Placemen
     return ProcessSpec(role, rank, (machine.python, "-m", "paceline", role), env, place.host.name)
 
 
-def _worker(spec: JobSpec, machine: Machine, rank: int, group: WorkerGroup, place: Placement) -> ProcessSpec:
+def _worker(
+    spec: JobSpec, machine: Machine, rank: int, group: WorkerGroup, place: Placement, nodes: Sequence[str]
+) -> ProcessSpec:
     env: dict[str, Value] = environment.unbuffered(machine.environ)
     env |= environment.master(_master_host(spec, place), machine.environ) if spec.torchrun_env else {}
     env |= _threads(machine, place)
@@ -126,7 +129,7 @@ def _worker(spec: JobSpec, machine: Machine, rank: int, group: WorkerGroup, plac
     env |= environment.settings(spec)
     env |= environment.of_host(group.interface or place.host.interface)
     env |= environment.of_group(spec, group, place.host.weight)
-    env |= environment.torchrun(spec, rank, place.local_rank, place.local_size) if spec.torchrun_env else {}
+    env |= environment.torchrun(spec, rank, place, nodes) if spec.torchrun_env else {}
     env |= environment.mxnet(spec)
     env |= environment.identity(spec, "worker", rank, place.local_rank)
     return ProcessSpec("worker", rank, (*spec.command, *group.args), env, place.host.name, group.name)

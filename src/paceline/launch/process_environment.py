@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline import config
 from paceline.consistency import groups_line
 from paceline.launch.job_spec import JobSpec
+from paceline.launch.placing import Placement
 from paceline.launch.plan import Late, Value
 from paceline.launch.worker_groups import WorkerGroup
+
+#: Variables by which libraries recognise torchrun, and learn which node of the job they are on.
+_TORCHRUN = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+)
 
 #: Variables that give a process its identity. Only the launcher sets them.
 OWNED = frozenset(
@@ -25,7 +38,16 @@ OWNED = frozenset(
         "local_rank",
         "restart",
     )
-) | {"PACELINE_READY_FD", "PACELINE_ENDED_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PACELINE_DDP"}
+) | {
+    "PACELINE_READY_FD",
+    "PACELINE_ENDED_FD",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "PACELINE_DDP",
+    *_TORCHRUN,
+}
 
 
 def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
@@ -72,19 +94,27 @@ def ranks_by_group(spec: JobSpec) -> str:
     return groups_line(itertools.islice(ranks, group.count) for group in spec.groups)
 
 
-def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict[str, Value]:
+def torchrun(spec: JobSpec, rank: int, place: Placement, nodes: Sequence[str]) -> dict[str, Value]:
     """Return the variables of ``torch.distributed.init_process_group``, except the address of its master.
 
-    With ``ddp`` there are those by which libraries recognise torchrun, and the one that paceline's backend reads.
+    With ``ddp`` there are the others of torchrun too, and the one that paceline's backend reads.
+
+    Args:
+        spec: the job.
+        rank: the worker's rank.
+        place: where the worker runs.
+        nodes: names of the hosts that have workers, in the order of their ranks.
     """
-    ddp = spec.shares if spec.shares == "measured" else "1"
-    as_torchrun: dict[str, Value] = {"TORCHELASTIC_RUN_ID": spec.job_id, "PACELINE_DDP": ddp} if spec.ddp else {}
-    return as_torchrun | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(spec.num_workers),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
-    }
+    size = str(spec.num_workers)
+    env: dict[str, Value] = {"RANK": str(rank), "WORLD_SIZE": size}
+    env |= {"LOCAL_RANK": str(place.local_rank), "LOCAL_WORLD_SIZE": str(place.local_size)}
+    if not spec.ddp:
+        return env
+    env |= {"PACELINE_DDP": spec.shares if spec.shares == "measured" else "1", "TORCHELASTIC_RUN_ID": spec.job_id}
+    env |= {"TORCHELASTIC_RESTART_COUNT": Late.RESTART if spec.max_restarts else "0"}
+    env |= {"TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts)}
+    env |= {"GROUP_RANK": str(nodes.index(place.host.name)), "GROUP_WORLD_SIZE": str(len(nodes))}
+    return env | {"ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": size, "ROLE_NAME": "default"}
 
 
 def master(host: str, environ: Mapping[str, str]) -> dict[str, Value]:
