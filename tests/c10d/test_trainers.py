@@ -20,7 +20,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 #: The trainers, and what they need.
 TRAINERS = {
-    "mnist.py": "torch", "gpt.py": "torch", "accelerate_loop.py": "accelerate",
+    "mnist.py": "torch", "imagenet.py": "torch", "gpt.py": "torch", "accelerate_loop.py": "accelerate",
     "transformers_trainer.py": "transformers",
 }  # fmt: skip
 

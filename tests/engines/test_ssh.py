@@ -141,8 +141,8 @@ def test_processes_run_on_their_hosts_in_the_same_directory(launch: Make, tmp_pa
     assert (job.wait(), job.err) == (0, "")
     assert sorted(job.out.splitlines()) == [
         f"[worker 0] h1 0/3 0 {tmp_path} 10.77.0.2",
-        f"[worker 1] h2 1/3 0 {tmp_path} 10.77.0.2",
-        f"[worker 2] h1 2/3 1 {tmp_path} 10.77.0.2",
+        f"[worker 1] h1 1/3 1 {tmp_path} 10.77.0.2",
+        f"[worker 2] h2 2/3 0 {tmp_path} 10.77.0.2",
     ]
 
 

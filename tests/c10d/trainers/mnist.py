@@ -59,6 +59,8 @@ def test(model: torch.nn.Module, loader: DataLoader) -> torch.Tensor:
 def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+    if "--double" in sys.argv:
+        torch.set_default_dtype(torch.float64)
     dist.init_process_group("gloo", rank=rank, world_size=size)
     torch.manual_seed(1)
     data = digits(240, seed=2)
