@@ -1,4 +1,4 @@
-"""Scripts with DDP on two unlike hosts, 3 processes and 1, names of interfaces too: the weights of torchrun with Gloo."""
+"""Scripts with DDP on two unlike hosts, with 3 processes and 1: the weights of torchrun with Gloo."""
 
 from __future__ import annotations
 
