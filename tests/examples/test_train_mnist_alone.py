@@ -46,7 +46,7 @@ def test_rate_is_multiplied_after_epochs_and_only_some_examples_are_read(tmp_pat
     result, _ = train(tmp_path, *few, "--lr-factor", 0, "--lr-factor-epoch", 1)
     assert result["accuracy"][0] > 0.2
     assert result["accuracy"][1:] == result["accuracy"][:1] * 2, "a rate of 0 changes nothing"
-    assert result["seconds"] == pytest.approx(3 * 320 / result["samples_per_s"], rel=0.01, abs=0.01), "two digits"
+    assert result["seconds"] == pytest.approx(3 * 320 / result["samples_per_s"], abs=0.001), "three digits"
 
 
 def test_two_bits_per_gradient_are_enough_with_the_default_threshold(tmp_path: Path) -> None:
