@@ -1,4 +1,4 @@
-"""The folder of this user for what processes of running jobs share: in memory where the system has that."""
+"""Folders of this user alone; one is for what processes of running jobs share: in memory where the system has that."""
 
 from __future__ import annotations
 
@@ -19,12 +19,24 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
         LaunchError: it belongs to somebody else, or others may write there.
     """
     environ = os.environ if environ is None else environ
-    path = _path(environ.get("XDG_RUNTIME_DIR", ""))
+    return private(_path(environ.get("XDG_RUNTIME_DIR", "")), "XDG_RUNTIME_DIR")
+
+
+def private(path: Path, way_out: str) -> Path:
+    """Return a folder that only this user can read and write, made if need be.
+
+    Args:
+        path: the folder; its parent exists.
+        way_out: the variable that moves it elsewhere, for the error.
+
+    Raises:
+        LaunchError: it belongs to somebody else, or others may write there.
+    """
     with contextlib.suppress(FileExistsError):  # a link that leads nowhere, too
         path.mkdir(mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != systems.user_id() or found.st_mode & 0o077:
-        raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR")
+        raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set {way_out}")
     return path
 
 

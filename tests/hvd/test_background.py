@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from paceline.hvd.background import Background
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.execute import Operation
-from paceline.hvd.negotiation.machine import Negotiation, ProcessSets
+from paceline.hvd.negotiation.machine import Negotiation
 from paceline.hvd.negotiation.messages import (
     Batch,
     Down,
+    Entered,
+    RankEntered,
     RankLeft,
     Request,
     Submission,
@@ -61,9 +64,9 @@ class Link:
 
 def made(link: Any) -> Background:
     """Return a background that has entered a job of one rank."""
-    one = Background(link, 1, HvdSettings(), Timeline())
-    one.sets, one.plane_for = ProcessSets(1), lambda members, device: Alone()
-    one._thread.start()
+    entered = Entered((RankEntered(1, "host", "id", os.getpid()),), 0)
+    one = Background(link, 1, 0, entered, [], HvdSettings(), Timeline())
+    one.plane_for = lambda members, device: Alone()
     return one
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from paceline.config import Settings
-from paceline.errors import AuthenticationError
+from paceline.errors import AuthenticationError, LaunchError
 from paceline.hvd import rendezvous
 from paceline.hvd.environment import ProcessPlace
 from paceline.net.security import Security, new_job_key
@@ -38,6 +39,13 @@ def test_rank_0_that_did_not_answer_is_tried_again(tmp_path: Path, monkeypatch: 
     rendezvous.publish(place, Settings(), meeting)
     found = rendezvous.candidates(place, Settings(start_timeout_s=60))
     assert [next(found).address, next(found).address] == [meeting.address] * 2
+
+
+def test_folder_that_is_a_link_of_somebody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    Path(tmp_path, f"paceline-hvd-{os.geteuid()}").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(LaunchError, match=r"is not a folder that only you can use; .* set TMPDIR"):
+        rendezvous.private_folder()
 
 
 def test_an_address_in_a_store_counts_if_a_holder_of_the_key_has_put_it_there_for_this_job() -> None:

@@ -30,9 +30,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.errors import JoinTimeoutError, PacelineError
+from paceline.errors import PacelineError
 from paceline.hvd import execute
-from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.execute import BatchPlans, FusedOperations, Operation
@@ -45,7 +44,6 @@ from paceline.hvd.negotiation.messages import (
     Down,
     Entered,
     Key,
-    RankEntered,
     RankLeft,
     RankWeights,
     Request,
@@ -75,12 +73,24 @@ class Background:
     Args:
         link: way to the coordinator.
         generation: number of this ``init``.
+        rank: this rank.
+        entered: all ranks of the generation.
+        early: messages that came behind that.
         hvd: settings of this process.
         timeline: notes what runs.
     """
 
-    def __init__(self, link: CoordinatorLink, generation: int, hvd: HvdSettings, timeline: Timeline) -> None:
-        self._timeline, self._link, self._generation, self._hvd = timeline, link, generation, hvd
+    def __init__(
+        self,
+        link: CoordinatorLink,
+        generation: int,
+        rank: int,
+        entered: Entered,
+        early: Sequence[ToRank],
+        hvd: HvdSettings,
+        timeline: Timeline,
+    ) -> None:
+        self._link, self._generation, self._rank, self._hvd, self._timeline = link, generation, rank, hvd, timeline
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # operations are done, or no thread drives now
         self._work = threading.Condition(lock)  # the thread has to drive
@@ -93,48 +103,18 @@ class Background:
         self._urgent = False
         self._due = 0.0
         self._held_bytes, self._held_since = -1, 0.0
-        self._silence = Silence(0)  # of rank 0
+        first = entered.members[0]
+        self._silence = Silence(first.pid if rank and first.host_id == entered.members[rank].host_id else 0)
         self._leaving: RankLeft | None = None
         self._weights: list[RankWeights] = []
-        self._early: list[ToRank] = []
+        self._early = list(early)
         self._cache = RankCache()
-        self._plans = BatchPlans()
         self.down: Down | None = None
-        self.sets = ProcessSets(1)
+        self.sets = ProcessSets(len(entered.members), first.sets)
+        self._plans = BatchPlans(rank, self.sets, entered.fusion_bytes)
         self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
-        self._rank = 0
         self._thread = threading.Thread(target=self._run, name="paceline-hvd", daemon=True)
-
-    def enter(self, rank: int, size: int, enter: RankEntered, timeout_s: float) -> Sequence[RankEntered]:
-        """Wait until all ranks have called ``init``, and start the thread.
-
-        Raises:
-            JoinTimeoutError: some did not in time.
-            HorovodInternalError: ranks disagree, or one ended.
-        """
-        self._rank = rank
-        self._link.send(ToCoordinator(self._generation, enter))
-        deadline = time.monotonic() + timeout_s
-        waiting: list[ToRank] = []
-        while True:
-            waiting += self._link.receive(max(0.0, min(_IDLE_S, deadline - time.monotonic())))
-            while waiting:
-                message = waiting.pop(0)
-                if message.generation not in (0, self._generation):
-                    continue
-                if isinstance(message.body, Down):
-                    raise HorovodInternalError(message.body.text)
-                assert isinstance(message.body, Entered)
-                self.sets, self._early = ProcessSets(size, enter.sets), waiting
-                self._plans = BatchPlans(rank, self.sets, message.body.fusion_bytes)
-                first = message.body.members[0]
-                self._silence = Silence(first.pid if rank and first.host_id == enter.host_id else 0)
-                self._thread.start()
-                return message.body.members
-            if time.monotonic() >= deadline:
-                missing = self._link.missing() if isinstance(self._link, Coordinator) else ""
-                who = f"rank {missing}" if missing else "other ranks"
-                raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call hvd.init() within {timeout_s:g} s")
+        self._thread.start()
 
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
@@ -342,8 +322,7 @@ class Background:
         for sums in weights:
             self._link.send(ToCoordinator(self._generation, sums))
         if requests:
-            if self._timeline.is_on:
-                self._timeline.cycle()
+            self._timeline.cycle()
             self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
             self._link.send(ToCoordinator(self._generation, self._leaving))
@@ -387,16 +366,13 @@ class Background:
             count = len(batch.responses)
             self._carry_out(responses[:count])
             plan = self._plans.make(batch, responses[count:])
-        if self._timeline.is_on:
-            for key in plan.keys:
-                self._timeline.agreed(key)
+        self._timeline.agreed(plan.keys)
         self._run_groups(plan.groups)
 
     def _carry_out(self, responses: Sequence[Response]) -> None:
         ready: list[Response] = []
         for response in responses:
-            if self._timeline.is_on:
-                self._timeline.agreed(response.request.key)
+            self._timeline.agreed([response.request.key])
             if response.error or response.request.kind not in TENSOR_KINDS:
                 self._run_groups(self._plans.groups(ready))
                 ready = []
@@ -411,11 +387,9 @@ class Background:
             owns = [self._operations.get(key) for key in group.keys]
             assert self.plane_for is not None
             plane = self.plane_for(group.members, group.request.device)
-            if self._timeline.is_on:
-                self._timeline.began([response.request for response in group.responses], type(plane).__name__)
+            self._timeline.began(group.responses, type(plane).__name__)
             execute.run(group, owns, plane)
-            if self._timeline.is_on:
-                self._timeline.ended([response.request for response in group.responses])
+            self._timeline.ended(group.responses)
             with self._changed:
                 for key, own in zip(group.keys, owns, strict=True):
                     self._operations.pop(key, None)

@@ -178,17 +178,10 @@ def allreduce_async_(
     *,
     deterministic: bool = False,
 ) -> int:
-    """Reduce a tensor in place; see :func:`allreduce_async`.
+    """Reduce a contiguous tensor in place; see :func:`allreduce_async`.
 
-    Args:
-        tensor: contiguous.
-        average: see :func:`allreduce_async`.
-        name: see :func:`allreduce_async`.
-        op: see :func:`allreduce_async`.
-        prescale_factor: see :func:`allreduce_async`.
-        postscale_factor: see :func:`allreduce_async`.
-        process_set: see :func:`allreduce_async`.
-        deterministic: never fuse it with other tensors, which changes the order of sums in rings of 3 or more ranks.
+    With ``deterministic`` it is never fused with other tensors, which changes the order of sums in rings of 3 or more
+    ranks.
     """
     factors = prescale_factor, postscale_factor
     return _allreduce([tensor], average, name, op, factors, process_set, in_place=True, alone=deterministic)

@@ -47,10 +47,12 @@ class NoneCompressor(Compressor):
 class FP16Compressor(Compressor):
     """Sends floating point tensors as float16."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor as float16, if it is of a floating point type."""
-        return (tensor.half() if tensor.dtype.is_floating_point else tensor), tensor.dtype
+    _dtype = torch.float16
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return the tensor in half precision, if it is of a floating point type."""
+        return (tensor.to(cls._dtype) if tensor.dtype.is_floating_point else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -61,10 +63,7 @@ class FP16Compressor(Compressor):
 class BF16Compressor(FP16Compressor):
     """Sends floating point tensors as bfloat16, which has the range of float32."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor as bfloat16, if it is of a floating point type."""
-        return (tensor.bfloat16() if tensor.dtype.is_floating_point else tensor), tensor.dtype
+    _dtype = torch.bfloat16
 
 
 class Compression:
@@ -103,12 +102,7 @@ class CodecCompression:
 
 
 class CodecReduction:
-    """Reduces one gradient, step by step.
-
-    Args:
-        compression: the codec.
-        numel: elements of the gradient.
-    """
+    """Reduces one gradient, step by step."""
 
     def __init__(self, compression: CodecCompression, numel: int) -> None:
         self._codec = compression.codec

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from paceline.errors import ConfigError
 from paceline.hvd.negotiation.messages import NegotiationSettings
 
-DEFAULT_FUSION_BYTES = 128 * 1024 * 1024
-
 
 @dataclass(frozen=True)
 class HvdSettings:
     """Settings of one process. Those of rank 0 count for negotiation and fusion."""
 
-    fusion_threshold_bytes: int = DEFAULT_FUSION_BYTES
+    fusion_threshold_bytes: int = 128 * 1024 * 1024
     """Most bytes that are fused; 0: no fusion."""
     cycle_time_s: float = 0.001
     """How long requests are collected while no thread waits for them."""
@@ -50,39 +48,39 @@ class HvdSettings:
         )
 
 
-def _number(env: Mapping[str, str], name: str, default: float) -> float:
-    text = env.get(name, "")
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
     try:
         return float(text) if text else default
     except ValueError:
         raise ConfigError(f"{name}={text!r} is not a number") from None
 
 
-def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
-    text = env.get(name, "")
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name, "")
     return text.lower() not in ("0", "false", "no", "off") if text else default
 
 
-def read_settings(env: Mapping[str, str] | None = None) -> HvdSettings:
+def read_settings() -> HvdSettings:
     """Return the settings of this process.
 
     Raises:
         ConfigError: a variable is not a number, or the time of a stall's end does not exceed that of its warning.
     """
-    env = os.environ if env is None else env
+    usual = HvdSettings()
     settings = HvdSettings(
-        fusion_threshold_bytes=int(_number(env, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_BYTES)),
-        cycle_time_s=_number(env, "HOROVOD_CYCLE_TIME", 1.0) / 1000,
-        cache_capacity=int(_number(env, "HOROVOD_CACHE_CAPACITY", 1024)),
-        hierarchical=_flag(env, "HOROVOD_HIERARCHICAL_ALLREDUCE", True),
-        dynamic_process_sets=_flag(env, "HOROVOD_DYNAMIC_PROCESS_SETS", False),
-        timeout_s=_number(env, "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0),
-        start_timeout_s=_number(env, "HOROVOD_START_TIMEOUT", 60.0),
-        timeline=env.get("HOROVOD_TIMELINE", ""),
-        timeline_mark_cycles=_flag(env, "HOROVOD_TIMELINE_MARK_CYCLES", False),
-        stall_check=not _flag(env, "HOROVOD_STALL_CHECK_DISABLE", False),
-        stall_warning_s=_number(env, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0),
-        stall_shutdown_s=_number(env, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+        fusion_threshold_bytes=int(_number("HOROVOD_FUSION_THRESHOLD", usual.fusion_threshold_bytes)),
+        cycle_time_s=_number("HOROVOD_CYCLE_TIME", 1000 * usual.cycle_time_s) / 1000,
+        cache_capacity=int(_number("HOROVOD_CACHE_CAPACITY", usual.cache_capacity)),
+        hierarchical=_flag("HOROVOD_HIERARCHICAL_ALLREDUCE", usual.hierarchical),
+        dynamic_process_sets=_flag("HOROVOD_DYNAMIC_PROCESS_SETS", usual.dynamic_process_sets),
+        timeout_s=_number("HOROVOD_GLOO_TIMEOUT_SECONDS", usual.timeout_s),
+        start_timeout_s=_number("HOROVOD_START_TIMEOUT", usual.start_timeout_s),
+        timeline=os.environ.get("HOROVOD_TIMELINE", usual.timeline),
+        timeline_mark_cycles=_flag("HOROVOD_TIMELINE_MARK_CYCLES", usual.timeline_mark_cycles),
+        stall_check=not _flag("HOROVOD_STALL_CHECK_DISABLE", not usual.stall_check),
+        stall_warning_s=_number("HOROVOD_STALL_CHECK_TIME_SECONDS", usual.stall_warning_s),
+        stall_shutdown_s=_number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", usual.stall_shutdown_s),
     )
     if 0 < settings.stall_shutdown_s <= settings.stall_warning_s:
         raise ConfigError("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS must exceed HOROVOD_STALL_CHECK_TIME_SECONDS")

@@ -173,8 +173,8 @@ class BatchPlans:
         fusion_bytes: most bytes of allreduces that run as one; 0: none do.
     """
 
-    def __init__(self, rank: int = 0, sets: ProcessSets | None = None, fusion_bytes: int = 0) -> None:
-        self._rank, self._sets, self._fusion_bytes = rank, sets or ProcessSets(1), fusion_bytes
+    def __init__(self, rank: int, sets: ProcessSets, fusion_bytes: int) -> None:
+        self._rank, self._sets, self._fusion_bytes = rank, sets, fusion_bytes
         self._plans: dict[bytes, BatchPlan] = {}
 
     def known(self, batch: Batch) -> BatchPlan | None:

@@ -1,4 +1,4 @@
-"""A rank's way to the coordinator. It outlives ``shutdown``, so that the next ``init`` need not connect again."""
+"""A rank's way to the coordinator, and its entry into a job. The way outlives ``shutdown``, for the next ``init``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from paceline.errors import JoinTimeoutError
 from paceline.hvd import rendezvous
 from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
 from paceline.hvd.environment import HvdSettings, ProcessPlace
-from paceline.hvd.negotiation.messages import Down, ToCoordinator, ToRank, decode, encode
+from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.negotiation.messages import Down, Entered, RankEntered, ToCoordinator, ToRank, decode, encode
 from paceline.hvd.timeline import Timeline
-from paceline.net.hosts import own_address, tcp
+from paceline.interfaces import tcp
+from paceline.net.hosts import own_address
 from paceline.net.security import Security
 from paceline.net.sockets import SocketHub
 from paceline.worker.current import current_session
@@ -25,6 +27,9 @@ _STALE_S = 2.0
 
 #: Part of the start timeout after which one that only does not answer does: its host may be busy.
 _SLOW_SHARE = 4
+
+#: Longest wait for a message of the coordinator at once.
+_LOOK_S = 1.0
 
 
 class RankConnection:
@@ -92,6 +97,43 @@ class RankConnection:
 CoordinatorLink: TypeAlias = Coordinator | RankConnection
 
 
+def enter(
+    link: CoordinatorLink, generation: int, rank: int, size: int, mine: RankEntered, timeout_s: float
+) -> tuple[Entered, list[ToRank]]:
+    """Wait until all ranks have called ``init``.
+
+    Args:
+        link: way to the coordinator.
+        generation: number of this ``init``.
+        rank: this rank.
+        size: number of ranks.
+        mine: what this rank says of itself.
+        timeout_s: longest wait.
+
+    Returns:
+        What all ranks have said, and the messages that came behind that.
+
+    Raises:
+        JoinTimeoutError: some did not call it in time.
+        HorovodInternalError: ranks disagree, or one ended.
+    """
+    link.send(ToCoordinator(generation, mine))
+    deadline = time.monotonic() + timeout_s
+    while True:
+        messages = link.receive(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+        for place, message in enumerate(messages):
+            if message.generation not in (0, generation):
+                continue
+            if isinstance(message.body, Down):
+                raise HorovodInternalError(message.body.text)
+            assert isinstance(message.body, Entered)
+            return message.body, messages[place + 1 :]
+        if time.monotonic() >= deadline:
+            missing = link.missing() if isinstance(link, Coordinator) else ""
+            who = f"rank {missing}" if missing else "other ranks"
+            raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call hvd.init() within {timeout_s:g} s")
+
+
 def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> CoordinatorLink:
     """Return this rank's link. In a job of ``paceline launch`` the process joins that job, too."""
     if settings.scheduler:
@@ -111,9 +153,4 @@ def _addresses(place: ProcessPlace, settings: config.Settings) -> list[str]:
         return [f"ipc://@paceline-hvd-{secrets.token_hex(16)}"]
     if settings.host or settings.interface or settings.scheduler:
         return [tcp(own_address(settings), "*")]
-    return [tcp(_route_to_here(), "*")]
-
-
-def _route_to_here() -> str:
-    """Return an address of this host that others can reach: that of MASTER_ADDR, else of the host's name."""
-    return socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())
+    return [tcp(socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname()), "*")]

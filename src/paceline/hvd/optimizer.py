@@ -23,6 +23,10 @@ _EARLY_ZERO = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition."
 )
+_IN_PLACE = (
+    "param_groups has parameters that were put into it in place, so their gradients would not be reduced. Before the "
+    "forward pass call optimizer.add_param_group(...), or set optimizer.param_groups = [...], on every rank."
+)
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). The gradients "
     "are reduced already, and are not reduced again."
@@ -34,13 +38,40 @@ _numbers = itertools.count()
 
 
 class Wrapped:
-    """The methods of all distributed optimizers: copies, and the private names that Horovod's users read."""
+    """The methods of all distributed optimizers: copies, and the private names that Horovod's users read.
+
+    Options and state are those of the optimizer that was wrapped. Schedules that were made before have that one, and
+    a state may be loaded into either.
+    """
 
     _hvd_base: type[torch.optim.Optimizer]
+    _hvd_inner: Any
     _hvd_arguments: dict[str, Any]
     _hvd_number: int
     """Names it among the optimizers of this rank."""
     _hvd_steps: int
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups of the wrapped optimizer."""
+        groups: list[dict[str, Any]] = self._hvd_inner.param_groups
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._hvd_inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer."""
+        return self._hvd_inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._hvd_inner.state = state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._hvd_inner.__setstate__(state)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -56,7 +87,7 @@ class Wrapped:
         return self._hvd_arguments["compression"]
 
     def __reduce__(self) -> Any:
-        state = {name: value for name, value in self.__dict__.items() if name in ("defaults", "state", "param_groups")}
+        state = {name: getattr(self._hvd_inner, name) for name in ("defaults", "state", "param_groups")}
         return _rebuild, (self._hvd_base, state, self._hvd_arguments)
 
     def __copy__(self) -> Any:
@@ -69,6 +100,7 @@ class DistributedMethods:
     """The methods that a distributed optimizer adds to the class of the user's optimizer."""
 
     _hvd: Reducer
+    _hvd_inner: Any
     _hvd_synchronized: bool
     _hvd_by_scaler: bool
     _hvd_skips: bool
@@ -99,12 +131,28 @@ class DistributedMethods:
         if self._hvd.unconsumed and sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp"):
             self._hvd.synchronize()
             self._hvd_synchronized = self._hvd_by_scaler = True
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
+        return super().param_groups  # type: ignore[misc,no-any-return]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
+        self._hvd_inner.param_groups = groups
+        self._take_new()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, on every rank; its gradients are reduced, too. Weights are not broadcast."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._take_new()
+
+    def _new_params(self) -> list[torch.nn.Parameter]:
+        """Return the parameters in the param groups whose gradients are not reduced."""
+        groups = self._hvd_inner.param_groups
+        return [param for group in groups for param in group["params"] if not self._hvd.has(param)]
+
+    def _take_new(self) -> None:
+        known = len(self._hvd.named)
+        added = [(f"allreduce.added.{known + number}", param) for number, param in enumerate(self._new_params())]
+        self._hvd.add(added)
+        self._hvd_arguments["named_parameters"] += added
 
     def synchronize(self) -> None:
         """Wait until the gradients of all ranks are reduced. ``step`` does it, except inside ``skip_synchronize``."""
@@ -129,7 +177,13 @@ class DistributedMethods:
         self._hvd.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step with the gradients of all ranks."""
+        """Step with the gradients of all ranks.
+
+        Raises:
+            AssertionError: gradients were changed before they were reduced, or a parameter's would never be.
+        """
+        if self._new_params():
+            raise AssertionError(_IN_PLACE)
         if not self._hvd_skips:
             if self._hvd_synchronized and not self._hvd_by_scaler and not self._hvd.unconsumed:
                 warnings.warn(_TWICE, stacklevel=2)
@@ -137,7 +191,7 @@ class DistributedMethods:
                 self._hvd.synchronize()
         result = super().step(self._reduced(closure))  # type: ignore[misc]
         self._hvd_synchronized = self._hvd_by_scaler = False
-        _compare(self)
+        _end_step(self)
         return result
 
     def _reduced(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
@@ -207,12 +261,19 @@ class AdasumMethods:
         with torch.no_grad():
             for (_, param), start, (handle, context) in zip(named, before, waiting, strict=True):
                 param.copy_(start + compression.decompress(synchronize(handle), context))
-        _compare(self)
+        _end_step(self)
         return result
 
 
-def _compare(optimizer: Any) -> None:
+# The step of the user's class calls the hooks of steps. Torch adds them to a step without this mark when a state is
+# loaded, and they would run twice.
+DistributedMethods.step.hooked = True  # type: ignore[attr-defined]
+AdasumMethods.step.hooked = True  # type: ignore[attr-defined]
+
+
+def _end_step(optimizer: Any) -> None:
     """After some of the steps, let the ranks' weights be compared: nothing else brings them together."""
+    optimizer._hvd_inner._opt_called = True  # schedules that were made before look at it
     optimizer._hvd_steps += 1
     process_set = optimizer._hvd_arguments["process_set"]
     if is_due(optimizer._hvd_steps) and world.is_initialized() and process_set.included():
@@ -232,7 +293,9 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[st
     base = type(optimizer)
     cls = type(base.__name__, (methods, Wrapped, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
-    wrapped.__dict__.update(optimizer.__dict__)
+    own = ("state", "param_groups", "step")  # a schedule has replaced the step of its optimizer
+    wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name not in own})
+    wrapped._hvd_inner = optimizer
     wrapped._hvd_base, wrapped._hvd_arguments = base, arguments
     wrapped._hvd_number, wrapped._hvd_steps = next(_numbers), 0
     wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False

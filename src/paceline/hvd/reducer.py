@@ -7,7 +7,8 @@ States of a parameter, for each step:
 | counting | backward accumulates its gradient, not for the last time | counting |
 | counting | backward accumulates its gradient for the last time | sent |
 | counting | ``synchronize``: it has no gradient, or the last accumulation is uneven | sent (zeros for none) |
-| sent | backward ends, and all parameters are sent; or ``synchronize`` | reduced: ``param.grad`` is final |
+| sent | backward ends, and all that need a gradient are sent; or ``synchronize`` | reduced: ``param.grad`` is final |
+| sent | the loop, which has not called ``synchronize``, changes the gradient | AssertionError in ``synchronize`` |
 | sent, reduced | backward accumulates its gradient | AssertionError |
 | reduced | ``step``, ``synchronize``, or a GradScaler reads the gradients | counting |
 
@@ -37,6 +38,7 @@ from paceline.hvd.collectives import (
 from paceline.hvd.compression import CodecCompression, CodecReduction, Compressor
 from paceline.hvd.negotiation.messages import Request
 from paceline.hvd.process_sets import ProcessSet
+from paceline.updaters.rows import no_rows
 
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -62,12 +64,23 @@ class ReduceChoices:
         return (1.0 / self.predivide, self.predivide) if self.op == Average else (1.0, 1.0)
 
 
+_CHANGED = (
+    "The gradient of {changed!r} was changed between backward and step(), before it was reduced: {missing} needs a "
+    "gradient and backward gave none, so the end of backward did not wait. Call optimizer.synchronize() before "
+    "gradients are changed, and step() inside optimizer.skip_synchronize(); or freeze the parameters that are not used."
+)
+
 #: Names and parameters.
 Named = list[tuple[str, torch.nn.Parameter]]
 
 
-def _hook(param: Any) -> Any:
-    return param.register_post_accumulate_grad_hook
+def _hooked(param: Any, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Add a hook to a parameter, also to one that needs no gradient yet; returns its handle."""
+    needed = param.requires_grad
+    param.requires_grad_(True)  # torch needs it to add hooks; they stay when it is reset
+    handle = param.register_post_accumulate_grad_hook(hook)
+    param.requires_grad_(needed)
+    return handle
 
 
 class Reducer:
@@ -87,27 +100,36 @@ class Reducer:
         passes: int,
         choices: ReduceChoices,
     ) -> None:
-        self.named, self.groups, self.passes, self.choices = (
-            list(named),
-            [list(group) for group in groups],
-            passes,
-            choices,
-        )
-        self._names = {id(param): name for name, param in named}
+        self.named: Named = []
+        self.groups, self.passes, self.choices = [list(group) for group in groups], passes, choices
+        self._names: dict[int, str] = {}
         self._group_of = {id(param): number for number, group in enumerate(self.groups) for param in group}
-        self._left = {id(param): passes for _, param in named}
+        self._left: dict[int, int] = {}
         self._waits: dict[int, Callable[[], None]] = {}
         self._sent: set[int] = set()
+        self._late: list[torch.Tensor] = []
+        """Parameters whose gradients later hooks may change: they are sent when backward ends."""
+        self._given: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        """Parameters whose gradients are being reduced, with these and torch's counts of changes in place."""
         self._group_left: dict[int, set[int]] = {}
         self._sparse: set[int] = set()
         self._codecs: dict[int, CodecReduction] = {}
         self._callback_queued = False
         self._required: set[torch.nn.Parameter] | None = None
         self.unconsumed = False
-        self._hooks: list[Any] = []
-        for _, param in named:
-            if param.requires_grad:
-                self._hooks.append(_hook(param)(self._on_gradient))
+        self._hooks: dict[int, Any] = {}
+        self.add(named)
+
+    def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        """Take in parameters, between steps; also those that need no gradient yet."""
+        for name, param in named:
+            self.named.append((name, param))
+            self._names[id(param)], self._left[id(param)] = name, self.passes
+            self._hooks[id(param)] = _hooked(param, self._on_gradient)
+
+    def has(self, param: torch.Tensor) -> bool:
+        """Return whether the gradients of a parameter are reduced."""
+        return id(param) in self._names
 
     @property
     def is_active(self) -> bool:
@@ -160,15 +182,29 @@ class Reducer:
             self._callback_queued = True
             world.running().background.hold()
             Variable._execution_engine.queue_callback(self._after_backward)
-        self._ready(param)
+        if next(reversed(param._post_accumulate_grad_hooks)) == self._hooks[id(param)].id:
+            self._ready(param)
+        else:
+            self._sent.add(id(param))
+            self._late.append(param)
 
     def _after_backward(self) -> None:
         """Wait if all is sent; else a later backward may bring the rest."""
         self._callback_queued = False
-        if len(self._sent) == len(self._hooks):
+        self._send_late()
+        if self._missing() is None:
             self._finish()
         elif world.is_initialized():
             world.running().background.urge()
+
+    def _missing(self) -> str | None:
+        """Return the name of a parameter that needs a gradient and is not sent; None: there is none."""
+        return next((name for name, param in self.named if param.requires_grad and id(param) not in self._sent), None)
+
+    def _send_late(self) -> None:
+        late, self._late = self._late, []
+        for param in late:
+            self._ready(param)
 
     def _ready(self, param: torch.Tensor) -> None:
         self._sent.add(id(param))
@@ -186,18 +222,14 @@ class Reducer:
 
     def _gradient(self, param: torch.Tensor) -> torch.Tensor:
         if param.grad is None:
-            if id(param) in self._sparse:
-                none = torch.zeros((1, 0), dtype=torch.int64, device=param.device)
-                rows = param.new_zeros((0, *param.shape[1:]))
-                param.grad = torch.sparse_coo_tensor(none, rows.detach(), param.shape, check_invariants=False)
-            else:
-                param.grad = torch.zeros_like(param)
+            param.grad = no_rows(param) if id(param) in self._sparse else torch.zeros_like(param)
         if param.grad.is_sparse and self.choices.sparse_as_dense:
             param.grad = param.grad.to_dense()
         return param.grad
 
     def _send(self, param: torch.Tensor) -> Callable[[], None]:
         name, gradient, choices = self._names[id(param)], self._gradient(param), self.choices
+        self._given.append((param, gradient, gradient._version))
         if gradient.is_sparse:
             return self._send_sparse(param, gradient, name)
         if isinstance(choices.compression, CodecCompression):
@@ -209,7 +241,7 @@ class Reducer:
         compressed, context = compression.compress(gradient)
         target = compressed if compressed.is_contiguous() else compressed.contiguous()
         handle = allreduce_async_(
-            target,
+            target.data,  # without gradient's count of changes
             None,
             name,
             choices.op,
@@ -225,7 +257,7 @@ class Reducer:
 
     @staticmethod
     def _put(gradient: torch.Tensor, result: torch.Tensor) -> None:
-        if result is not gradient:
+        if result.data_ptr() != gradient.data_ptr():
             with torch.no_grad():
                 gradient.copy_(result)
 
@@ -243,10 +275,12 @@ class Reducer:
         assert not isinstance(choices.compression, CodecCompression)
         compression = choices.compression
         gradients = [self._gradient(param) for param in self.groups[number]]
+        for param, gradient in zip(self.groups[number], gradients, strict=True):
+            self._given.append((param, gradient, gradient._version))
         if any(gradient.is_sparse for gradient in gradients):
             raise ValueError("a sparse gradient in a group; use sparse_as_dense=True, or leave its parameter out")
         pairs = [compression.compress(gradient) for gradient in gradients]
-        targets = [compressed.contiguous() for compressed, _ in pairs]
+        targets = [compressed.contiguous().data for compressed, _ in pairs]
         name = f"group.{number}.{self._names[id(self.groups[number][0])]}"
         handle = grouped_allreduce_async_(targets, None, name, choices.op, *choices.factors, choices.process_set)
 
@@ -259,8 +293,14 @@ class Reducer:
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Send the missing gradients, wait for everything, and begin anew."""
+        """Send the missing gradients, wait for everything, and begin anew.
+
+        Raises:
+            AssertionError: a gradient that was sent has been changed since.
+        """
+        changed, missing = self._changed(), self._missing()
         if self.is_active:
+            self._send_late()
             required = {id(param) for param in self.required}
             for _, param in self.named:
                 begun = self._left[id(param)] < self.passes
@@ -268,11 +308,21 @@ class Reducer:
                     self._ready(param)
             self._finish()
         self.reset()
+        if changed is not None:
+            raise AssertionError(_CHANGED.format(changed=changed, missing=missing or "a parameter"))
+
+    def _changed(self) -> str | None:
+        """Return the name of a parameter whose gradient the loop has changed since it was sent; None: there is none."""
+        for param, gradient, version in self._given:
+            if param.grad is not gradient or gradient._version != version:
+                return self._names[id(param)]
+        return None
 
     def _finish(self) -> None:
         waits, self._waits = self._waits, {}
         for wait in waits.values():
             wait()
+        self._given = []
         if waits and self.choices.sparse_again:
             self._make_sparse()
 
@@ -285,7 +335,7 @@ class Reducer:
     def reset(self) -> None:
         """Count from the start: the gradients were used."""
         self._finish()
-        self._callback_queued = False
+        self._callback_queued, self._late = False, []
         self._sent.clear()
         self._group_left.clear()
         self._left = {id(param): self.passes for _, param in self.named}

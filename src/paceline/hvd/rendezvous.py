@@ -18,7 +18,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,12 +27,14 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
 
+from paceline import systems
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
 from paceline.hvd.environment import ProcessPlace
 from paceline.net.aead import TamperedError, open_value, seal_value
 from paceline.net.security import Security, new_job_key
 from paceline.systems import os
+from paceline.user_folder import private
 from paceline.worker.current import current_session
 
 _POLL_S = 0.01
@@ -48,17 +49,13 @@ class CoordinatorAddress:
 
 
 def private_folder() -> Path:
-    """Return a folder that only this user can read.
+    """Return the folder of this user where the ranks of a host meet.
 
     Raises:
-        ConfigError: somebody else made it.
+        LaunchError: somebody else made it.
     """
-    path = Path(tempfile.gettempdir()) / f"paceline-hvd-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
-        raise ConfigError(f"{path} is not a folder that only this user can read; remove it")
-    return path
+    path = Path(tempfile.gettempdir(), f"paceline-hvd-{systems.user_id()}")
+    return private(path, "TMPDIR, to the same folder for all ranks of this host")
 
 
 def meeting_file(place: ProcessPlace) -> Path:

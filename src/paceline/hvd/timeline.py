@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.hvd.negotiation.messages import Key, Request
+from paceline.hvd.negotiation.messages import Key, Response
 from paceline.observe.trace_file import TraceFile
 
 
@@ -53,39 +53,43 @@ class Timeline:
 
     def reported(self, rank: int, keys: Iterable[Key]) -> None:
         """A rank is ready for operations."""
-        with self._lock:
-            for key in keys if self._file is not None else ():
-                if key not in self._negotiating:
-                    self._negotiating.add(key)
-                    self._event(key, "B", f"NEGOTIATE_{key[1].upper()}")
-                self._event(key, "X", str(rank), dur=0)
+        if self.is_on:
+            with self._lock:
+                for key in keys:
+                    if key not in self._negotiating:
+                        self._negotiating.add(key)
+                        self._event(key, "B", f"NEGOTIATE_{key[1].upper()}")
+                    self._event(key, "X", str(rank), dur=0)
 
-    def agreed(self, key: Key) -> None:
-        """All ranks are ready for an operation, or it has failed."""
-        with self._lock:
-            if self._file is not None and key in self._negotiating:
-                self._negotiating.discard(key)
-                self._event(key, "E")
+    def agreed(self, keys: Iterable[Key]) -> None:
+        """All ranks are ready for operations, or these have failed."""
+        if self.is_on:
+            with self._lock:
+                for key in self._negotiating.intersection(keys):
+                    self._negotiating.discard(key)
+                    self._event(key, "E")
 
-    def began(self, requests: Iterable[Request], activity: str) -> None:
+    def began(self, responses: Iterable[Response], activity: str) -> None:
         """Operations begin to run."""
-        with self._lock:
-            for request in requests if self._file is not None else ():
-                self._event(request.key, "B", request.kind.upper())
-                self._event(request.key, "B", activity)
+        if self.is_on:
+            with self._lock:
+                for response in responses:
+                    self._event(response.request.key, "B", response.request.kind.upper())
+                    self._event(response.request.key, "B", activity)
 
-    def ended(self, requests: Iterable[Request]) -> None:
+    def ended(self, responses: Iterable[Response]) -> None:
         """Operations have run."""
-        with self._lock:
-            for request in requests if self._file is not None else ():
-                self._event(request.key, "E")
-                what = {"dtype": ", ".join(request.dtypes), "shape": str([list(one) for one in request.shapes])}
-                self._event(request.key, "E", args=what)
+        if self.is_on:
+            with self._lock:
+                for request in [response.request for response in responses]:
+                    self._event(request.key, "E")
+                    what = {"dtype": ", ".join(request.dtypes), "shape": str([list(one) for one in request.shapes])}
+                    self._event(request.key, "E", args=what)
 
     def cycle(self) -> None:
         """A cycle begins."""
-        with self._lock:
-            if self._file is not None and self.marks_cycles:
+        if self.is_on and self.marks_cycles:
+            with self._lock:
                 self._write({"name": "CYCLE_START", "ph": "i", "pid": 0, "s": "g", "ts": self._now()})
 
     # ---- the file --------------------------------------------------------------------------------------------------
@@ -104,5 +108,5 @@ class Timeline:
         self._write({"name": name} | event if name else event)
 
     def _write(self, event: dict[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write([event])
+        if self._file is not None:  # another thread may have ended it
+            self._file.write([event])

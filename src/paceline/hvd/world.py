@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from paceline import config
+from paceline.hvd import link
 from paceline.hvd.background import Background
 from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
-from paceline.hvd.link import CoordinatorLink, connect
 from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
-from paceline.hvd.planes.base import Alone, Plane
+from paceline.hvd.planes.base import Alone
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
 from paceline.hvd.timeline import Timeline
@@ -33,18 +33,12 @@ DYNAMIC = "DYNAMIC"
 
 
 class Base:
-    """The objects that stay when a job is shut down: the link to the coordinator, and the planes.
-
-    Args:
-        place: the place of this process.
-        settings: the settings of this process.
-        hvd: the settings of Horovod's interface in this process.
-    """
+    """The objects that stay when a job is shut down: the link to the coordinator, and the planes."""
 
     def __init__(self, place: ProcessPlace, settings: config.Settings, hvd: HvdSettings) -> None:
         self.place, self.settings = place, settings
         self.timeline = Timeline()
-        self.link: CoordinatorLink = connect(place, settings, hvd, self.timeline)
+        self.link = link.connect(place, settings, hvd, self.timeline)
         self.generation = 0
         self.planes: Planes | None = None
 
@@ -61,13 +55,7 @@ class Base:
 
 
 class World:
-    """The job between ``init`` and ``shutdown``.
-
-    Args:
-        base: link and planes.
-        hvd: settings.
-        sets: process sets, each a sorted tuple of ranks.
-    """
+    """The job between ``init`` and ``shutdown``."""
 
     def __init__(self, base: Base, hvd: HvdSettings, sets: tuple[tuple[int, ...], ...]) -> None:
         self.base, self.hvd = base, hvd
@@ -77,11 +65,11 @@ class World:
             base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
         if isinstance(base.link, Coordinator):
             base.link.settings = hvd
-        self.background = Background(base.link, base.generation, hvd, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-        enter = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
-        members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
-        self.nodes = [(one.host, one.host_id) for one in members]
+        mine = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
+        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd.start_timeout_s)
+        self.background = Background(base.link, base.generation, self.rank, entered, early, hvd, base.timeline)
+        self.nodes = [(one.host, one.host_id) for one in entered.members]
         try:
             self._place()
             self._make_planes()
@@ -103,7 +91,7 @@ class World:
         base = self.base
         if base.planes is None and self.size > 1:
             base.planes = Planes(self.rank, self.nodes, base.settings, self.hvd, private_folder(), self._exchange)
-        self.background.plane_for = base.planes.plane if base.planes is not None else _alone
+        self.background.plane_for = base.planes.plane if base.planes is not None else lambda members, device: Alone()
 
     def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
         payloads: Sequence[bytes] = self.background.call(Request("allgather_object", f"paceline {name}", payload=mine))
@@ -130,10 +118,6 @@ class World:
         down = self.background.down
         if down is None or down.failed:
             self.base.drop_planes()
-
-
-def _alone(members: tuple[int, ...], device: str) -> Plane:
-    return Alone()
 
 
 _lock = threading.RLock()

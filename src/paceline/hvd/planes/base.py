@@ -194,11 +194,7 @@ class Alone:
 
 
 class Staged:
-    """A plane that copies to CPU memory, and back.
-
-    Args:
-        inner: the plane that takes CPU tensors.
-    """
+    """A plane that copies to CPU memory, and back."""
 
     def __init__(self, inner: Plane) -> None:
         self._inner = inner

@@ -19,7 +19,7 @@ from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane, Staged
 from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
 from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, make_gloo, make_nccl, nccl_is_available
-from paceline.interfaces import address_of
+from paceline.net.hosts import own_address
 
 logger = logging.getLogger(__name__)
 
@@ -147,10 +147,8 @@ class Planes:
 
 def _own_address(settings: Settings) -> str:
     """Return the address of this host by which other hosts reach it."""
-    if settings.host:
-        return settings.host
-    if settings.interface:
-        return address_of(settings.interface)
+    if settings.host or settings.interface:
+        return own_address(settings)
     target = os.environ.get("MASTER_ADDR") or socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 1))

@@ -224,7 +224,7 @@ class SharedPlane:
                 mine[start:stop] if rank == self._near.rank else self._area(rank, mine.dtype)[start:stop]
                 for rank in self.members
             ]
-            if self.index > 1 and how.is_plain and mine.data_ptr() == target.data_ptr():
+            if self.index > 1 and how.is_plain and parts[self.index].data_ptr() == target.data_ptr():
                 # In place the own elements would be overwritten before it is their turn.
                 parts[self.index] = self._area(self._near.rank, mine.dtype)[start:stop]
             how.reduce(parts, target)
