@@ -156,6 +156,8 @@ def meaningless() -> list[str]:
         lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND),
         lambda: dist.all_reduce(sparse, op=dist.ReduceOp.MAX),
         lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(3)),
+        lambda: dist.all_gather([torch.zeros(3), torch.zeros(3)], torch.zeros(4)),
+        lambda: dist.reduce_scatter(torch.zeros(3), [torch.zeros(3)]),
     ):
         with pytest.raises(ValueError, match=r".") as caught:
             call()
@@ -166,10 +168,12 @@ def meaningless() -> list[str]:
 
 def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
     with LocalJob(num_workers=2, num_servers=1) as job:
-        for bits, sparse, size in job.run(meaningless):
+        for bits, sparse, size, gathered, scattered in job.run(meaningless):
             assert "no meaning for elements of torch.float32" in bits
             assert "call to_dense() first" in sparse
             assert "2 times 3 elements" in size
+            assert "16 bytes; given are tensors of [12, 12] bytes" in gathered
+            assert "reduce_scatter of 2 ranks needs 2 tensors" in scattered
 
 
 def shard() -> list[str]:

@@ -91,7 +91,7 @@ def moves() -> Iterator[tuple[str, Case]]:
         for is_async in (False, True):
             for move in (broadcast, all_gather, gather, scatter):
                 yield f"{move.__name__} {dtype} {is_async}", partial(move, dtype, is_async)
-    for move in (into_tensor, reduce_scatter, all_to_all, splits, pairs, objects):
+    for move in (into_tensor, reduce_scatter, in_place, inference, negated, all_to_all, splits, pairs, objects):
         yield move.__name__, move
 
 
@@ -144,6 +144,59 @@ def reduce_scatter(group: Any) -> list[torch.Tensor]:
     dist.reduce_scatter_tensor(whole, content(torch.float32, 3 * size), group=group)
     dist.reduce_scatter(part, list(content(torch.float32, size, 5)), dist.ReduceOp.MAX, group=group)
     return [mine, whole, part]
+
+
+def in_place(group: Any) -> list[torch.Tensor]:
+    """Outputs are parts of inputs, and inputs are parts of outputs; the larger size has several chunks."""
+    ranks, found = dist.get_process_group_ranks(group), []
+    me = ranks.index(dist.get_rank())
+    for numel in (5, 700_001):
+        whole = content(torch.float64, numel * len(ranks))
+        part = whole[numel * me : numel * (me + 1)]
+        dist.reduce_scatter_tensor(part, whole, group=group)
+        found.append(part.clone())
+        dist.all_gather_into_tensor(whole, part, group=group)
+        found.append(whole)
+    return found
+
+
+def inference(group: Any) -> list[torch.Tensor]:
+    """Tensors of the inference mode may be changed in it only, and the group's thread is in another mode."""
+    others = [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
+    with torch.inference_mode():
+        total, turned = content(torch.float32, 4), content(torch.float32, 3, 4).t()
+        found = [torch.zeros(4) for _ in range(len(others) + 1)]
+        got = [torch.zeros(4) for _ in others]
+        works = [dist.all_reduce(one, group=group, async_op=True) for one in (total, turned)]
+        works.append(dist.all_gather(found, content(torch.float32, 4), group=group, async_op=True))
+        works += [dist.isend(content(torch.float32, 4), rank, group=group) for rank in others]
+        works += [dist.irecv(one, rank, group=group) for one, rank in zip(got, others, strict=True)]
+        for work in works:
+            work.wait()
+    return [total, turned, *found, *got]
+
+
+def negated(group: Any) -> list[torch.Tensor]:
+    """PyTorch negates the elements of these tensors when it reads them, and Gloo moves those in memory."""
+    mine = torch.complex(content(torch.float32, 1), content(torch.float32, 1, seed=1)).conj()
+    if dist.get_backend(group) == "gloo":
+        mine = mine.resolve_conj()
+    total, outputs = mine.imag, [torch.zeros(1) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(outputs, total, group=group)
+    dist.all_reduce(total, group=group)
+    pair = torch.view_as_real(mine.resolve_conj())
+    if dist.get_backend(group) == "gloo":
+        dist.broadcast(pair, dist.get_process_group_ranks(group)[0], group=group)
+    else:
+        group.broadcast([mine], _from_first()).wait()
+        pair = torch.view_as_real(mine.resolve_conj())
+    return [*outputs, total.resolve_neg(), pair]
+
+
+def _from_first() -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    return options
 
 
 def all_to_all(group: Any) -> list[torch.Tensor]:
@@ -223,4 +276,4 @@ def test_operations_are_those_of_gloo(way: str, tmp_path: Path) -> None:
     with LocalJob(num_workers=3, num_servers=2) as job:
         results = job.run(compare, WAYS[way], str(tmp_path))
     assert [wrong for _, wrong in results] == [[], [], []]
-    assert [number for number, _ in results] == [216, 108, 216]
+    assert [number for number, _ in results] == [222, 111, 222]

@@ -20,11 +20,13 @@ from paceline.c10d.far import FarPlane
 from paceline.c10d.host_copy import (
     HostCopy,
     Tensors,
+    check_parts,
     check_size,
     deadline,
     finish,
     is_linear,
     joined,
+    mode_of,
     operation,
     ready,
     reduction_of,
@@ -218,6 +220,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
                 self._gather([HostCopy(one, reads=False) for one in outputs], HostCopy(mine))
 
+        for outputs, mine in zip(output_tensors, input_tensors, strict=True):
+            check_parts("all_gather", outputs, self.size(), self.rank(), mine)
         flat = [one for row in output_tensors for one in row]
         return self._run(f"all_gather{sizes(flat)}", job, output_tensors, opts, input_tensors)
 
@@ -227,8 +231,6 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _gather(self, outputs: Sequence[HostCopy], mine: HostCopy) -> None:
         counts = [one.as_bytes.numel() for one in outputs]
-        if counts[self.rank()] != mine.as_bytes.numel():
-            raise ValueError(f"rank {self.rank()} gathers {mine.as_bytes.numel()} bytes into {counts[self.rank()]}")
         target = torch.empty(sum(counts), dtype=torch.uint8)
         self._plane.allgather(mine.as_bytes, target, counts)
         spread(target, outputs)
@@ -289,6 +291,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 source = torch.cat([one.flat for one in hosts])
                 self._scatter(source, target, counts, how)
 
+        for output, inputs in zip(output_tensors, input_tensors, strict=True):
+            check_parts("reduce_scatter", inputs, self.size(), self.rank(), output)
         flat = [one for row in input_tensors for one in row]
         return self._run(f"reduce_scatter{sizes(flat)}", job, output_tensors, opts, flat)
 
@@ -406,7 +410,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             if self._hosts is not None:
                 self._hosts.start(alike, work.number, timeout_s)
             try:
-                job()
+                with mode_of(used):
+                    job()
             except PacelineError as error:
                 raise self._explained(error, f"{what} (number {work.number // CALLBACKS})", timeout_s) from error
             finish(work.tensors)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -50,7 +51,10 @@ class HostCopy:
     """
 
     def __init__(self, tensor: torch.Tensor, *, reads: bool = True) -> None:
-        self._tensor = real_view(tensor.detach())
+        # Elements that are conjugated or negated when they are read are other ones in memory.
+        self._lazy = tensor.detach() if tensor.is_conj() or tensor.is_neg() else None
+        self._plain = tensor.detach().resolve_conj().resolve_neg()
+        self._tensor = real_view(self._plain)
         is_own = self._tensor.device.type == "cpu" and self._tensor.is_contiguous()
         if is_own:
             # A dimension of one element may have any stride, and bytes are viewed with stride 1 only.
@@ -70,6 +74,8 @@ class HostCopy:
         """Copy to the tensor."""
         if not self._is_own:
             self._tensor.copy_(self.flat.view(self._tensor.shape))
+        if self._lazy is not None:
+            self._lazy.copy_(self._plain)
 
 
 def joined(hosts: Sequence[HostCopy]) -> torch.Tensor:
@@ -104,6 +110,11 @@ def ready(tensors: Tensors) -> Callable[[], float]:
         return time.monotonic() - began if events else 0.0
 
     return wait
+
+
+def mode_of(tensors: Tensors) -> AbstractContextManager[object]:
+    """Return the mode in which any thread may change these tensors: those of ``torch.inference_mode`` need it."""
+    return torch.inference_mode() if any(one.is_inference() for one in tensors) else nullcontext()
 
 
 def finish(tensors: Tensors) -> None:
@@ -163,6 +174,19 @@ def check_size(what: str, whole: torch.Tensor, part: torch.Tensor, size: int) ->
         raise ValueError(
             f"{what} of {size} ranks needs {size} times {part.numel()} elements of {part.dtype} in one tensor, not "
             f"{whole.numel()} of {whole.dtype}"
+        )
+
+
+def check_parts(what: str, parts: Tensors, size: int, place: int, mine: torch.Tensor) -> None:
+    """Refuse tensors of which there is not one for each rank, or whose own one has another size than ``mine``.
+
+    Raises:
+        ValueError: they are like that.
+    """
+    if len(parts) != size or parts[place].nbytes != mine.nbytes:
+        raise ValueError(
+            f"{what} of {size} ranks needs {size} tensors, and the one of rank {place} with {mine.nbytes} bytes; given "
+            f"are tensors of {[one.nbytes for one in parts]} bytes"
         )
 
 

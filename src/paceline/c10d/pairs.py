@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.c10d.far import Swap, server_of
-from paceline.c10d.host_copy import HostCopy, finish, ready
+from paceline.c10d.host_copy import HostCopy, finish, mode_of, ready
 from paceline.c10d.work import Operations, Work
 from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
@@ -77,9 +77,10 @@ class Pairs:
     def _take(self, body: m.Meet | m.TakeAny, tensor: torch.Tensor, timeout_s: float) -> int:
         """Receive a tensor; returns the rank that has sent it."""
         ((sender, (frame,)),) = self._meet(body, (), timeout_s).items()
-        host = HostCopy(tensor, reads=False)
-        host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
-        host.put()
+        with mode_of([tensor]):
+            host = HostCopy(tensor, reads=False)
+            host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
+            host.put()
         finish([tensor])
         return self._members.index(sender)
 
