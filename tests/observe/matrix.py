@@ -267,6 +267,7 @@ async def relay(slow: Path) -> None:
         port, address = struct.unpack("!2xH4s8x", found)
         upstream = socket.socket()
         upstream.setblocking(False)
+        upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the true connection has it
         upstream.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _MARK)
         await asyncio.get_running_loop().sock_connect(upstream, (socket.inet_ntoa(address), port))
         upstream_reader, upstream_writer = await asyncio.open_connection(sock=upstream)
@@ -337,7 +338,7 @@ def run_scheduler(path: str) -> None:
 
     def noted(self: Any, member: Any, account: Any, *more: Any) -> Any:
         found = note(self, member, account, *more)
-        windows = [[one.round, one.rounds, one.samples, list(one.parts)] for one in account.windows]
+        windows = [[one.round, one.rounds, one.samples, list(one.parts), one.way] for one in account.windows]
         line = [member.role, member.rank, member.host, windows, list(account.host), [list(one) for one in account.late]]
         file.write(json.dumps([*line, [one.text for one in found]]) + "\n")
         return found

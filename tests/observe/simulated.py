@@ -1,13 +1,15 @@
 """Simulated jobs in which one process is slow: the accounts of their heartbeats, through the true detector. Pure.
 
 A round is that of ``tests.observe.matrix``: a sleep, computation that waits for processors, a push and its answer.
-Heartbeats come every half a second, of each process at another time, as those of real processes.
+Heartbeats come every half a second, of each process at another time, and at once after rounds that are far longer than
+usual, as those of real processes.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +38,7 @@ from paceline.observe.account import (
 )
 from paceline.observe.detector import Detector
 from paceline.observe.meter import MAX_WINDOWS
+from paceline.observe.urgency import Urgency
 from paceline.observe.verdicts import Verdict
 
 WORKERS, SLOW, ONSET, BATCH, BEAT_S, TURN_S = 4, 1, 30, 32.0, 0.5, 0.1
@@ -92,6 +95,11 @@ class _Process:
     rounds: list[tuple[float, float, Steps, list[float]]] = field(default_factory=list)
     """Begin, end, account, and figures of the host."""
     told: int = 0
+    beat_s: float = 0.0
+    """Time of its last heartbeat."""
+    urgent: list[float] = field(default_factory=list)
+    """Times of heartbeats beside the regular ones."""
+    urgency: Urgency = field(default_factory=lambda: Urgency(3))
 
 
 class Simulation:
@@ -107,9 +115,11 @@ class Simulation:
         self.detector = Detector()
         self.said: list[tuple[int, Verdict]] = []
         """Rounds that the slow worker has begun when a verdict was made, and the verdict."""
-        self.late: list[tuple[float, int, float]] = []
+        self.late: list[tuple[float, float, float]] = []
         self.workers = [_Process(rank, self.chance.random() * BEAT_S) for rank in range(WORKERS)]
-        self.servers = [_Process(rank, self.chance.random() * BEAT_S, "server") for rank in range(2)]
+        self.servers = [
+            _Process(rank, self.chance.random() * BEAT_S, "server", urgency=Urgency(2)) for rank in range(2)
+        ]
         self.onset_s = 0.0
 
     def run(self, rounds: int) -> list[tuple[int, Verdict]]:
@@ -117,14 +127,15 @@ class Simulation:
         for ranks in [[0, 1], [2, 3]] if self.scene.groups else [list(range(WORKERS))]:
             self._run_group(ranks, rounds)
         end_s = min(one.rounds[-1][1] for one in self.workers)
-        beats = [(one.phase_s, index, one) for index, one in enumerate((*self.workers, *self.servers))]
-        heapq.heapify(beats)
-        while beats[0][0] < end_s:
-            now, index, one = heapq.heappop(beats)
+        self.late.sort()
+        beats = []
+        for index, one in enumerate((*self.workers, *self.servers)):
+            beats += [(at, index, one) for at in _beats(one.phase_s, one.urgent, end_s)]
+        for now, _, one in sorted(beats, key=lambda beat: beat[:2]):
             found = self._worker_beat(one, now) if one.role == "worker" else self._server_beat(one, now)
-            done = sum(end <= now for _, end, _, _ in self.workers[SLOW].rounds)
-            self.said += [(1 + done - ONSET, verdict) for verdict in found]
-            heapq.heappush(beats, (now + BEAT_S, index, one))
+            if found:
+                done = sum(end <= now for _, end, _, _ in self.workers[SLOW].rounds)
+                self.said += [(1 + done - ONSET, verdict) for verdict in found]
         return self.said
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
@@ -138,15 +149,23 @@ class Simulation:
             order = sorted(range(len(ranks)), key=lambda index: arrived[index])
             last_s = arrived[order[-1]]
             self.late.append((last_s, ranks[order[-1]], last_s - arrived[order[-2]]))
-            released = last_s + (_SERVER_S.get(self.scene.fault, (_USUAL_SERVER_S,))[0] if is_on else _USUAL_SERVER_S)
+            took_s = _SERVER_S.get(self.scene.fault, (_USUAL_SERVER_S,))[0] if is_on else _USUAL_SERVER_S
+            released = last_s + took_s
+            for server in self.servers:
+                busy_s = took_s if server.rank == 0 else _USUAL_SERVER_S
+                if server.urgency.note(released, busy_s, self.late[-1][2]):
+                    server.urgent.append(released)
             if SLOW in ranks and number == ONSET:
                 self.onset_s = released
             for index, rank in enumerate(ranks):
                 parts, figures, samples = self._own(rank, number, released)
                 parts[WAIT] = released + way[index][1] - pushed[index]
                 begin, pushed[index] = pushed[index], pushed[index] + sum(parts)
-                steps = Steps(number, 1, samples, parts)
-                self.workers[rank].rounds.append((begin, pushed[index], steps, figures))
+                steps = Steps(number, 1, samples, parts, sum(way[index]))
+                one = self.workers[rank]
+                one.rounds.append((begin, pushed[index], steps, figures))
+                if one.urgency.note(pushed[index], steps.wall_s, steps.way_s, parts[GC]):
+                    one.urgent.append(pushed[index])
 
     def _noise(self) -> float:
         return self.chance.lognormvariate(0, self.scene.jitter) if self.scene.jitter else 1.0
@@ -187,18 +206,22 @@ class Simulation:
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
     def _worker_beat(self, one: _Process, now: float) -> list[Verdict]:
-        done = [steps for _, end, steps, _ in one.rounds[one.told :] if end <= now]
-        one.told += len(done)
-        windows = [(w.round, w.rounds, w.samples, list(w.seconds)) for w in in_windows(done, MAX_WINDOWS)]
-        figures = [round(1e6 * amount) for amount in self._figures(one, now - BEAT_S, now)]
-        figures[INTERVAL] = round(1e6 * BEAT_S)
+        first = one.told
+        while one.told < len(one.rounds) and one.rounds[one.told][1] <= now:
+            one.told += 1
+        done = [steps for _, _, steps, _ in one.rounds[first : one.told]]
+        found = in_windows(done, MAX_WINDOWS)
+        windows = [(w.round, w.rounds, w.samples, list(w.seconds)) for w in found]
+        ways = [w.way_s for w in found]
+        figures = [round(1e6 * amount) for amount in self._figures(one, first, one.beat_s, now)]
+        figures[INTERVAL], one.beat_s = round(1e6 * (now - one.beat_s)), now
         group = 1 + one.rank // 2 if self.scene.groups else 0
-        return self.detector.note_worker(one.rank, f"node{one.rank}", windows, figures, group)
+        return self.detector.note_worker(one.rank, f"node{one.rank}", windows, figures, group, ways=ways)
 
-    def _figures(self, one: _Process, start: float, stop: float) -> list[float]:
-        """Return the figures of the time between, those of each round as far as it is in it."""
+    def _figures(self, one: _Process, first: int, start: float, stop: float) -> list[float]:
+        """Return the figures of the time between, those of each round from the first one on as far as it is in it."""
         sums = [0.0] * len(FIGURES)
-        for begin, end, steps, figures in one.rounds:
+        for begin, end, steps, figures in one.rounds[first : one.told + 1]:
             waited = begin + steps.seconds[WAIT]
             inside = max(0.0, min(end, stop) - max(waited, start)) / (end - waited)
             if inside:
@@ -206,7 +229,9 @@ class Simulation:
         return sums
 
     def _server_beat(self, one: _Process, now: float) -> list[Verdict]:
-        told = [(at, rank, late_s) for at, rank, late_s in self.late if now - BEAT_S < at <= now]
+        since_s, one.beat_s = now - one.beat_s, now
+        first, stop = (bisect_right(self.late, (at, math.inf, 0.0)) for at in (now - since_s, now))
+        told = self.late[first:stop]
         late = [
             (rank, len(times), sum(times))
             for rank in range(WORKERS)
@@ -214,14 +239,24 @@ class Simulation:
         ]
         self.detector.note_late(late if one.rank == 0 else [])
         figures = [0] * len(FIGURES)
-        figures[INTERVAL] = round(1e6 * BEAT_S)
+        figures[INTERVAL] = round(1e6 * since_s)
         is_slow = now > self.onset_s and one.rank == 0 and self.scene.fault in _SERVER_S
         took_s, is_short = _SERVER_S[self.scene.fault] if is_slow else (_USUAL_SERVER_S, False)
-        busy = min(0.95, len(told) * took_s / BEAT_S)
-        figures[THROTTLED] = round(1e6 * BEAT_S * busy) if is_short else 0
+        busy = min(0.95, len(told) * took_s / since_s)
+        figures[THROTTLED] = round(1e6 * since_s * busy) if is_short else 0
         parts = [0.0] * len(SERVER_PARTS)
         parts[APPLY], parts[RECEIVE] = TURN_S * busy, TURN_S * (1 - busy)
-        return self.detector.note_server(one.rank, f"node{one.rank}", [parts] * round(BEAT_S / TURN_S), figures)
+        return self.detector.note_server(one.rank, f"node{one.rank}", [parts] * round(since_s / TURN_S), figures)
+
+
+def _beats(phase_s: float, urgent: Sequence[float], end_s: float) -> Iterator[float]:
+    """Yield the times of a process's heartbeats: each is half a second after the last one, or an urgent one."""
+    now, waiting = phase_s, sorted(urgent)
+    while now < end_s:
+        yield now
+        while waiting and waiting[0] <= now:
+            waiting.pop(0)
+        now = min([now + BEAT_S, *waiting[:1]])
 
 
 def scenes(faults: Sequence[str], queue: float = 0.5) -> Iterator[Scene]:

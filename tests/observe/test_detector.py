@@ -50,12 +50,15 @@ class Job:
 
     def __init__(self, seed: int, jitter: float, workers: int = WORKERS, lock_step: bool = True) -> None:
         self.chance, self.jitter, self.workers, self.lock_step = random.Random(seed), jitter, workers, lock_step
-        self.detector, self.round = Detector(), 0
+        self.detector, self.round, self.chance_of_ways = Detector(), 0, random.Random(seed)
         self.said: list[Verdict] = []
         self.hosts = [f"node{worker}" for worker in range(workers)]
         self.send_s = [0.0] * workers
         self.exchange_s = 0.005
         """Time that the servers need for a round."""
+        self.way_s = [0.002] * workers
+        """Time of the waits in which a worker's messages are on the way."""
+        self.compute_s = [0.1] * workers
         self.late_s = 0.0
         """Time that the pushes of the slow worker need longer than the others'."""
         self.queued_s: Callable[[int], float] = lambda worker: 0.0
@@ -71,7 +74,13 @@ class Job:
         times, figures, samples = [], [], []
         for worker in range(self.workers):
             parts, host = [0.0] * len(WORKER_PARTS), [0] * len(FIGURES)
-            for part, usual in ((DATA, 0.002), (COMPUTE, 0.1), (SEND, 0.001), (COPY, 0.0005), (UPDATE, 0.003)):
+            for part, usual in (
+                (DATA, 0.002),
+                (COMPUTE, self.compute_s[worker]),
+                (SEND, 0.001),
+                (COPY, 0.0005),
+                (UPDATE, 0.003),
+            ):
                 parts[part] = usual * self.noise()
             parts[SEND] += self.send_s[worker]
             queued_s = self.queued_s(worker)
@@ -90,7 +99,8 @@ class Job:
             parts[WAIT] = whole - sum(parts) + self.exchange_s
             figures[worker][INTERVAL] = round(1e6 * sum(parts))
             windows = [(self.round, 1, samples[worker], parts)]
-            self.said += self.detector.note_worker(worker, self.hosts[worker], windows, figures[worker])
+            ways = [self.way_s[worker] * self.chance_of_ways.lognormvariate(0, self.jitter)]
+            self.said += self.detector.note_worker(worker, self.hosts[worker], windows, figures[worker], ways=ways)
 
     def run(self, rounds: int, fault: Fault | None = None) -> list[Verdict]:
         before = len(self.said)
@@ -213,6 +223,34 @@ def test_slow_link_shows_in_waits_where_nobody_waits_for_others() -> None:
         return BATCH
 
     assert [(one.rank, one.cause) for one in job.run(8, slow_answers)] == [(SLOW, "link")]
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.1, 0.3])
+def test_slow_link_is_told_within_five_rounds_where_the_way_is_known(jitter: float) -> None:
+    for seed in range(10):
+        job = Job(seed, jitter)
+        assert job.run(ONSET) == []
+        job.late_s, job.way_s[SLOW] = 0.08, 0.08
+        (found,) = job.run(6)
+        assert (found.rank, found.cause) == (SLOW, "link")
+        assert abs(found.round - ONSET) <= 3
+        job.late_s, job.way_s[SLOW] = 0.0, 0.002
+        assert [(one.rank, one.cause) for one in job.run(60)] == [(SLOW, "")]
+
+
+def test_slow_link_that_delays_nobody_is_not_named() -> None:
+    job = Job(0, 0.0)
+    job.compute_s = [0.1, 0.1, 0.1, 0.3]
+    assert {one.rank for one in job.run(ONSET)} <= {3}
+    job.way_s[SLOW] = 0.1
+    assert {one.rank for one in job.run(60)} <= {3}
+
+
+def test_way_that_is_longer_for_all_is_no_link_of_a_worker() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.exchange_s, job.way_s = 0.2, [0.1] * WORKERS
+    assert job.run(60) == []
 
 
 def test_stalls_at_the_start_of_a_process_are_no_stops() -> None:

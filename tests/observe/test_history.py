@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from paceline.observe.account import WORKER_PARTS
-from paceline.observe.history import PARTS, History, Ranking, Reference, mean_round
+from paceline.observe.history import PARTS, USUAL, History, Ranking, Reference, mean_round
 
 
 def worker(rank: int) -> History:
@@ -35,7 +35,9 @@ def by_sorting(others: Sequence[History]) -> Reference:
     count = sum(len(one.rounds) for one in others)
     return Reference(
         [max(median(one.usual[part] for one in others), median(one.recent[part] for one in others)) for part in parts],
-        [unlikely_small(median(one.noise[part] for one in others), count) for part in parts],
+        [median(one.noise[part] for one in others) for part in parts],
+        count,
+        math.sqrt(math.pi / 2 / min(count, USUAL * len(others))),
         median(one.typical_s for one in others),
         median(one.rounds[-1].samples for one in others),
         max(one.typical_s for one in others),
@@ -71,6 +73,8 @@ def test_reference_is_that_of_the_others_whoever_steps_comes_or_goes(seed: int) 
         if others:
             reference = rankings[own].reference(one)
             assert reference == by_sorting(others)
+            noise = unlikely_small(median(other.noise[3] for other in others), reference.count)
+            assert reference.noise(3) == pytest.approx(noise)
             assert reference.means(0.1) == by_sorting(others).means(0.1)
             assert rankings[own].reference(worker(99)) == by_sorting(groups[own])
         step(one, random_)

@@ -78,6 +78,16 @@ def test_every_round_is_given_to_its_reader_with_its_parts(one: Meter, clock: Cl
     assert (steps.seconds[COMPUTE], steps.seconds[WAIT], one.waited_s) == (1.0, 2.0, 2.0)
 
 
+def test_time_on_the_way_is_that_of_its_round(one: Meter, clock: Clock) -> None:
+    one.end_round(1, 8.0)
+    for round, ways in ((2, [0.5, 0.25]), (3, []), (4, [1.0])):
+        clock.now += 2.0
+        for way_s in ways:
+            one.note_way(way_s)
+        one.end_round(round, 8.0)
+    assert [window.way for window in one.report().windows] == [750_000, 0, 1_000_000]
+
+
 def test_wait_for_the_last_exchange_beside_the_thread_is_no_computation(one: Meter, clock: Clock) -> None:
     found: list[Steps] = []
     one.on_round = found.append

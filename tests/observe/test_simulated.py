@@ -11,16 +11,13 @@ from statistics import median
 
 import pytest
 
-from tests.observe.simulated import ONSET, RIGHT, Simulation, outcome, scenes
+from tests.observe.simulated import ONSET, RIGHT, Scene, Simulation, outcome, scenes
 
 TRIALS = int(os.environ.get("PACELINE_TEST_TRIALS", "1"))
 
 #: Rounds from the onset to the verdict: the median, up to 10 % of noise. Pauses come now and then, and are named after
-#: the second one; servers and links tell only who waits for whom.
-WITHIN = {
-    "backward": 5, "loader": 5, "quota": 6, "neighbour": 6, "memory": 6, "gc": 16, "stops": 35, "link": 16, "delay": 14,
-    "server": 20, "placement": 20,
-}  # fmt: skip
+#: the second one: collections in every tenth round in the eleventh at the earliest.
+WITHIN = dict.fromkeys(RIGHT, 5) | {"gc": 12, "stops": 35}
 
 
 @pytest.mark.parametrize("fault", RIGHT)
@@ -46,3 +43,9 @@ def test_nobody_is_named_without_a_fault() -> None:
     for scene in scenes(["none"]):
         for seed in range(TRIALS):
             assert Simulation(scene, seed).run(ONSET + 60) == [], (scene, seed)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_chance_names_nobody_in_ten_thousand_rounds(groups: bool) -> None:
+    """In these, a worker computes or waits for processors for long in several rounds one after the other."""
+    assert Simulation(Scene("none", jitter=0.3, groups=groups), 1).run(10_000) == []

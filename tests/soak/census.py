@@ -14,12 +14,13 @@ from tests.soak.samples import descriptors_of
 #: By name: ``objects list``, ``BucketSide.sending``, ``bytes of tensors``.
 Census = dict[str, int]
 
-#: Few by construction: bins of a histogram, the last 25 rounds that were measured, and the last 40 windows of each
-#: worker that verdicts are made from. How many of them there are depends on how busy the host is.
-_BOUNDED = frozenset({
-    "Stats.staleness", "RoundTimes._last", "objects paceline.hetero.measured.WorkerRound", "Round.parts",
-    "Round.seconds", "Reference.usual", "Reference.noise", "objects paceline.observe.history.Round",
-})  # fmt: skip
+#: Few by construction: bins of a histogram, and the last 25 rounds that were measured. How many of them there are
+#: depends on how busy the host is.
+_BOUNDED = frozenset({"Stats.staleness", "RoundTimes._last", "objects paceline.hetero.measured.WorkerRound"})
+
+#: Modules whose objects are a bounded number for each worker, which is there when it has told enough: after some
+#: heartbeats, however many steps these take. ``tests/observe/test_bounded.py`` counts them over many rounds.
+_VERDICTS = ("paceline.observe.history", "paceline.observe.detector")
 
 #: Messages are counted as objects, without their lists. The last one may be alive, and how many lists it has, and how
 #: long they are, depends on the host.
@@ -34,13 +35,17 @@ def leave_out_what_is_there() -> None:
     gc.freeze()
 
 
-def census() -> Census:
-    """Count what this process holds. Tables are the containers that objects and modules of paceline refer to."""
-    _count()  # looking at an object makes others: its dictionary, a tensor's storage
-    return _count()
+def census(is_whole: bool = False) -> Census:
+    """Count what this process holds. Tables are the containers that objects and modules of paceline refer to.
+
+    Args:
+        is_whole: count what verdicts about workers are made from, too.
+    """
+    _count(is_whole)  # looking at an object makes others: its dictionary, a tensor's storage
+    return _count(is_whole)
 
 
-def _count() -> Census:
+def _count(is_whole: bool) -> Census:
     gc.collect()
     objects = gc.get_objects()
     torch = sys.modules.get("torch")  # the scheduler does without
@@ -49,6 +54,9 @@ def _count() -> Census:
     for one in objects:
         kind = type(one)
         module = str(kind.__module__)  # of some types it is a descriptor
+        if module in _VERDICTS and not is_whole:
+            found["objects builtins.list"] -= sum(_lists(value) for _, value in _attributes(one))
+            continue
         if (objects_of := f"objects {module}.{kind.__qualname__}") not in _BOUNDED:
             found[objects_of] += 1
         if (
@@ -69,6 +77,11 @@ def _count() -> Census:
         found[f"{module}.{name}"] += _length(value)
     held = {"bytes of tensors": sum(storages.values()), "descriptors": descriptors_of("self")}
     return dict(found) | held
+
+
+def _lists(value: Any) -> int:
+    """Return how many lists a value is, with those in it."""
+    return 1 + sum(map(_lists, value)) if type(value) is list else 0
 
 
 def _attributes(one: object) -> Iterator[tuple[str, Any]]:

@@ -98,12 +98,14 @@ class Steps:
         rounds: how many.
         samples: behind their pushes.
         seconds: by part.
+        way_s: seconds of a worker's waits in which a request or its answer was on the way.
     """
 
     round: int
     rounds: int
     samples: float
     seconds: list[float]
+    way_s: float = 0.0
 
     @property
     def wall_s(self) -> float:
@@ -114,13 +116,14 @@ class Steps:
         """Add the rounds that follow."""
         self.rounds += other.rounds
         self.samples += other.samples
+        self.way_s += other.way_s
         self.seconds = [one + two for one, two in zip(self.seconds, other.seconds, strict=True)]
 
 
 def joined(steps: Iterable[Steps]) -> Steps:
     """Return the account of all rounds together; there is at least one."""
     first, *others = steps
-    whole = Steps(first.round, first.rounds, first.samples, list(first.seconds))
+    whole = Steps(first.round, first.rounds, first.samples, list(first.seconds), first.way_s)
     for one in others:
         whole.add(one)
     return whole

@@ -24,6 +24,7 @@ from paceline.observe.account import FAULTS, GC, INTERVAL, STALLED, STOLEN, WAIT
 from paceline.observe.history import (
     KEPT_WAITING,
     LEAST_S,
+    ON_WAY,
     OUT_OF_QUOTA,
     PARTS,
     History,
@@ -33,6 +34,7 @@ from paceline.observe.history import (
     means_of,
     middle,
     share_of,
+    some,
 )
 
 #: An excess worth a word: this part of a worker's round, and so many seconds.
@@ -69,7 +71,7 @@ class Cause:
 
 
 def of_own_time(
-    worker: History, others: Sequence[History], rounds: Sequence[Round], usual: Means, alarmed: Collection[int]
+    worker: History, others: Sequence[History], rounds: Sequence[Round], usual: Means, long: Collection[int]
 ) -> Cause | None:
     """Return why a worker's own time is longer; None: it is not, or no cause explains most of it.
 
@@ -78,12 +80,12 @@ def of_own_time(
         others: all others.
         rounds: its rounds since it is slow, the last ones.
         usual: the times of the others.
-        alarmed: parts that are longer again and again.
+        long: parts that are longer again and again.
     """
     own = means_of(rounds)
     whole_s, fair_s = own.own_s - usual.own_s, _fair_waits_s(own, usual)
     part, excess_s = _largest(own, usual, fair_s)
-    if part not in (*alarmed, GC) and KEPT_WAITING not in alarmed:
+    if part not in (*long, GC):
         return None
     if whole_s < WORTH * usual.own_s or excess_s < max(WORTH * own.own_s, WORTH_S, MOST_OF_IT * whole_s):
         return None
@@ -102,6 +104,25 @@ def of_own_time(
         host = _host_cause(worker, others, share, sum(one.wall_s * one.weight for one in last))
         name = _part_or_batch(worker, own, usual, part) if host is None else host
     return Cause(name, part, since, excess_s) if name else None
+
+
+def of_way(rounds: Sequence[Round], usual: Means, others_s: float) -> Cause | None:
+    """Return that requests and answers of a worker are on the way for longer, and that it comes later for it.
+
+    Waits for a processor may delay each message, too, and are no part of the way.
+
+    Args:
+        rounds: its rounds since it is slow, the last ones.
+        usual: the times of the others.
+        others_s: own time of the others that go on without it, or that wait for it last.
+    """
+    own = means_of(rounds)
+    way_s, usual_s = own.parts[ON_WAY], usual.parts[ON_WAY]
+    excess_s = min(way_s - usual_s, own.own_s + way_s - others_s - usual_s)
+    queued_s = max(own.parts[KEPT_WAITING], usual.parts[KEPT_WAITING])
+    if excess_s < max(WORTH * own.wall_s, WORTH_S, queued_s):
+        return None
+    return Cause("link", -1, _onset(rounds, ON_WAY, (usual_s + way_s) / 2), excess_s)
 
 
 def of_waits(rounds: Sequence[Round], usual: Means | None) -> Cause | None:
@@ -186,6 +207,7 @@ def _host_cause(worker: History, others: Sequence[History], share: float, second
 
     Empty: it does, but as much for the other workers. None: no figure does.
     """
+    beside = some(others)
 
     def of(one: History, figure: int) -> float:
         return share_of(_last(one.hosts, seconds), figure)
@@ -196,7 +218,7 @@ def _host_cause(worker: History, others: Sequence[History], share: float, second
         return found - theirs > 0.4 * share or (None if found > 0.4 * share else False)
 
     def of_others(figure: int) -> float:
-        return middle([of(one, figure) for one in others] or [0.0])
+        return middle([of(one, figure) for one in beside] or [0.0])
 
     faults, theirs = 1e6 * of(worker, FAULTS), 1e6 * of_others(FAULTS)
     is_short = of(worker, STALLED) > STALLING  # of memory, or others of its host are: its page faults tell

@@ -26,11 +26,13 @@ from dataclasses import dataclass, field
 from operator import mul
 
 from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS
-from paceline.observe.causes import WORTH, WORTH_S, Cause, of_own_time, of_waits
+from paceline.observe.causes import WORTH, WORTH_S, Cause, of_own_time, of_waits, of_way
 from paceline.observe.history import (
     KEPT_WAITING,
     LEAST_S,
     LONG,
+    ON_WAY,
+    OUT_OF_QUOTA,
     PARTS,
     USUAL,
     History,
@@ -48,10 +50,11 @@ from paceline.observe.history import (
 from paceline.observe.servers import SlowServers, WaitShare
 from paceline.observe.verdicts import BY_SAMPLES, Cost, Verdict
 
-#: Standard deviations that a window may exceed the others without a count, most that one counts, and the alarm.
-DRIFT, MOST, ALARM = 1.15, 4.2, 9.5
+#: Standard deviations that a window may exceed the others without a count, beside the doubt about the others' times,
+#: the most that one counts, and the alarm.
+DRIFT, MOST, ALARM = 1.15, 3.25, 9.5
 
-#: Windows for which those of a heartbeat count where figures of the host are compared: all have the same ones.
+#: Windows for which those of a heartbeat count where figures of the host are compared, and the factor of the doubt.
 OF_HEARTBEAT = 2
 
 #: Seconds for which a worker is slow before a verdict.
@@ -75,6 +78,9 @@ _REPORTS, MOSTLY_LAST, UNLIKELY = 2, 0.7, 22.0
 
 #: Cohorts that tell how late the last worker usually comes, and the most that each later one counts for being later.
 _COHORTS, _MOST_SURPRISE = 12, 2.0
+
+#: Windows that tell how long a worker waits for answers of late.
+_ANSWERED = 3
 
 _OWN = tuple(part for part in range(len(PARTS)) if part not in (WAIT, GC))
 
@@ -131,6 +137,7 @@ class Detector:
         group: int = 0,
         is_ddp: bool = False,
         is_shared: bool = False,
+        ways: Sequence[float] = (),
     ) -> list[Verdict]:
         """Take the account of a worker.
 
@@ -142,10 +149,13 @@ class Detector:
             group: number of its group: workers of one group are compared.
             is_ddp: the rounds are those of a DDP script, whose workers wait for each other.
             is_shared: samples go to workers by their speed already.
+            ways: of each window, seconds of waits in which a request or its answer was on the way; none: not known.
 
         Returns:
             A change of its state, if there is one.
         """
+        windows = list(windows)
+        ways = ways or [0.0] * len(windows)
         worker = self._workers.get(rank)
         if worker is None:
             worker = self._workers[rank] = _Worker(rank, host)
@@ -161,7 +171,11 @@ class Detector:
                 worker.hosts.append(tuple(figures))
         self._heartbeats += 1
         worker.heard = self._heartbeats
-        rounds = [mean_round(*one, worker.open, worker.heard) for one in windows if one[0] > WARM_UP and one[1] > 0]
+        rounds = [
+            mean_round(*one, worker.open, worker.heard, way_s)
+            for one, way_s in zip(windows, ways, strict=True)
+            if one[0] > WARM_UP and one[1] > 0
+        ]
         if not rounds:
             return []
         worker.open.clear()
@@ -188,6 +202,7 @@ class Detector:
             cohorts, group_s = sums.get(worker.group, (0, 0.0))
             if cohorts:
                 times, seconds = found.get(rank, (0, 0.0))
+                worker.punctual = 0 if times else worker.punctual + 1
                 worker.late.append(LateReport(cohorts, times, seconds, group_s, worker.windows))
 
     def leave(self, rank: int) -> None:
@@ -231,11 +246,15 @@ class Detector:
         self, rank: int, host: str, windows: Iterable[Sequence[float]], figures: Sequence[int]
     ) -> list[Verdict]:
         """Take the account of a server: seconds by part of each window; returns a change of its state."""
+        self._heartbeats += 1
+        return self._servers.note(rank, host, windows, figures, self._waits, self._heartbeats)
+
+    def _waits(self) -> WaitShare:
         workers = [one for one in self._workers.values() if one.usual]
-        last = [list(one.rounds)[-GOOD:] for one in workers]
+        last = [list(one.rounds)[-_ANSWERED:] for one in workers]
         waited = min((middle([one.seconds[WAIT] / one.wall_s for one in rounds]) for rounds in last), default=0.0)
         round = max((one.rounds[-1].round for one in workers if one.rounds), default=0)
-        return self._servers.note(rank, host, windows, figures, WaitShare(waited, round, self.rate))
+        return WaitShare(waited, round, self.rate)
 
     # ---- comparison ------------------------------------------------------------------------------------------------
 
@@ -269,10 +288,11 @@ class Detector:
         floor = floor_of(reference.own_s)
         for part in self._parts():
             value, usual, before = one.parts[part], reference.usual[part], worker.sums[part]
-            deviation = math.log((value + floor) / (usual + floor)) / reference.noise[part] if value > usual else 0.0
+            deviation = math.log((value + floor) / (usual + floor)) / reference.noise(part) if value > usual else 0.0
             if before == 0.0:
                 worker.onsets[part] = one.round, worker.heard
-            counted = (min(deviation, MOST) - DRIFT) * (of_host if part >= KEPT_WAITING else 1.0)
+            doubt, counts = (OF_HEARTBEAT, of_host) if part in (KEPT_WAITING, OUT_OF_QUOTA) else (1, 1.0)
+            counted = counts * min(deviation - DRIFT - doubt * reference.doubt, MOST)
             worker.sums[part] = min(2 * ALARM, max(0.0, before + counted))
         if worker.verdict is not None:
             worker.lost_s += one.weight * max(0.0, self._excess_of_all(one, reference))
@@ -323,7 +343,10 @@ class Detector:
             return None
         usual = reference.means(spent_s)
         others = [one for one in self._workers.values() if one is not worker]
-        found = [of_own_time(worker, others, last, usual, alarmed)]
+        long = [part for part in self._parts() if worker.sums[part] > 0.0] if KEPT_WAITING in alarmed else alarmed
+        found = [of_own_time(worker, others, last, usual, long)]
+        if ON_WAY in alarmed and self._servers.are_quick(worker.onsets[ON_WAY][1]):
+            found.append(of_way(last, usual, reference.slowest_s if self._in_step else usual.own_s))
         if WAIT in alarmed:
             found.append(of_waits(last, reference.means_after(worker.onsets[WAIT][1])))
         return _largest(found)
@@ -350,8 +373,10 @@ class Detector:
 
     def _late(self, worker: _Worker, reference: Reference) -> Cause | None:
         """Return a link that makes a worker come last, as servers see it, although its own time is as the others'."""
-        team = sum(one.group == worker.group for one in self._workers.values())
-        if not self._in_step or reference.alone or team < 2 or not any(one.times for one in worker.late):
+        if not self._in_step or reference.alone or worker.punctual >= len(worker.late):
+            return None
+        team = sum([one.group == worker.group for one in self._workers.values()])
+        if team < 2:
             return None
         cohorts = times = reports = 0
         late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])

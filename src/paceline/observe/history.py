@@ -8,19 +8,24 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import mul
+from typing import NamedTuple, TypeVar
 
 from paceline.observe.account import BUSY, INTERVAL, QUEUED, STOPPED, THROTTLED, WAIT, WORKER_PARTS
 
 #: Parts that are compared: those of a step, each less the time for which the thread was kept from running in it, and
-#: that time: it was ready to run and other threads ran, or the CPU quota was used up.
-PARTS = (*WORKER_PARTS, "busy", "throttled")
-KEPT_WAITING, OUT_OF_QUOTA = len(WORKER_PARTS), len(WORKER_PARTS) + 1
+#: that time: it was ready to run and other threads ran, or the CPU quota was used up. And of its waits, the time in
+#: which a request or its answer was on the way.
+PARTS = (*WORKER_PARTS, "busy", "throttled", "link")
+KEPT_WAITING, OUT_OF_QUOTA, ON_WAY = range(len(WORKER_PARTS), len(PARTS))
 
 #: Windows whose median is the usual time, windows over which rare pauses are counted, and windows of figures of hosts.
 USUAL, LONG, FIGURES_KEPT = 15, 40, 16
 
 #: The noise is worked out again when one of so many windows is new.
 NOISE_SHARE = 8
+
+#: Workers whose windows are looked at one by one, of those that one is compared with.
+SOME = 15
 
 #: Seconds below which no excess is worth a word.
 LEAST_S = 0.002
@@ -36,12 +41,13 @@ _GUESS, _GUESSES = 0.3, 20
 
 _MAD = 1.4826
 
+Kind = TypeVar("Kind")
+
 #: Length of :attr:`History.figures`.
 _FIGURES = 3 * len(PARTS) + 3
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """A mean round of a window. ``seconds`` are those of :data:`WORKER_PARTS`, ``parts`` those of :data:`PARTS`."""
 
     round: int
@@ -57,8 +63,7 @@ class Round:
     """Number of the heartbeat that told it, among those of all workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class LateReport:
+class LateReport(NamedTuple):
     """A server's report of the workers of one group that came last, as one of them has it.
 
     Attributes:
@@ -87,6 +92,8 @@ class History:
     hosts: deque[Sequence[int]] = field(default_factory=lambda: deque(maxlen=FIGURES_KEPT))
     late: deque[LateReport] = field(default_factory=lambda: deque(maxlen=LONG))
     """By report of a server."""
+    punctual: int = 0
+    """Reports since it came last."""
     windows: int = 0
     """Windows so far."""
     usual: list[float] = field(default_factory=list)
@@ -160,7 +167,12 @@ class Reference:
     """The times that a worker's are compared with, by part."""
 
     usual: Sequence[float]
-    noise: Sequence[float]
+    spreads: Sequence[float]
+    """Standard deviations of the logarithms, as they were found."""
+    count: int
+    """Windows behind them."""
+    doubt: float
+    """Standard deviations by which the usual times themselves may be too short."""
     own_s: float
     samples: float
     slowest_s: float
@@ -171,10 +183,14 @@ class Reference:
     without: History | None = field(default=None, compare=False)
     """That one."""
 
+    def noise(self, part: int) -> float:
+        """Return the standard deviation of the logarithm of a part, which few windows do not make too small."""
+        return _noise(self.spreads[part], self.count)
+
     @property
     def rounds(self) -> list[deque[Round]]:
-        """The windows behind them, those of each worker."""
-        return [one.rounds for one in self.behind if one is not self.without]
+        """The windows behind them, those of each worker; of many workers, those of :data:`SOME`."""
+        return [one.rounds for one in some([one for one in self.behind if one is not self.without])]
 
     def means(self, seconds: float) -> Means:
         """Return the means over the last so many seconds, or over the last two windows if these are longer.
@@ -236,6 +252,7 @@ def mean_round(
     seconds: Sequence[float],
     figures: Sequence[Sequence[int]] = (),
     beat: int = 0,
+    way_s: float = 0.0,
 ) -> Round:
     """Return the mean round of a window.
 
@@ -247,6 +264,7 @@ def mean_round(
         figures: figures of the host, from the time of the window. They are known for longer times only, and count for
             each part as much as it lasts, but the thread has not been kept from running while it ran.
         beat: number of the heartbeat.
+        way_s: seconds of all their waits in which a request or its answer was on the way.
     """
     means = [one / rounds for one in seconds]
     wall_s = sum(means)
@@ -260,9 +278,13 @@ def mean_round(
     )  # a thread without quota is ready, too
     ran = 1 - (stopped_s + quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
-    return Round(
-        round, samples / rounds, tuple(means), (*parts, queued_s, quota_s), own_s, wall_s, busy_s, rounds, beat
-    )
+    parts += [queued_s, quota_s, way_s / rounds]
+    return Round(round, samples / rounds, tuple(means), tuple(parts), own_s, wall_s, busy_s, rounds, beat)
+
+
+def some(workers: Sequence[Kind]) -> Sequence[Kind]:
+    """Return :data:`SOME` of many workers, whose medians are as good as those of all."""
+    return workers if len(workers) <= SOME else [workers[len(workers) * index // SOME] for index in range(SOME)]
 
 
 def middle(values: Sequence[float]) -> float:
@@ -292,12 +314,19 @@ def _noise(found: float, samples: int) -> float:
     return math.sqrt(known / (samples + _GUESSES)) * (1 + 4 / samples)
 
 
+def _doubt(windows: int) -> float:
+    """Return the standard error of a median of so many windows, in standard deviations of one."""
+    return math.sqrt(math.pi / 2 / windows)
+
+
 class Ranking:
     """Workers that are compared, and their figures in order: the medians of all but one of them need no sorting."""
 
     def __init__(self) -> None:
         self._members: dict[int, History] = {}
         self._columns: list[list[float]] = [[] for _ in range(_FIGURES)]
+        self._windows = 0
+        """Windows of all of them."""
 
     def has_others(self, one: History) -> bool:
         """Tell whether it ranks a worker beside this one."""
@@ -305,6 +334,7 @@ class Ranking:
 
     def change(self, before: Sequence[float], now: Sequence[float]) -> None:
         """Replace the figures of one worker."""
+        self._windows += int(now[-1]) - int(before[-1])
         for column, old, new in zip(self._columns, before, now, strict=True):
             if old != new:
                 del column[bisect_left(column, old)]
@@ -314,15 +344,18 @@ class Ranking:
         """Return the usual times of all its workers but this one."""
         without = of if of.ranking is self else None
         figures = [None] * _FIGURES if without is None else without.figures
-        middles = [_middle_without(column, one) for column, one in zip(self._columns, figures, strict=True)]
+        middles = [
+            _middle_without(column, one) if column[-1] else 0.0
+            for column, one in zip(self._columns, figures, strict=True)
+        ]
         usual, recent, noise = (middles[first : first + len(PARTS)] for first in range(0, 3 * len(PARTS), len(PARTS)))
         own_s, samples, _ = middles[3 * len(PARTS) :]
-        times, windows = self._columns[-3], self._columns[-1]
-        count = int(sum(windows)) - (0 if without is None else int(without.figures[-1]))
+        times = self._columns[-3]
+        count = self._windows - (0 if without is None else int(without.figures[-1]))
         slowest_s = times[-2] if without is not None and without.typical_s == times[-1] else times[-1]
         return Reference(
             [max(both) for both in zip(usual, recent, strict=True)],  # if all become slower, the last windows tell
-            [_noise(one, count) for one in noise],
+            noise, count, _doubt(min(count, USUAL * (len(self._members) - (without is not None)))),
             own_s, samples, slowest_s, alone=False,
             behind=self._members.values(), without=without,
         )  # fmt: skip
@@ -330,6 +363,7 @@ class Ranking:
     def add(self, one: History) -> None:
         """Rank one more worker, which no other ranking has."""
         one.ranking, self._members[one.rank] = self, one
+        self._windows += int(one.figures[-1])
         for column, value in zip(self._columns, one.figures, strict=True):
             insort(column, value)
 
@@ -337,14 +371,13 @@ class Ranking:
         """Rank a worker no more."""
         one.ranking = None
         del self._members[one.rank]
+        self._windows -= int(one.figures[-1])
         for column, value in zip(self._columns, one.figures, strict=True):
             del column[bisect_left(column, value)]
 
 
 def _middle_without(ordered: Sequence[float], value: float | None) -> float:
     """Return the median of values, without one of them."""
-    if not ordered[-1]:
-        return 0.0
     place, count = (len(ordered), len(ordered)) if value is None else (bisect_left(ordered, value), len(ordered) - 1)
     low, high = (count - 1) // 2, count // 2
     return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
@@ -355,8 +388,8 @@ def of_past(worker: History, past: Sequence[Round]) -> Reference:
     before = History(worker.rank, worker.host)
     before.add(past)
     own_s = before.typical_s
-    noise = [_noise(one, len(past)) for one in before.noise]
-    return Reference(before.usual, noise, own_s, past[-1].samples, own_s, True, [before])
+    doubt = _doubt(min(len(past), USUAL))
+    return Reference(before.usual, before.noise, len(past), doubt, own_s, past[-1].samples, own_s, True, [before])
 
 
 def gain_of(slow: History, own_s: float, team: Iterable[History]) -> float:

@@ -88,10 +88,12 @@ class Meter:
         self._steps: list[Steps] = []
         self._asked: tuple[int, float] | None = None
         """Number and samples of a round that another thread has ended: this one ends it in the account."""
-        self._waited_s, self._has_begun = 0.0, False
+        self._waited_s, self._way_s, self._has_begun = 0.0, 0.0, False
         self._base, self._sees_forward = base, False
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
+        self.late_s = 0.0
+        """Seconds by which workers have completed cohorts after the others, so far."""
         self._exchange: ExchangeTime | None = None
         """The last one since the optimizer's step. The thread that trains waits for it at the end of backward."""
         self._staleness: Counter[int] = Counter()
@@ -135,6 +137,10 @@ class Meter:
         """End a step of the optimizer. The time after it is ``other``, if a forward pass has ended that before."""
         if self.enter(OTHER if self._sees_forward else self._base) != NOTHING:
             self._sees_forward = False
+
+    def note_way(self, seconds: float) -> None:
+        """Note that a request or its answer was on the way for so much of a wait. The account's thread calls it."""
+        self._way_s += seconds
 
     @property
     def waited_s(self) -> float:
@@ -191,7 +197,8 @@ class Meter:
 
     def _close(self, round: int, samples: float) -> None:
         self._asked = None
-        steps = Steps(round, 1, samples, self._account.close(self._clock()))
+        steps = Steps(round, 1, samples, self._account.close(self._clock()), self._way_s)
+        self._way_s = 0.0
         if len(steps.seconds) > WAIT:  # a server's account has no such part
             self._waited_s += steps.seconds[WAIT]
         if self._has_begun:  # the time before the first push is the start of the script, and no round
@@ -239,6 +246,7 @@ class Meter:
         """Note that a worker completed a cohort, so long after the others."""
         times, seconds = self._late.get(worker, (0, 0.0))
         self._late[worker] = times + 1, seconds + late_s
+        self.late_s += late_s
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
@@ -255,7 +263,13 @@ class Meter:
         staleness, self._staleness = self._staleness, Counter()
         return m.AccountReport(
             [
-                m.Window(one.round, one.rounds, one.samples, [round(1e6 * part) for part in one.seconds])
+                m.Window(
+                    one.round,
+                    one.rounds,
+                    one.samples,
+                    [round(1e6 * part) for part in one.seconds],
+                    round(1e6 * one.way_s),
+                )
                 for one in self.take()
             ],
             self.host.read(),

@@ -14,7 +14,11 @@ class Size(NamedTuple):
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with aligned columns; numbers stand to the right."""
+    """Return a table with aligned columns; numbers stand to the right.
+
+    Control characters are shown as text: cells have words of other processes and users, and a terminal would obey them.
+    """
+    rows = [[_plain(cell) for cell in row] for row in rows]
     columns = list(zip(head, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [all(_is_number(cell) for cell in column[1:]) and len(column) > 1 for column in columns]
@@ -48,6 +52,10 @@ def duration(seconds: float) -> str:
 def plural(count: int, one: str, many: str) -> str:
     """Return a count with its noun."""
     return f"{count} {one if count == 1 else many}"
+
+
+def _plain(cell: str) -> str:
+    return cell if cell.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cell)
 
 
 def _is_number(cell: str) -> bool:
