@@ -97,6 +97,13 @@ def test_launcher_does_not_import_torch(words: list[str]) -> None:
     assert not set(HEAVY) & set(loaded)
 
 
+def test_agent_on_a_host_needs_little() -> None:
+    """It may run with another Python than the workers, beside a copy of the directory."""
+    loaded = python("import sys, paceline.launch.remote.agent; print(*sys.modules)").stdout.split()
+    assert "psutil" in loaded
+    assert not set(HEAVY) & set(loaded)
+
+
 def test_every_module_of_launcher_and_command_line_does_without_torch() -> None:
     code = (
         "import sys, pkgutil, importlib, paceline.launch, paceline.cli\n"

@@ -128,7 +128,7 @@ def test_job_must_be_named_if_there_are_several(sleeping: subprocess.Popen[str])
     try:
         wait_for(second, "runs")
         with pytest.raises(LaunchError, match="several jobs run on this machine"):
-            runtime.find(None)
+            runtime.find("")
         with pytest.raises(LaunchError, match="no job 'zzz' runs on this machine"):
             runtime.find("zzz")
     finally:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_list_says_what_would_end(host: Host, capsys: pytest.CaptureFixture[str]
     assert mine.split()[2:] == ["lost", "worker", "3", "2", "h", "python", "train.py"]
     assert other.split()[-5:] == ["s", "python", "-m", "paceline", "server"]
     assert host.killed == []
+
+
+def test_words_of_others_can_neither_move_the_cursor_nor_add_a_row(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.found = [replace(OTHER, job="a\nb", command="python \x1b[2J\u202e\udc80")]
+    assert main(["kill", "--here", "--dry-run", "--all-users"]) == 0
+    _, other = capsys.readouterr().out.splitlines()
+    assert other.split()[2:3] == [r"a\nb"]
+    assert other.endswith(r"python \x1b[2J\u202e\udc80")
 
 
 def test_processes_of_other_users_are_left_out_and_counted(host: Host, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-
-import pytest
-
-from paceline.cli import status
-from paceline.cli.status import asking, rows_of, shown
-from paceline.errors import LaunchError
-from paceline.launch import runtime
+from paceline.cli.status import rows_of, shown
 from paceline.observe.account import DATA, WAIT, WORKER_PARTS
 from paceline.wire import messages as m
 
@@ -46,13 +39,3 @@ def test_worker_that_left_while_others_train_on_is_named() -> None:
     lines = shown([row(0, 0.0), row(1, 0.0, state="left"), row(2, 0.0, state="left", round=3)]).split("\n")
     assert lines[-1] == "worker 2 on h2 left the job after round 3; others are in round 7"
     assert len(lines) == 5
-
-
-def test_scheduler_that_is_silent_is_named_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "_TIMEOUT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        where = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        record = runtime.JobRecord("1a2b", 0, "", 0.0, "", (), 0, 0, where, "k" * 40)
-        said = f"the scheduler of job 1a2b at {where} was asked for a trace and did not answer within 0.1 s"
-        with pytest.raises(LaunchError, match=said), asking(record, "a trace") as ask:
-            ask(m.AskTrace(1, 1, 1.0, 0))

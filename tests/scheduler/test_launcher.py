@@ -25,7 +25,7 @@ def test_address_failures_and_the_end_are_lines(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):  # each is said once
         launcher.report_failure("worker", 1, "it raised")
         launcher.report_over()
-    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["lost", "worker", 1, "it raised", false]\n["over"]\n'
+    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["lost", ["worker", 1], "it raised", false]\n["over"]\n'
     os.close(read)
     launcher.report_failure("worker", 1, "nobody reads")
     os.close(write)
@@ -37,9 +37,9 @@ def test_ends_come_in_pieces_until_the_launcher_goes(monkeypatch: pytest.MonkeyP
     launcher = Launcher.from_environment()
     assert launcher.reports_ends
     assert launcher.news() == []
-    os.write(write, b'["worker", 0, 0]\n["wor')
+    os.write(write, b'["exited", ["worker", 0], 0, ""]\n["exited", ["wor')
     assert launcher.news() == [Ended("worker", 0, 0)]
-    os.write(write, b'ker", 1, 137]\n')
+    os.write(write, b'ker", 1], 137, ""]\n')
     assert launcher.news() == [Ended("worker", 1, 137)]
     os.close(write)
     assert launcher.news() == []
@@ -51,8 +51,8 @@ def test_cpu_times_and_ends_come_over_one_pipe(monkeypatch: pytest.MonkeyPatch) 
     read, write = os.pipe()
     monkeypatch.setenv(ENDED_VARIABLE, str(read))
     launcher = Launcher.from_environment()
-    os.write(write, b'["worker", 0, null, 2.5]\n["worker", 1, 3]\n')
-    assert launcher.news() == [StartProgress("worker", 0, 2.5), Ended("worker", 1, 3)]
+    os.write(write, b'["runs", ["worker", 0], 2.5, true]\n["exited", ["worker", 1], 3, ""]\n')
+    assert launcher.news() == [StartProgress("worker", 0, 2.5, True), Ended("worker", 1, 3)]
     os.close(write)
     launcher.news()
 
@@ -62,7 +62,7 @@ def test_launcher_asks_for_the_status_and_gets_each_answer(monkeypatch: pytest.M
     monkeypatch.setenv(ENDED_VARIABLE, str(asked))
     monkeypatch.setenv(READY_VARIABLE, str(write))
     launcher = Launcher.from_environment()
-    os.write(ask, b'["worker", 0, 0]\n["status"]\n')
+    os.write(ask, b'["exited", ["worker", 0], 0, ""]\n["status"]\n')
     assert launcher.news() == [Ended("worker", 0, 0), StatusWanted()]
     for _ in range(2):  # also if nothing has changed
         launcher.report_status('["a"]')

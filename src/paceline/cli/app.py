@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import paceline
 from paceline.cli.options import UsageError
 from paceline.errors import ConfigError, PacelineError
-from paceline.launch.preflight import CommandNotFoundError
+from paceline.launch.preflight import NOT_FOUND_CODE, CommandNotFoundError
 from paceline.naming import suggestion
 
 #: By subcommand: its module, with its function ``(name, words) -> exit code`` unless that is ``run``; and a summary. It
@@ -37,7 +37,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 USAGE_CODE = 2
-NOT_FOUND_CODE = 127
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")
     if options.python == "":
         raise UsageError("--python is empty; it takes the path of an interpreter on the hosts")
-    ssh = shell_words("--ssh", options.ssh)
+    ssh = shell_words(options.ssh)
     check_program(ssh[0], "openssh-client")
     hosts = with_default_interface(read_hosts(options.hosts), options.interface)
     script = shlex.join(
@@ -44,7 +44,7 @@ def run(name: str, words: Sequence[str]) -> int:
     def command(host: Host) -> list[str]:
         return [*ssh_command(ssh, host), host.name, script]
 
-    findings = Doctor(hosts, command, explain, os.environ, options.timeout).run()
+    findings = Doctor(hosts, command, explain, options.timeout).run()
     print(shown(findings))
     return 1 if any(finding.problems for finding in findings) else 0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.errors import ConfigError, MissingExtraError
+from paceline.errors import ConfigError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
 from paceline.hetero.groups import ALIKE, MAX_GROUPS
@@ -81,12 +81,10 @@ def _write(path: str | None, text: str) -> None:
 
 
 def _draw(speeds: Mapping[str, float], groups: Groups, path: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("pictures need matplotlib: pip install 'paceline[sim]'") from None
+    from paceline.sim.plots import new_figure  # few calls draw
+
     names, times = list(speeds), list(speeds.values())
-    figure = Figure(figsize=(8, 1 + 0.25 * len(names)), layout="constrained")
+    figure = new_figure(8, 1 + 0.25 * len(names))
     axes = figure.subplots()
     ranks = [rank for group in groups for rank in group]
     for number, group in enumerate(groups):

@@ -39,20 +39,14 @@ _COMMAND_WIDTH = 80
 
 def run(name: str, words: Sequence[str]) -> int:
     """Run ``paceline kill``."""
-    jobs, options = Parser(name, OPTIONS, _USAGE, _DESCRIPTION).parse_named(words)
-    if len(jobs) > 1:
-        raise UsageError(f"one job at a time, not {' and '.join(jobs)}")
+    job, options = Parser(name, OPTIONS, _USAGE, _DESCRIPTION).parse_job(words)
     _refuse_unused(options)
     if options.here:
-        return _kill_here("".join(jobs), options)
+        return _kill_here(job, options)
     if options.hosts is not None:
-        return _kill_on(
-            read_hosts(options.hosts),
-            shell_words("--ssh", "ssh" if options.ssh is None else options.ssh),
-            jobs,
-            options,
-        )
-    return _end(runtime.find(jobs[0] if jobs else None))
+        ssh = shell_words("ssh" if options.ssh is None else options.ssh)
+        return _kill_on(read_hosts(options.hosts), ssh, job, options)
+    return _end(runtime.find(job))
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:
@@ -116,10 +110,10 @@ def _agreed(what: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], jobs: Sequence[str], options: argparse.Namespace) -> int:
+def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], job: str, options: argparse.Namespace) -> int:
     """End what jobs have left on hosts, side by side; without ``--yes`` after a list and a question."""
     check_program(ssh[0], "openssh-client")
-    flags = [*jobs, *(["--all-users"] if options.all_users else [])]
+    flags = [*([job] if job else []), *(["--all-users"] if options.all_users else [])]
     if options.dry_run or not options.yes:
         code, lines = _run_on(hosts, ssh, [*flags, "--dry-run"])
         is_any = any(line.split()[:1] == [_HEAD[0]] for line in lines)

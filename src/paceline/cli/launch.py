@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 
@@ -23,7 +23,6 @@ from paceline.launch import (
     Job,
     JobSpec,
     Machine,
-    WorkerGroup,
     backend,
     parse_group,
     with_default_interface,
@@ -135,7 +134,8 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         ValueError: see :class:`~paceline.launch.JobSpec`.
         paceline.errors.PacelineError: the groups file cannot be read, or a setting cannot work.
     """
-    groups, number_is_slots = _groups(options.group), options.launcher in _NUMBER_IS_SLOTS
+    groups = tuple(parse_group(one) if isinstance(one, str) else one for one in options.group)
+    number_is_slots = options.launcher in _NUMBER_IS_SLOTS
     hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
     if options.nproc_per_node is not None:
         hosts = _with_slots(options, hosts or JobSpec.hosts)
@@ -217,10 +217,6 @@ def _check_words(options: argparse.Namespace) -> None:
             config.parse(field, value, name)
 
 
-def _groups(given: Iterable[str | WorkerGroup]) -> tuple[WorkerGroup, ...]:
-    return tuple(parse_group(one) if isinstance(one, str) else one for one in given)
-
-
 def _interface(options: argparse.Namespace) -> str:
     """Return the job's network interface: an option, or a variable of the launcher's shell."""
     found = options.interface or os.environ.get(config.variable("interface")) or os.environ.get("DMLC_INTERFACE")
@@ -260,7 +256,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,
-        "verbose": _verbose(os.environ),
+        "verbose": os.environ.get(config.variable("verbose")) or os.environ.get("PS_VERBOSE") or None,
     }
     return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -288,10 +284,6 @@ def _groups_file(options: argparse.Namespace) -> str | None:
         return "auto"
     groups = parse_groups(read_text(options.groups, "the groups file"))
     return os.path.abspath(str(options.groups)) if options.launcher == "local" else groups_line(groups)
-
-
-def _verbose(environ: Mapping[str, str]) -> str | None:
-    return environ.get(config.variable("verbose")) or environ.get("PS_VERBOSE") or None
 
 
 def _graces(options: argparse.Namespace) -> Graces:

@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -130,33 +130,30 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: an option is unknown, lacks its value, or has one of the wrong type.
         """
-        parsed, rest = self.parse_known_args(words)
-        for word in rest:
+        names, options = self.parse_named(words)
+        if names:
+            raise UsageError(f"unexpected word {names[0]!r}")
+        return options
+
+    def parse_named(self, words: Sequence[str]) -> tuple[list[str], argparse.Namespace]:
+        """Parse words among which are names, such as those of files; return the names and the options."""
+        options, names = self.parse_known_args(words)
+        for word in names:
             if word.startswith("-"):
                 raise UsageError(f"unknown option {word!r}{self._hint(word.partition('=')[0])}")
-            raise UsageError(f"unexpected word {word!r}")
-        return parsed
+        return names, options
+
+    def parse_job(self, words: Sequence[str]) -> tuple[str, argparse.Namespace]:
+        """Parse words among which one may name a job; return its name, empty if there is none, and the options."""
+        names, options = self.parse_named(words)
+        if len(names) > 1:
+            raise UsageError(f"one job at a time, not {' and '.join(names)}")
+        return "".join(names), options
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of leaving the process."""
         text = message.removeprefix("argument ").replace("expected one argument", "needs a value after it")
         raise UsageError(text.replace("ignored explicit argument", "takes no value, but got"))
-
-    def parse_named(self, words: Sequence[str]) -> tuple[list[str], argparse.Namespace]:
-        """Parse words among which are names, such as that of a job or a file; return the names and the options."""
-        by_flag = _by_flag(self._options)
-        names: list[str] = []
-        rest: list[str] = []
-        index = 0
-        while index < len(words):
-            if words[index].startswith("-"):
-                count = _count(words[index:], by_flag)
-                rest += words[index : index + count]
-                index += count
-            else:
-                names.append(words[index])
-                index += 1
-        return names, self.parse(rest)
 
     def _hint(self, flag: str) -> str:
         plain = flag.replace("_", "-")
@@ -197,27 +194,28 @@ def _argument(option: Option) -> Callable[[str], Any]:
     return value
 
 
-def _by_flag(options: Sequence[Option]) -> dict[str, Option]:
-    return {flag: option for option in options for flag in option.flags}
-
-
-def _count(words: Sequence[str], by_flag: Mapping[str, Option]) -> int:
-    """Return how many words an option takes, which is the first one; one if it is unknown."""
-    return by_flag[words[0]].words(words[1:]) if words[0] in by_flag else 1
+def _options_of(words: Sequence[str], options: Sequence[Option]) -> Iterator[tuple[Option | None, list[str]]]:
+    """Give each option with its words, and every other word by itself."""
+    by_flag = {flag: option for option in options for flag in option.flags}
+    rest = list(words)
+    while rest:
+        first = rest[0]
+        option = by_flag.get(first) or by_flag.get(first.partition("=")[0]) or by_flag.get(first[:2])  # -n2
+        count = option.words(rest[1:]) if option is not None and first in option.flags else 1
+        yield option, rest[:count]
+        del rest[:count]
 
 
 def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
     """Split words into our options and the user's command, which follows ``--`` or begins with the first other word."""
-    by_flag = _by_flag(options)
-    index = 0
-    while index < len(words):
-        word = words[index]
-        if word == "--":
-            return list(words[:index]), list(words[index + 1 :])
-        if not word.startswith("-"):
+    ours: list[str] = []
+    for _, taken in _options_of(words, options):
+        if taken[0] == "--":
+            return ours, list(words[len(ours) + 1 :])
+        if not taken[0].startswith("-"):
             break
-        index += _count(words[index:], by_flag)
-    return list(words[:index]), list(words[index:])
+        ours += taken
+    return ours, list(words[len(ours) :])
 
 
 def words_of(words: Sequence[str], options: Sequence[Option], keep: Callable[[Option], bool]) -> list[str]:
@@ -228,18 +226,7 @@ def words_of(words: Sequence[str], options: Sequence[Option], keep: Callable[[Op
         options: all that may occur.
         keep: tells whether the words of an option are wanted.
     """
-    by_flag = _by_flag(options)
-    kept: list[str] = []
-    index = 0
-    while index < len(words):
-        option = (
-            by_flag.get(words[index]) or by_flag.get(words[index].partition("=")[0]) or by_flag.get(words[index][:2])
-        )  # -n2
-        count = _count(words[index:], by_flag)
-        if option is None or keep(option):
-            kept += words[index : index + count]
-        index += count
-    return kept
+    return [word for option, taken in _options_of(words, options) if option is None or keep(option) for word in taken]
 
 
 def read_hosts(word: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
@@ -255,16 +242,18 @@ def read_hosts(word: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
     """
     if not word.strip():
         raise UsageError("-H is empty; it takes a hostfile, or a list as in: -H h1,h2")
-    if "," in word and not Path(word).is_file():
-        return _checked(lambda: parse_host_list(word, number_is_slots=number_is_slots))
     more = "; it lists a host per line. For a list without a file write commas: -H h1,h2"
     one = "" if "/" in word else f", or {word}, for one host"
-    text = read_text(word, "the hostfile", more + one)
-    return _checked(lambda: parse_hosts(text, word, number_is_slots=number_is_slots))
+    try:
+        if "," in word and not Path(word).is_file():
+            return parse_host_list(word, number_is_slots=number_is_slots)
+        return parse_hosts(read_text(word, "the hostfile", more + one), word, number_is_slots=number_is_slots)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
-def shell_words(flag: str, text: str) -> list[str]:
-    """Split a command as a shell would.
+def shell_words(text: str) -> list[str]:
+    """Split the command of ``--ssh`` as a shell would.
 
     Raises:
         UsageError: it is empty, or a quotation does not end.
@@ -272,14 +261,7 @@ def shell_words(flag: str, text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r}: {error}") from error
+        raise UsageError(f"--ssh {text!r}: {error}") from error
     if not words:
-        raise UsageError(f"{flag} is empty; it takes a command")
+        raise UsageError("--ssh is empty; it takes a command")
     return words
-
-
-def _checked(parse: Callable[[], tuple[Host, ...]]) -> tuple[Host, ...]:
-    try:
-        return parse()
-    except ValueError as error:
-        raise UsageError(str(error)) from error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from paceline.cli.options import Option, Parser, UsageError
-from paceline.config import Settings
-from paceline.errors import LaunchError
+from paceline.cli.options import Option, Parser
+from paceline.cli.running import ask
 from paceline.launch import runtime
 from paceline.observe.rows import figures_of, rows_of
 from paceline.observe.table import quantity, table
@@ -21,30 +19,16 @@ OPTIONS = (
     Option(("--watch",), "print the table again every second until the job ends"),
     Option(("--json",), "print one JSON object per table"),
 )
-_TIMEOUT_S = 30.0
 _HEAD = (
-    "role",
-    "rank",
-    "host",
-    "state",
-    "round",
-    "pace",
-    "step",
-    "waits for",
-    "sent",
-    "received",
-    "memory",
-    "last heard",
-)
+    "role", "rank", "host", "state", "round", "pace", "step", "waits for", "sent", "received", "memory", "last heard",
+)  # fmt: skip
 
 
 def run(name: str, words: Sequence[str]) -> int:
     """Print the state of a job."""
     usage = "paceline status [JOB] [options]"
-    job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_named(words)
-    if len(job) > 1:
-        raise UsageError(f"one job at a time, not {' and '.join(job)}")
-    record = runtime.find(job[0] if job else None)
+    job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_job(words)
+    record = runtime.find(job)
     while True:
         status = ask(record)
         rows, says = rows_of(status), [*([record.choice] if record.choice else []), *status.auto]
@@ -56,53 +40,6 @@ def run(name: str, words: Sequence[str]) -> int:
         if not record.is_alive:
             return 0
         print("" if options.json or not sys.stdout.isatty() else "\x1b[2J\x1b[H", end="")
-
-
-def ask(record: runtime.JobRecord) -> m.Status:
-    """Ask the scheduler of a job for its members' state.
-
-    Raises:
-        LaunchError: there is none yet, or it does not answer in time.
-    """
-    if not record.scheduler:
-        raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
-    with asking(record, "the status") as ask_scheduler:
-        status = ask_scheduler(m.AskStatus())
-    assert isinstance(status, m.Status)
-    return status
-
-
-@contextlib.contextmanager
-def asking(record: runtime.JobRecord, what: str) -> Iterator[Callable[[m.Request], m.Body]]:
-    """Connect to the scheduler of a job; yields a function that asks it.
-
-    Args:
-        record: the job.
-        what: the subject of the requests, for messages.
-
-    Raises:
-        LaunchError: it does not answer in time.
-    """
-    from paceline.net import Security
-    from paceline.net.client import Client
-    from paceline.net.sockets import SocketHub
-
-    settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
-    client = Client(SocketHub(Security.of(settings)))
-    try:
-        channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
-
-        def ask_scheduler(body: m.Request) -> m.Body:
-            call = client.ask(channel, body, f"asking for {what}")
-            if client.wait([call], _TIMEOUT_S) is not None:
-                who = f"the scheduler of job {record.id} at {record.scheduler}"
-                raise LaunchError(f"{who} was asked for {what} and did not answer within {_TIMEOUT_S:g} s")
-            assert call.body is not None
-            return call.body
-
-        yield ask_scheduler
-    finally:
-        client.close()
 
 
 def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: m.Status) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser
 from paceline.errors import LaunchError
 from paceline.observe import ring
 from paceline.observe.event_order import EventOrder, aligned
@@ -26,10 +26,8 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: more than one job is named.
         LaunchError: this host has no events of such a job.
     """
-    job, options = Parser(name, OPTIONS, "paceline story [JOB] [options]", DESCRIPTION).parse_named(words)
-    if len(job) > 1:
-        raise UsageError(f"one job at a time, not {' and '.join(job)}")
-    path = _find(job[0] if job else "")
+    job, options = Parser(name, OPTIONS, "paceline story [JOB] [options]", DESCRIPTION).parse_job(words)
+    path = _find(job)
     processes, others = [aligned(*one) for one in ring.rings(path)], ring.other_hosts(path)
     if not processes and not others:
         raise LaunchError(f"{path} has no events of job {path.stem}")

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
 
-from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.status import ask
-from paceline.config import variable
+from paceline.cli.options import Option, Parser
+from paceline.cli.running import SCHEDULER, ask, find
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
 from paceline.observe.table import Size
@@ -24,7 +23,7 @@ OPTIONS = (
     Option(("--interval",), "seconds between two pictures (default: 1)", "SECONDS", float, positive=True),
     Option(("--sort",), f"order of the workers: {', '.join(ORDERS)} (default: step)", "ORDER", choices=tuple(ORDERS)),
     Option(("--once",), "print one picture and end"),
-    Option(("--scheduler",), "address of a scheduler on another machine; needs PACELINE_JOB_KEY", "ADDRESS"),
+    SCHEDULER,
 )
 
 #: Time between two looks at the size of the terminal.
@@ -40,10 +39,8 @@ def run(name: str, words: Sequence[str]) -> int:
     """Show a job until it ends."""
     usage = "paceline top [JOB] [options]"
     about = "Watch a running job. Keys: s sorts, up and down select a worker, q or Ctrl-C ends this, not the job."
-    job, options = Parser(name, OPTIONS, usage, about).parse_named(words)
-    if len(job) > 1:
-        raise UsageError(f"one job at a time, not {' and '.join(job)}")
-    record = elsewhere(options.scheduler) if options.scheduler else runtime.find(job[0] if job else None)
+    job, options = Parser(name, OPTIONS, usage, about).parse_job(words)
+    record = find(job, options.scheduler)
     view, interval_s = View(options.sort or "step"), options.interval or 1.0
     try:
         if sys.stdout.isatty() and not options.once:
@@ -56,12 +53,6 @@ def run(name: str, words: Sequence[str]) -> int:
             time.sleep(interval_s)
     except KeyboardInterrupt:
         return 0
-
-
-def elsewhere(scheduler: str) -> runtime.JobRecord:
-    """Return the record of a job of another machine."""
-    key = os.environ.get(variable("job_key"), "")
-    return runtime.JobRecord(scheduler, 0, "", time.time(), "", (), 0, 0, scheduler, key)
 
 
 def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:

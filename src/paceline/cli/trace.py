@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.cli.status import asking
-from paceline.cli.top import elsewhere
+from paceline.cli.running import SCHEDULER, asking, find
 from paceline.errors import LaunchError
-from paceline.launch import runtime
 from paceline.observe.chrome import ChromeTrace, TraceEvent, merged, window
 from paceline.observe.event_order import EventOrder, MemberKey, aligned
 from paceline.observe.events import Source, parse
@@ -27,7 +25,7 @@ OPTIONS = (
     Option(("--timeout",), "seconds that the rounds may take (default: 60)", "SECONDS", float, positive=True),
     Option(("--merge",), "a file of torch.profiler of one of the workers, to be part of the trace", "FILE"),
     Option(("--per-rank",), "also write a file for each worker into this folder, for HolisticTraceAnalysis", "DIR"),
-    Option(("--scheduler",), "address of a scheduler on another machine; needs PACELINE_JOB_KEY", "ADDRESS"),
+    SCHEDULER,
 )
 
 DESCRIPTION = """\
@@ -45,11 +43,9 @@ def run(name: str, words: Sequence[str]) -> int:
         LaunchError: there is no such job, it has no events, or its scheduler does not answer.
     """
     usage = "paceline trace [JOB] [options]"
-    job, options = Parser(name, OPTIONS, usage, DESCRIPTION).parse_named(words)
-    if len(job) > 1:
-        raise UsageError(f"one job at a time, not {' and '.join(job)}")
+    job, options = Parser(name, OPTIONS, usage, DESCRIPTION).parse_job(words)
     profile = _profile(options.merge) if options.merge else None
-    record = elsewhere(options.scheduler) if options.scheduler else runtime.find(job[0] if job else None)
+    record = find(job, options.scheduler)
     if not record.scheduler:
         raise LaunchError(f"job {record.id} has no scheduler (yet), so nobody can collect its events")
     rounds, path = options.rounds or 5, Path(options.output or "trace.json")

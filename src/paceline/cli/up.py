@@ -26,14 +26,13 @@ from typing import TextIO
 
 from paceline.cli import launch, launch_options, up_text
 from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
-from paceline.cli.status import ask
+from paceline.cli.running import ask
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
 from paceline.launch import Host, JobSpec, Machine, backend, runtime
 from paceline.launch.link_rates import KEY_VARIABLE, parse_links
-from paceline.launch.remote import RemoteRequest, agent_script, explain
+from paceline.launch.remote import RemoteRequest, agent_script, copy_all, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
-from paceline.launch.ssh import run_all
 from paceline.launch.supervise.child import die_with_parent
 from paceline.net.security import new_job_key
 from paceline.observe.table import duration, plural
@@ -216,12 +215,13 @@ class Dialogue:
         command: Callable[[Host], Sequence[str]] = _agent_here
         uncopied: dict[str, str] = {}
         if isinstance(request, RemoteRequest):
-            command, uncopied = request.command, _copy(request)
-        doctor = Doctor(self._spec.hosts, command, explain, os.environ, _CHECK_S, shares=not self._spec.sync)
+            command, uncopied = request.command, copy_all(request.copies)
+        doctor = Doctor(self._spec.hosts, command, explain, _CHECK_S, shares=not self._spec.sync)
         findings = doctor.run()
         for finding in findings:
             if finding.host.name in uncopied and not finding.facts:
-                finding.problems[:] = [uncopied[finding.host.name]]
+                why = f"host {finding.host.name}: {uncopied[finding.host.name]}"
+                finding.problems[:] = [f"the directory could not be copied: {why}"]
         return findings
 
     def _measure_links(self, hosts: Sequence[Host]) -> Links:
@@ -321,17 +321,6 @@ def _slots(host: Host) -> int:
 def _agent_here(host: Host) -> Sequence[str]:
     """Return the command that runs an agent on this machine."""
     return agent_script("", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
-
-
-def _copy(request: RemoteRequest) -> dict[str, str]:
-    """Copy the directory to each host that a job would copy it to; return what went wrong, by host."""
-    failed = {}
-    for host, command in zip(request.plan.hosts, request.sync, strict=False):
-        try:
-            run_all({host.name: command})
-        except LaunchError as error:
-            failed[host.name] = str(error)
-    return failed
 
 
 # ---- the jobs that measure -------------------------------------------------------------------------------------------

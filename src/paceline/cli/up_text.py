@@ -77,7 +77,10 @@ def shown_plan(plan: HostsPlan, planner: HostPlanner) -> str:
     lines += wrapped(_processes(job, planner), "  ", "  ")
     lines += wrapped(_expected(job), "  ", "  ")
     if len(planner.names) > 1:
-        rows = [(name, _signed(plan.adds[name]), _verdict(name, plan)) for name in planner.names]
+        rows = [
+            (name, _signed(plan.adds[name]), "not worth having" if name in plan.left_out else "")
+            for name in planner.names
+        ]
         lines += _indented(table(("host", "adds samples/s", ""), rows))
     if plan.left_out:
         them = "it" if len(plan.left_out) == 1 else "them"
@@ -106,10 +109,6 @@ def _expected(job: PlannedJob) -> str:
         f"{text}; a round takes {_time(job.round_s)}, of which {_time(job.compute_s)} are computation of the slowest "
         f"worker, on {job.slowest}"
     )
-
-
-def _verdict(name: str, plan: HostsPlan) -> str:
-    return "not worth having" if name in plan.left_out else ""
 
 
 def _advice(plan: HostsPlan, planner: HostPlanner) -> str:

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import typing
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from paceline import extensions
@@ -79,13 +79,6 @@ class Job(Protocol):
         A job that this process supervises ends with :meth:`wait`, and this does nothing.
         """
         return
-
-    def logs(self) -> Iterator[str]:
-        """Give the lines that the job has printed so far, each with the role and rank that printed it.
-
-        Nothing, if :meth:`wait` has shown everything.
-        """
-        return iter(())
 
 
 class Backend(Protocol[R]):

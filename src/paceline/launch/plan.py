@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeAlias
 
 from paceline.config import variable
 from paceline.launch.host_list import LOCALHOST, Host
-from paceline.launch.job_spec import Graces
+from paceline.launch.job_spec import Graces, JobSpec
+from paceline.launch.worker_groups import WorkerGroup
 
 
 class Late(enum.Enum):
@@ -122,3 +123,33 @@ class JobPlan:
     def needs(self, value: Late) -> bool:
         """Tell whether any process needs a late value."""
         return any(value in process.env.values() for process in self)
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """Processes that differ in their ranks only: the scheduler, the servers, or a worker group."""
+
+    name: str
+    role: str
+    processes: tuple[ProcessSpec, ...]
+    group: WorkerGroup | None = None
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank; the others follow it."""
+        return self.processes[0].rank
+
+
+def job_parts(spec: JobSpec, plan: JobPlan) -> list[JobPart]:
+    """Return scheduler, servers, and the worker groups; without groups all workers are the part ``worker``.
+
+    Args:
+        spec: the job.
+        plan: its plan, made with ``alone=True``.
+    """
+    by_role = {role: tuple(process for process in plan if process.role == role) for role in ("scheduler", "server")}
+    parts = [JobPart(role, role, processes) for role, processes in by_role.items() if processes]
+    for group in spec.worker_groups:
+        processes = tuple(process for process in plan if process.role == "worker" and process.group == group.name)
+        parts.append(JobPart(f"worker-{group.name}" if spec.groups else "worker", "worker", processes, group))
+    return parts

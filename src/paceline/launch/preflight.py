@@ -10,6 +10,9 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, LaunchError
 
+#: Exit code of a job whose command does not exist, as shells have it.
+NOT_FOUND_CODE = 127
+
 
 class CommandNotFoundError(LaunchError):
     """The workers' command does not exist on this machine."""

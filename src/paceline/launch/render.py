@@ -41,11 +41,10 @@ def _block(process: ProcessSpec) -> str:
 
 
 def _variables(env: Mapping[str, Value]) -> list[str]:
-    return [
-        f"    {name}={'***' if _SECRET.search(name) and isinstance(value, str) else _text(value)}"
-        for name, value in env.items()
-    ]
+    return [f"    {name}={_text(name, value)}" for name, value in env.items()]
 
 
-def _text(value: Value) -> str:
-    return value.value if isinstance(value, Late) else shlex.quote(value)
+def _text(name: str, value: Value) -> str:
+    if isinstance(value, Late):
+        return value.value
+    return "***" if _SECRET.search(name) else shlex.quote(value)

@@ -67,7 +67,7 @@ def jobs() -> list[JobRecord]:
     """Return the jobs whose launcher runs on this machine, the oldest first; forget the others."""
     found = []
     for path in folder().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             values = json.loads(path.read_text())
             record = JobRecord(**(values | {"hosts": tuple(values["hosts"])}))
             if record.is_alive:
@@ -77,14 +77,14 @@ def jobs() -> list[JobRecord]:
     return sorted(found, key=lambda record: record.started)
 
 
-def find(job_id: str | None) -> JobRecord:
-    """Return a job by its id or the beginning of it; without one, the only job that runs.
+def find(job_id: str) -> JobRecord:
+    """Return a job by its id or the beginning of it; of an empty one, the only job that runs.
 
     Raises:
         LaunchError: there is none, or more than one.
     """
     running = jobs()
-    found = [record for record in running if record.id.startswith(job_id or "")]
+    found = [record for record in running if record.id.startswith(job_id)]
     if len(found) == 1:
         return found[0]
     known = ", ".join(record.id for record in running)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import LaunchError
@@ -15,8 +13,7 @@ from paceline.launch.backends import backend_options
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import AgentBackend, RemoteJob, RemoteRequest, remote_request
-from paceline.launch.supervise.child import die_with_parent
+from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 
 #: What never belongs to a copy.
 _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
@@ -48,34 +45,18 @@ class SshBackend(AgentBackend):
             return [*ssh_command(ssh, host), host.name, shlex.join(script)]
 
         request = remote_request(plan, replace(machine, environ=here), options.get("python", ""), reach)
-        sync = [rsync_command(ssh_command(ssh, host), host, plan.directory) for host in plan.hosts] if spec.sync else []
-        return replace(request, sync=tuple(map(tuple, sync)))
+        if not spec.sync:
+            return request
+        copies = {host.name: rsync_command(ssh_command(ssh, host), host, plan.directory) for host in plan.hosts}
+        return replace(request, copies=copies)
 
     def check(self, request: RemoteRequest) -> None:
         """Look for the programs that are needed here."""
         super().check(request)
-        if request.sync and shutil.which("rsync") is None:
+        if request.copies and shutil.which("rsync") is None:
             raise LaunchError(
                 "--sync-dst-dir needs the program 'rsync' here and on every host; install the package rsync"
             )
-
-    def submit(self, request: RemoteRequest) -> SshJob:
-        """Return the job, which runs while its ``wait`` does."""
-        self.check(request)
-        return SshJob(request)
-
-
-class SshJob(RemoteJob):
-    """A job whose hosts get a copy of the launcher's directory first, if that is asked for."""
-
-    def __init__(self, request: RemoteRequest) -> None:
-        super().__init__(request)
-        self._copies = dict(zip([host.name for host in request.plan.hosts], request.sync, strict=False))
-
-    def wait(self) -> int:
-        """Copy, then run the job and return its exit code."""
-        run_all(self._copies)
-        return super().wait()
 
 
 def ssh_command(ssh: Sequence[str], host: Host) -> list[str]:
@@ -97,40 +78,3 @@ def rsync_command(ssh: Sequence[str], host: Host, directory: str) -> list[str]:
     excluded = [f"--exclude={name}" for name in _EXCLUDED]
     name = f"[{host.name}]" if ":" in host.name else host.name
     return ["rsync", "-az", "--mkpath", *excluded, "-e", shlex.join(ssh), "./", f"{name}:{directory}/"]
-
-
-def run_all(commands: Mapping[str, Sequence[str]]) -> None:
-    """Run one command per host, side by side.
-
-    Raises:
-        LaunchError: a command failed; the message names all such hosts.
-    """
-    running = {
-        host: subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - the launcher has one thread
-        )
-        for host, command in commands.items()
-    }
-    failed = []
-    try:
-        for host, process in running.items():
-            errors = process.communicate()[1].decode(errors="replace")
-            if process.returncode:
-                failed.append(f"host {host}: {_why(errors, process.returncode)}")
-    except BaseException:  # a signal has ended the launch
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)
-        raise
-    if failed:
-        raise LaunchError(f"the directory could not be copied: {'; '.join(failed)}")
-
-
-def _why(errors: str, code: int) -> str:
-    if "rsync: command not found" in errors or "rsync: not found" in errors or code == 127:
-        return "the program 'rsync' is missing there; install the package rsync"
-    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("rsync error")]
-    return f"{lines[-1] if lines else 'no word'} (exit code {code})"

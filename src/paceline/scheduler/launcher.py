@@ -3,10 +3,10 @@
 | pipe | variable | lines |
 |---|---|---|
 | to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
-| | | ``["lost", role, rank, reason, goes on]`` of failures; ``["over"]`` when all workers have said goodbye; |
+| | | ``["lost", [role, rank], reason, goes on]``: failures; ``["over"]`` when all workers have said goodbye; |
 | | | ``["status", text]``: the status, as JSON in a text; an empty one if it is too long for the pipe |
-| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended; |
-| | | ``[role, rank, null, CPU seconds]`` of those that run, again and again until all members have joined; |
+| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``["exited", [role, rank], exit code, ...]``: a process has ended; |
+| | | ``["runs", [role, rank], CPU seconds, is ready]``, again and again until all members have joined; |
 | | | ``["status"]`` asks for the status; the next one is asked for after the answer |
 
 These failures are the first one, and the deaths of workers without which the others go on.
@@ -42,7 +42,7 @@ class StartProgress(NamedTuple):
     role: str
     rank: int
     cpu_s: float
-    is_ready: bool = False
+    is_ready: bool
 
 
 class StatusWanted(NamedTuple):
@@ -83,7 +83,7 @@ class Launcher:
 
     def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
         """Say which process failed first, or that a worker has died and the others go on."""
-        self._write(json.dumps(["lost", role, rank, reason, goes_on]))
+        self._write(json.dumps(["lost", [role, rank], reason, goes_on]))
 
     def report_complete(self) -> None:
         """Say that all members have joined."""
@@ -120,7 +120,7 @@ class Launcher:
             os.close(self._ended_fd)
             self._ended_fd, self.reports_ends = None, False
         *lines, self._text = (self._text + data).split(b"\n")
-        return [StatusWanted() if line == b'["status"]' else _parsed(*json.loads(line)) for line in lines]
+        return list(map(_parsed, lines))
 
 
 def _size_of(pipe: int) -> int:
@@ -128,7 +128,10 @@ def _size_of(pipe: int) -> int:
     return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) if hasattr(fcntl, "F_GETPIPE_SZ") else 0
 
 
-def _parsed(
-    role: str, rank: int, code: int | None, cpu_s: float = 0.0, is_ready: bool = False
-) -> Ended | StartProgress:
-    return StartProgress(role, rank, cpu_s, is_ready) if code is None else Ended(role, rank, code)
+def _parsed(line: bytes) -> News:
+    match json.loads(line):
+        case ["exited", [role, rank], code, *_]:
+            return Ended(role, rank, code)
+        case ["runs", [role, rank], cpu_s, is_ready]:
+            return StartProgress(role, rank, cpu_s, is_ready)
+    return StatusWanted()

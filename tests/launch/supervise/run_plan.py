@@ -38,6 +38,9 @@ plan = JobPlan(
     **({"hosts": (Host("h0"), Host("h1"))} if job["agents"] else {}),
 )  # fmt: skip
 if job["agents"]:
-    request = RemoteRequest(plan, sys.executable, lambda host: [sys.executable, "-m", "paceline", "agent"])
-    sys.exit(RemoteJob(request, lambda host, link: f"the agent of {host} ended").wait())
+    agent = [sys.executable, "-m", "paceline", "agent"]
+    request = RemoteRequest(
+        plan, sys.executable, lambda host: agent, explain=lambda host, link: f"the agent of {host} ended"
+    )
+    sys.exit(RemoteJob(request).wait())
 sys.exit(Supervisor(plan, {}, local_crew(os.environ)).run())

@@ -207,3 +207,15 @@ def test_terminal_that_cannot_has_no_panel(environ: dict[str, str], screen: Scre
 
 def test_there_is_no_panel_without_a_terminal(files: dict[int, int]) -> None:
     assert Console(files, {"TERM": "xterm"}, has_panel=True).panel is None
+
+
+def test_full_disk_ends_a_log_file_and_not_the_job(files: dict[int, int], tmp_path: Path) -> None:
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    console = Console(files, log_dir=str(tmp_path))
+    for member in (W0, W1, W0):
+        console.feed(member, OUT, b"a\n")
+    console.close_files()
+    assert written(files[OUT]) == b"[worker 0] a\n[worker 1] a\n[worker 0] a\n"
+    said = f"{tmp_path}/worker-0.log cannot be written: No space left on device; it has no more of what worker 0 prints"
+    assert written(files[ERR]).decode() == f"[launch] {said}\n"
+    assert (tmp_path / "worker-1.log").read_bytes() == b"a\n"

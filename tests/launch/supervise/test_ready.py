@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import ProcessName
-from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready, StatusSaid
+from paceline.launch.supervise.events import Complete, Event, Exited, Lost, Over, Ready, Runs, StatusSaid
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
@@ -45,12 +45,12 @@ def test_line_that_is_no_address_is_refused(line: bytes, pipe: ReadyPipe) -> Non
 
 
 def test_news_follow_the_address(pipe: ReadyPipe) -> None:
-    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["lost", "worker", 1, "it rai')
+    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["lost", ["worker", 1], "it rai')
     assert pipe.news() == [Ready("tcp://127.0.0.1:5555")]
     assert pipe.news() == []
     os.write(
         pipe.write_fd,
-        b'sed", false]\n["status", "how all do"]\nnonsense\n[]\n["lost", "worker", 2, "it died", true]\n["over"]\n',
+        b'sed", false]\n["status", "how all do"]\nnonsense\n[]\n["lost", ["worker", 2], "it died", true]\n["over"]\n',
     )
     assert pipe.news() == [
         Lost(ProcessName("worker", 1), "it raised"),
@@ -66,17 +66,17 @@ def test_news_follow_the_address(pipe: ReadyPipe) -> None:
 
 def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
     pipe = EndedPipe()
-    pipe.tell(ProcessName("server", 2), 137)
-    assert os.read(pipe.read_fd, 100) == b'["server", 2, 137]\n'
+    pipe.tell(Exited(ProcessName("server", 2), 137))
+    assert os.read(pipe.read_fd, 100) == b'["exited", ["server", 2], 137, ""]\n'
     pipe.close_read()
-    pipe.tell(ProcessName("server", 2), 137)
+    pipe.tell(Exited(ProcessName("server", 2), 137))
     pipe.close()
 
 
-def test_cpu_times_are_lines_without_a_code() -> None:
+def test_cpu_times_are_lines() -> None:
     pipe = EndedPipe()
-    pipe.tell(ProcessName("worker", 2), None, 0.25)
-    assert os.read(pipe.read_fd, 100) == b'["worker", 2, null, 0.25]\n'
+    pipe.tell(Runs(ProcessName("worker", 2), 0.25))
+    assert os.read(pipe.read_fd, 100) == b'["runs", ["worker", 2], 0.25, false]\n'
     pipe.close_read()
     pipe.close()
 
@@ -103,8 +103,8 @@ def test_pipe_takes_the_status_of_a_large_job_before_it_is_read(pipe: ReadyPipe)
 def test_status_is_asked_for_on_a_line_of_its_own() -> None:
     pipe = EndedPipe()
     pipe.ask_status()
-    pipe.tell(ProcessName("worker", 0), 0)
-    assert os.read(pipe.read_fd, 100) == b'["status"]\n["worker", 0, 0]\n'
+    pipe.tell(Exited(ProcessName("worker", 0), 0))
+    assert os.read(pipe.read_fd, 100) == b'["status"]\n["exited", ["worker", 0], 0, ""]\n'
     pipe.close_read()
     pipe.ask_status()
     pipe.close()

@@ -22,7 +22,7 @@ READY=/dev/fd/${READY_FD:-$PACELINE_READY_FD} ENDED=/dev/fd/${ENDED_FD:-$PACELIN
 echo tcp://127.0.0.1:5555 >$READY
 while read -r line; do case $line in
 '["status"]') cat "$STATUS" >$READY;;
-'["worker", 0, 0]') echo '["over"]' >$READY; exit 0;;
+'["exited", ["worker", 0], 0, ""]') echo '["over"]' >$READY; exit 0;;
 esac; done <$ENDED"""
 SENTENCE = "worker 1 on h1 takes 2.3 times as long as the others"
 

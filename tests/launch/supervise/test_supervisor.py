@@ -104,7 +104,7 @@ def test_scheduler_that_fails_ends_the_job(make_job: MakeJob) -> None:
 
 
 def test_process_that_the_scheduler_names_fails_the_job(make_job: MakeJob) -> None:
-    named = READY + """echo '["lost", "server", 0, "it left too early", false]' >/dev/fd/$READY_FD; exec sleep 1000"""
+    named = READY + """echo '["lost", ["server", 0], "it left too early", false]' >/dev/fd/$READY_FD; exec sleep 1000"""
     job = make_job(survivors_s=0.1).start("exec sleep 1000", scheduler=named, servers=("exit 0",))
     assert job.wait() == 1
     assert failure(job)[0].startswith("server 0 failed: it left too early, ")
@@ -142,7 +142,7 @@ def test_worker_that_hangs_in_its_exit_is_named_and_ended(agents: bool, make_job
 
 def test_scheduler_is_told_of_victims_after_the_others_that_ended_meanwhile(make_job: MakeJob) -> None:
     told = (
-        READY + 'while read -r line; do echo "$line"; case $line in *76]) break;; esac; done </dev/fd/$ENDED_FD >told'
+        READY + 'while read -r line; do echo "$line"; case $line in *76,*) break;; esac; done </dev/fd/$ENDED_FD >told'
     )
     gated = "echo $$ >w{0}.pid; until test -e go; do sleep 0.02; done; {1}"
     job = make_job().start(gated.format(0, "exit 76"), gated.format(1, "exit 3"), scheduler=told)
@@ -156,17 +156,17 @@ def test_scheduler_is_told_of_victims_after_the_others_that_ended_meanwhile(make
         os.close(ended)
     job.send(signal.SIGCONT)
     assert job.wait() == 3
-    ends = [line for line in (job.folder / "told").read_text().splitlines() if "null" not in line]
-    assert ends == ['["worker", 1, 3]', '["worker", 0, 76]']
+    ends = [line for line in (job.folder / "told").read_text().splitlines() if "exited" in line]
+    assert ends == ['["exited", ["worker", 1], 3, ""]', '["exited", ["worker", 0], 76, ""]']
 
 
 def test_lost_host_fails_the_job_and_is_the_reason_also_if_the_scheduler_repeats_the_exit_code(
     make_job: MakeJob,
 ) -> None:
     scheduler = """trap '' TERM; echo tcp://127.0.0.1:1 >/dev/fd/$PACELINE_READY_FD
-        while read -r line; do case $line in *255]) break;; esac; done </dev/fd/$PACELINE_ENDED_FD
+        while read -r line; do case $line in *255,*) break;; esac; done </dev/fd/$PACELINE_ENDED_FD
         reason='its process ended: exit code 255'
-        echo '["lost", "worker", 0, "'$reason'", false]' >/dev/fd/$PACELINE_READY_FD; exec sleep 1000"""
+        echo '["lost", ["worker", 0], "'$reason'", false]' >/dev/fd/$PACELINE_READY_FD; exec sleep 1000"""
     job = make_job(terminate_s=0.1).start("kill -9 $PPID; exec sleep 1000", scheduler=scheduler, agents=True)
     assert job.wait() == 255
     assert failure(job)[0].startswith("worker 0 on h1 failed: exit code 255: the agent of h1 ended, ")

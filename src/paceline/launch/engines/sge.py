@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
-from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded, remote_request
+from paceline.launch.remote import RemoteJob, forwarded, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
@@ -184,12 +184,6 @@ class SgeJob(Job):
             time.sleep(_SHOW_S)
         self._ended = True
 
-    def logs(self) -> Iterator[str]:
-        """Give the lines that the job has printed so far."""
-        for name in ("out", "err"):
-            with contextlib.suppress(FileNotFoundError):
-                yield from (self._folder / name).read_text(errors="replace").splitlines()
-
     def _show(self, *, is_over: bool = False) -> None:
         for tail in self._tails:
             tail.show(is_over=is_over)
@@ -299,8 +293,8 @@ def _run(spec: JobSpec, machine: Machine, folder: Path) -> int:
         return ["qrsh", "-inherit", host.name, "/bin/sh", str(file)]
 
     plan = make_plan(on_allocation(spec, slots), machine)
-    request: RemoteRequest = remote_request(plan, machine, spec.options.get("python", ""), reach)
-    return RemoteJob(request, _explain).wait()
+    request = remote_request(plan, machine, spec.options.get("python", ""), reach)
+    return RemoteJob(replace(request, explain=_explain)).wait()
 
 
 def agent_file(script: list[str]) -> str:

@@ -155,10 +155,6 @@ class SlurmJob(Job):
             time.sleep(_POLL_S)
         self._release()
 
-    def logs(self) -> Iterator[str]:
-        """Give the lines that the job has printed so far."""
-        return iter(self._path.read_text(errors="replace").splitlines() if self._path.exists() else ())
-
     def _release(self) -> None:
         if self._canceller is not None:
             self._canceller.release()

@@ -10,8 +10,7 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``agen
 | ``["start", role, rank, argv, env]`` | answered by ``started`` or ``not_started``; secrets travel here only |
 | ``["look", [member, ...]]`` | answered by ``runs`` for each; a member is ``[role, rank]`` |
 | ``["signal", number, [member, ...]]`` | to processes and all that they started |
-| ``["exited", member, code]`` | for the scheduler: how a process of another host ended |
-| ``["runs", member, CPU seconds, ready]`` | for the scheduler: a process of another host runs |
+| ``["exited", ...]``, ``["runs", ...]`` | for the scheduler: an event of a process of another host |
 | ``["facts", interface, witness]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
 | ``["ping"]`` | answered by ``pong`` |
 
@@ -33,26 +32,16 @@ dies with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts
 more, names the cause first when a network fails. The time in which an end did not run is no silence of the other one.
 """
 
-from paceline.launch.remote.remote_crew import HostCommand, RemoteCrew
-from paceline.launch.remote.remote_job import (
-    AgentBackend,
-    BrokeredJob,
-    RemoteJob,
-    RemoteRequest,
-    agent_script,
-    explain,
-    forwarded,
-    remote_request,
-)
+from paceline.launch.remote.remote_job import AgentBackend, BrokeredJob, RemoteJob, copy_all
+from paceline.launch.remote.request import RemoteRequest, agent_script, explain, forwarded, remote_request
 
 __all__ = [
     "AgentBackend",
     "BrokeredJob",
-    "HostCommand",
-    "RemoteCrew",
     "RemoteJob",
     "RemoteRequest",
     "agent_script",
+    "copy_all",
     "explain",
     "forwarded",
     "remote_request",

@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
-from paceline.launch.preflight import CommandNotFoundError, check_command
+from paceline.launch.preflight import NOT_FOUND_CODE, CommandNotFoundError, check_command
 from paceline.launch.remote import host_checks
 from paceline.launch.remote.agent_link import (
     LONGEST_TURN_S,
@@ -29,8 +29,8 @@ from paceline.launch.remote.agent_link import (
     text,
 )
 from paceline.launch.supervise.child import SignalPipe
-from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
-from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
+from paceline.launch.supervise.crew import LocalCrew, free_port
+from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, event_of, words_of
 from paceline.launch.supervise.guardian import Guardian
 from paceline.own_time import OwnTime
 from paceline.systems import os, select, signal
@@ -159,11 +159,11 @@ class Agent:
                 self._crew.ask_status()
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
-            case ["runs", [str() as role, int() as rank], float() as cpu_s, bool() as is_ready]:
-                self._crew.tell(ProcessName(role, rank), None, cpu_s, is_ready)
-            case ["exited", [str() as role, int() as rank], int() as code]:
-                self._crew.tell(ProcessName(role, rank), code)
             case _:
+                event = event_of(line)
+                if isinstance(event, Exited | Runs):
+                    self._crew.tell(event)
+                    return
                 raise ValueError(f"{line[0]!r} is not understood: launcher and agent are of different versions")
 
     def _start(self, process: ProcessSpec) -> None:

@@ -7,7 +7,7 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline.errors import LaunchError
@@ -101,7 +101,6 @@ class AgentLink:
     Args:
         host: name, for messages.
         argv: the command that runs an agent there.
-        environ: variables of that command.
         selector: the loop's selector.
         register: called in the new process.
         take: is called with each line of the agent.
@@ -112,7 +111,6 @@ class AgentLink:
         self,
         host: str,
         argv: Sequence[str],
-        environ: Mapping[str, str],
         selector: selectors.BaseSelector,
         register: Callable[[], None],
         take: Callable[[AgentLink, list[Any]], None],
@@ -127,7 +125,7 @@ class AgentLink:
         self.errors: deque[str] = deque(maxlen=_ERROR_LINES)
         """Last lines that the remote shell wrote to stderr."""
         self._selector, self._take, self._say = selector, take, say
-        self._child = Child(argv, environ, register, feeds_stdin=True)
+        self._child = Child(argv, os.environ, register, feeds_stdin=True)
         self._out, self._err = self._child.pipes()
         self._in: int | None = self._child.stdin()
         self._lines, self._err_text = AgentLines(MAGIC), b""

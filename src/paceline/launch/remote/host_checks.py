@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +20,8 @@ from paceline.errors import PacelineError
 from paceline.interfaces import address_of, interfaces
 from paceline.launch.host_list import Host
 from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.remote.remote_crew import Explain, HostCommand
+from paceline.launch.remote.request import Explain, HostCommand
+from paceline.launch.supervise.crew import serve
 from paceline.launch.supervise.guardian import Guardian
 
 #: Clocks that differ by more make logs hard to read; nothing else depends on them.
@@ -56,18 +58,16 @@ class Doctor:
         hosts: hosts to check.
         command: command that runs an agent on a host.
         explain: explanation of a remote shell's end.
-        environ: variables of the remote shells.
         timeout_s: limit for each step.
         shares: the hosts need this directory.
     """
 
     def __init__(
-        self, hosts: tuple[Host, ...], command: HostCommand, explain: Explain, environ: Mapping[str, str],
-        timeout_s: float, *, shares: bool = True,
-    ) -> None:  # fmt: skip
+        self, hosts: Sequence[Host], command: HostCommand, explain: Explain, timeout_s: float, *, shares: bool = True
+    ) -> None:
         self._shares = shares
         self._findings = {host.name: Finding(host) for host in hosts}
-        self._command, self._explain, self._environ, self._timeout_s = command, explain, environ, timeout_s
+        self._command, self._explain, self._timeout_s = command, explain, timeout_s
         self._ports: dict[str, int] = {}
 
     def run(self) -> list[Finding]:
@@ -100,10 +100,10 @@ class Doctor:
             self._wait(live, lambda one: one.reached is not None)
 
     def _open(self, finding: Finding, guardian: Guardian) -> AgentLink:
+        host = finding.host
         return AgentLink(
-            finding.host.name, self._command(finding.host), self._environ, self._selector, guardian.register,
-            self._heard, lambda text: None,
-        )  # fmt: skip
+            host.name, self._command(host), self._selector, guardian.register, self._heard, lambda text: None
+        )
 
     def _is_open(self, link: AgentLink) -> bool:
         finding = self._findings[link.host]
@@ -114,13 +114,10 @@ class Doctor:
         return bool(finding.about)
 
     def _wait(self, links: list[AgentLink], done: Callable[[Finding], bool]) -> None:
-        until = time.monotonic() + self._timeout_s
-        while any(link.code is None and not done(self._findings[link.host]) for link in links):
-            left = until - time.monotonic()
-            if left <= 0:
-                return
-            for key, _ in self._selector.select(min(left, 0.1)):
-                key.data()
+        def is_over() -> bool:
+            return all(link.code is not None or done(self._findings[link.host]) for link in links)
+
+        serve(self._selector, self._timeout_s, is_over)
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
         finding = self._findings[link.host]
@@ -206,32 +203,17 @@ def listen() -> socket.socket:
 
 
 def reach(targets: Sequence[Sequence[Any]]) -> dict[str, str]:
-    """Connect to (host, address, port) of all others at once; return what went wrong by host, nothing if it went well.
+    """Connect to (host, address, port) of all others at once; return what went wrong, or nothing, by host."""
+    with ThreadPoolExecutor(max(1, len(targets))) as threads:
+        return dict(threads.map(_reach, targets))
 
-    The deadline is for all of them together.
-    """
-    found: dict[str, str] = {}
-    with selectors.DefaultSelector() as selector:
-        for host, address, port in targets:
-            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            sock.setblocking(False)
-            code = sock.connect_ex((address, port))
-            found[host] = f"no answer within {_REACH_S:g} s"
-            if code in (0, 115):  # EINPROGRESS
-                selector.register(sock, selectors.EVENT_WRITE, host)
-            else:
-                found[host] = os.strerror(code)
-                sock.close()
-        while selector.get_map():
-            ready = selector.select(_REACH_S)
-            for key, _ in ready:
-                sock = key.fileobj  # type: ignore[assignment]
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                found[key.data] = os.strerror(code) if code else ""
-                selector.unregister(sock)
-                sock.close()
-            if not ready:
-                for key in list(selector.get_map().values()):
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()  # type: ignore[union-attr]
-    return found
+
+def _reach(target: Sequence[Any]) -> tuple[str, str]:
+    host, address, port = target
+    try:
+        socket.create_connection((address, port), _REACH_S).close()
+    except TimeoutError:
+        return host, f"no answer within {_REACH_S:g} s"
+    except OSError as error:
+        return host, error.strerror or str(error)
+    return host, ""

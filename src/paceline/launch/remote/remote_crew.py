@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import LaunchError
+from paceline.interfaces import tcp
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
 from paceline.launch.remote.agent_link import AgentLink, data, members
-from paceline.launch.supervise.crew import Processes, address_parts
+from paceline.launch.remote.request import RemoteRequest
+from paceline.launch.supervise.crew import Processes, address_parts, serve
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 
@@ -27,38 +30,19 @@ LOST_CODE = 255
 
 _SCHEDULER = ProcessName("scheduler", 0)
 
-HostCommand = Callable[[Host], Sequence[str]]
-"""Gives the command that runs an agent on a host."""
-
-Explain = Callable[[Host, AgentLink], str]
-"""Says in one sentence why a remote shell ended, and what to do."""
-
 
 class RemoteCrew(Processes):
     """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
     Args:
         around: selector, console, and the taker of events.
-        plan: the job's plan, with hosts and interfaces.
-        python: the launcher's interpreter; each host's own takes its place in commands.
-        command: command that runs an agent on a host.
-        explain: explanation of a remote shell's end.
-        shell_environ: variables of the remote shells.
-        environ: variables of every process, besides its agent's environment.
+        request: the plan, with hosts and interfaces, and how hosts are reached. Each host's own interpreter takes the
+            place of the launcher's in commands.
     """
 
-    def __init__(
-        self,
-        around: Surroundings,
-        plan: JobPlan,
-        python: str,
-        command: HostCommand,
-        explain: Explain,
-        shell_environ: Mapping[str, str],
-        environ: Mapping[str, str],
-    ) -> None:
-        self._around, self._plan, self._python, self._explain = around, plan, python, explain
-        self._environ, self._command, self._shell_environ = dict(environ), command, shell_environ
+    def __init__(self, around: Surroundings, request: RemoteRequest) -> None:
+        self._around, self._request = around, request
+        plan = self._plan = request.plan
         self._hosts = {host.name: host for host in plan.hosts}
         self._host_of = {process.member: process.host for process in plan}
         self._workers_on = Counter(process.host for process in plan if process.role == "worker")
@@ -79,10 +63,8 @@ class RemoteCrew(Processes):
 
     def _link(self, host: Host) -> AgentLink:
         around = self._around
-        return AgentLink(
-            host.name, self._command(host), self._shell_environ, around.selector, around.register, self._heard,
-            around.console.say,
-        )  # fmt: skip
+        command = self._request.command(host)
+        return AgentLink(host.name, command, around.selector, around.register, self._heard, around.console.say)
 
     def opening(self) -> bool:
         """Tell whether hosts have not reported yet."""
@@ -112,7 +94,7 @@ class RemoteCrew(Processes):
         start_s, tried_s = self._plan.graces.start_s, now - self._began
         due = self._retry_at.get(link.host)
         if due is None:
-            why = self._explain(self._hosts[link.host], link)
+            why = self._request.explain(self._hosts[link.host], link)
             if not link.was_unanswered or tried_s > start_s:
                 raise LaunchError(why)
             self._around.console.say(f"{why}; trying again until {start_s:g} s have passed")
@@ -136,11 +118,11 @@ class RemoteCrew(Processes):
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
         link = self._links[process.host]
-        own = {Late.BIND: f"tcp://{_bracketed(link.address)}:0", Late.READY_FD: "", Late.ENDED_FD: ""}
+        own = {Late.BIND: tcp(link.address or LOCALHOST, 0), Late.READY_FD: "", Late.ENDED_FD: ""}
         env = process.environment({**known, **own})
-        if process.role == "worker" and "OMP_NUM_THREADS" not in {**self._environ, **env}:
+        if process.role == "worker" and "OMP_NUM_THREADS" not in {**self._request.environ, **env}:
             env["OMP_NUM_THREADS"] = str(max(1, int(link.about["cores"]) // self._workers_on[process.host]))
-        argv = [str(link.about["python"]) if word == self._python else word for word in process.argv[:1]]
+        argv = [str(link.about["python"]) if word == self._request.python else word for word in process.argv[:1]]
         self._running[process.member] = None
         link.send("start", process.role, process.rank, [*argv, *process.argv[1:]], env)
 
@@ -189,13 +171,7 @@ class RemoteCrew(Processes):
             link.hang_up()
             if not link.about:
                 link.kill()
-        until = time.monotonic() + _FINISH_S
-        while any(link.code is None for link in self._links.values()):
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            for key, _ in self._around.selector.select(min(left, 0.1)):
-                key.data()
+        serve(self._around.selector, _FINISH_S, lambda: all(link.code is not None for link in self._links.values()))
 
     def close(self) -> None:
         """Let go of the links."""
@@ -207,7 +183,7 @@ class RemoteCrew(Processes):
         self._asked_at = now
         for link in self._links.values():
             others = [target for one in self._links.values() if one is not link for target in _targets(one)]
-            link.send("environ", self._environ)
+            link.send("environ", dict(self._request.environ))
             link.send("address", self._interfaces[link.host], others)
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
@@ -253,8 +229,8 @@ class RemoteCrew(Processes):
         """Tell the scheduler of a process on another host; it knows those on its own."""
         scheduler = self._host_of.get(_SCHEDULER)
         if scheduler is not None and scheduler != self._host_of[event.member]:
-            words = words_of(event)
-            self._links[scheduler].send(*(words if isinstance(event, Runs) else words[:3]))  # no detail of an exit
+            told = replace(event, detail="") if isinstance(event, Exited) else event  # the line must fit the pipe
+            self._links[scheduler].send(*words_of(told))
 
     def _lose(self, link: AgentLink) -> None:
         """Count the processes of a host that is gone as failed, workers first: servers may exit because of them.
@@ -262,7 +238,7 @@ class RemoteCrew(Processes):
         So are those that its agent was told to start, and said nothing about.
         """
         there = [member for member in self._running if self._host_of[member] == link.host]
-        why = self._explain(self._hosts[link.host], link) if there else ""
+        why = self._request.explain(self._hosts[link.host], link) if there else ""
         for member in sorted(there, key=lambda member: member.role != "worker"):
             self._happened(link, Exited(member, LOST_CODE, why))
 
@@ -281,7 +257,3 @@ def _targets(link: AgentLink) -> list[str]:
     """Return what may reach a host: how we reached it, its name, its addresses."""
     reached = str(link.about["reached_at"])
     return [*([reached] if reached else []), link.host, *map(str, link.about["addresses"])]
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address or LOCALHOST

@@ -38,7 +38,8 @@ _HEAD = struct.Struct("!BI")
 #: In the text of a plan, for the socket of the broker, which is made when the job starts.
 SOCKET = "<socket of the job>"
 
-_LEAVE_S = 10.0
+#: How long a process may take to end all that it holds, after its stdin was closed.
+LEAVE_S = 10.0
 
 
 def main(words: Sequence[str]) -> int:
@@ -123,6 +124,18 @@ def accept_all(listener: socket.socket, take: Callable[[socket.socket], None]) -
     threading.Thread(target=accept, daemon=True).start()
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process by closing its stdin; kill it if it takes longer than :data:`LEAVE_S`."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended by itself
+        process.stdin.close()
+    try:
+        process.wait(LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 # ---- the broker, as the launcher has it ------------------------------------------------------------------------------
 
 
@@ -197,14 +210,9 @@ class Broker:
         """End the process and remove its folder. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
-            try:
-                process.wait(_LEAVE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+            end(process)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -57,6 +57,7 @@ class Console:
         self._gone: set[int] = set()
         self._log_dir = Path(log_dir) if log_dir else None
         self._files: dict[ProcessName, int] = {}
+        self._unwritable: set[ProcessName] = set()
 
     @property
     def broken(self) -> bool:
@@ -111,12 +112,19 @@ class Console:
         return self._tails[member].lines() if member in self._tails else []
 
     def _log(self, member: ProcessName, data: bytes) -> None:
-        if self._log_dir is None:
+        """Write to the file of a process. One that cannot be written ends here, and the job goes on."""
+        if self._log_dir is None or member in self._unwritable:
             return
-        if member not in self._files:
-            path = self._log_dir / f"{str(member).replace(' ', '-')}.log"
-            self._files[member] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.write(self._files[member], data)
+        path = self._log_dir / f"{str(member).replace(' ', '-')}.log"
+        try:
+            if member not in self._files:
+                self._files[member] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._files[member], rest) :]
+        except OSError as error:
+            self._unwritable.add(member)
+            self.say(f"{path} cannot be written: {error.strerror}; it has no more of what {member} prints")
 
     def _show(self, member: ProcessName, stream: int, lines: list[Line]) -> None:
         tail = self._tails.setdefault(member, LastLines())

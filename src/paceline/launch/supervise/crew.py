@@ -6,6 +6,7 @@ import abc
 import os
 import selectors
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -14,7 +15,6 @@ from paceline.errors import LaunchError
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
-from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
@@ -25,8 +25,6 @@ _DRAIN_READS = 64
 
 _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
 _SCHEDULER = ProcessName("scheduler", 0)
-
-NOT_FOUND_CODE = 127
 
 Take = Callable[[Event], None]
 
@@ -137,7 +135,7 @@ class LocalCrew(Processes):
             else:
                 self._start(process.member, process.argv, process.environment(known))
         except LaunchError as error:
-            self._take(NotStarted(process.member, str(error), _code(error)))
+            self._take(NotStarted(process.member, str(error)))
         else:
             self._take(Started(process.member, f"pid {self._children[process.member].pid}"))
 
@@ -152,25 +150,26 @@ class LocalCrew(Processes):
         ended = [member for member in self._running if self._children[member].ended()]
         self._running.difference_update(ended)
         ended.sort(key=lambda one: (self._children[one].code == PEER_FAILED, _WORKERS_FIRST.get(one.role, 3), one.rank))
-        for member in ended:
-            self.tell(member, self._children[member].code or 0)
-        if ended:
+        exits = [Exited(member, self._children[member].code or 0) for member in ended]
+        for one in exits:
+            self.tell(one)
+        if exits:
             self._read_ready()
-        for member in ended:
-            self._take(Exited(member, self._children[member].code or 0))
+        for one in exits:
+            self._take(one)
 
-    def tell(self, member: ProcessName, code: int | None, *usage: float) -> None:
-        """Tell the scheduler, if it runs here, how a process ended; without a code, its ``processes.Usage``."""
-        if self._ended is not None and member.role != "scheduler":
-            self._ended.tell(member, code, *usage)
+    def tell(self, event: Exited | Runs) -> None:
+        """Tell the scheduler, if it runs here, how another process ended, or that it runs."""
+        if self._ended is not None and event.member.role != "scheduler":
+            self._ended.tell(event)
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell how much CPU time some processes have used, with everything they started."""
         found = processes.usage({self._children[member].pid for member in members})
         for member in members:
-            usage = found.get(self._children[member].pid, processes.Usage())
-            self.tell(member, None, *usage)
-            self._take(Runs(member, *usage))
+            runs = Runs(member, *found.get(self._children[member].pid, processes.Usage()))
+            self.tell(runs)
+            self._take(runs)
 
     def ask_status(self) -> None:
         """Ask the scheduler, if it runs here."""
@@ -261,6 +260,14 @@ class LocalCrew(Processes):
             self._output.close(member, stream)
 
 
+def serve(selector: selectors.BaseSelector, limit_s: float, is_over: Callable[[], bool]) -> None:
+    """Call the data of files that can be read, until something is over, or the time is."""
+    until = time.monotonic() + limit_s
+    while not is_over() and (left := until - time.monotonic()) > 0:
+        for key, _ in selector.select(min(left, 0.1)):
+            key.data()
+
+
 def address_parts(scheduler: str | None) -> dict[Late, str]:
     """Return the late values that follow from the scheduler's address, ``tcp://host:port``."""
     if scheduler is None:
@@ -274,7 +281,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def _code(error: LaunchError) -> int:
-    return NOT_FOUND_CODE if isinstance(error, CommandNotFoundError) else 1

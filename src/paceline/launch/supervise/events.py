@@ -1,4 +1,4 @@
-"""Events of a job, how agents write them, and the actions that the lifecycle answers with."""
+"""Events of a job, how agents and the scheduler write them, and the actions that the lifecycle answers with."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ Event: TypeAlias = (
     Started | NotStarted | Ready | Exited | Stopped | Lost | Complete | Over | StatusSaid | Runs | Interrupted | Tick
 )
 
-#: The events that agents report, by the first word of their lines.
+#: The events that agents and the scheduler report, by the first word of their lines.
 _WORDS: dict[str, type[Any]] = {
     "started": Started,
     "not_started": NotStarted,

@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from typing import Any
 
 from paceline import forks
-from paceline.launch.plan import ProcessName
-from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready, StatusSaid
+from paceline.launch.supervise.events import Event, Exited, Ready, Runs, event_of, words_of
 from paceline.systems import fcntl, os
 
 #: The pipe takes the status of a job of thousands, whether or not it is read.
@@ -57,7 +57,9 @@ class ReadyPipe:
 
     def _event(self, line: bytes) -> Event | None:
         if self._has_address:
-            return _parsed(line)
+            with contextlib.suppress(ValueError, TypeError):
+                return event_of(json.loads(line))
+            return None
         address = line.decode(errors="replace").strip()
         if not _ADDRESS.fullmatch(address):
             raise ValueError(f"said it listens at {address!r}, which is not tcp://host:port")
@@ -71,20 +73,6 @@ class ReadyPipe:
     def close_write(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""
         os.close(self.write_fd)
-
-
-def _parsed(line: bytes) -> Event | None:
-    with contextlib.suppress(ValueError):
-        match json.loads(line):
-            case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
-                return Lost(ProcessName(role, rank), reason, goes_on)
-            case ["complete"]:
-                return Complete()
-            case ["over"]:
-                return Over()
-            case ["status", str() as text]:
-                return StatusSaid(text)
-    return None
 
 
 class EndedPipe:
@@ -101,18 +89,17 @@ class EndedPipe:
         os.close(self._fd)
         self._fd = -1
 
-    def tell(self, member: ProcessName, code: int | None, *usage: float) -> None:
-        """Say how a process ended; without a code, that it runs, its CPU time, and whether it is ready to run.
-
-        Lines that the scheduler cannot read any more are lost.
-        """
-        with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps([*member, code, *usage]).encode() + b"\n")
+    def tell(self, event: Exited | Runs) -> None:
+        """Say how a process ended, or that it runs. Lines that the scheduler cannot read any more are lost."""
+        self._write(words_of(event))
 
     def ask_status(self) -> None:
         """Ask for the status."""
+        self._write(["status"])
+
+    def _write(self, words: list[Any]) -> None:
         with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps(["status"]).encode() + b"\n")
+            os.write(self._fd, json.dumps(words).encode() + b"\n")
 
     def close_read(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""

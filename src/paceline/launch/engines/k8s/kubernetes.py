@@ -38,7 +38,7 @@ from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.planner import Machine
 from paceline.launch.supervise.console import OUT
-from paceline.launch.supervise.crew import Processes
+from paceline.launch.supervise.crew import Processes, serve
 from paceline.launch.supervise.events import Complete, Exited, NotStarted, Ready, Runs, Started
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
@@ -211,10 +211,11 @@ class KubernetesCrew(Processes):
 
     def _drain(self) -> None:
         """Show the remaining output of pods that have ended."""
-        until = time.monotonic() + _DRAIN_S
-        while any(pod.name in self._over for pod, _ in self._following.values()) and time.monotonic() < until:
-            for key, _ in self._around.selector.select(0.1):
-                key.data()
+
+        def is_shown() -> bool:
+            return all(pod.name not in self._over for pod, _ in self._following.values())
+
+        serve(self._around.selector, _DRAIN_S, is_shown)
 
     def _follow(self, pod: Pod) -> None:
         """Show a pod's output, from its beginning to its end."""

@@ -4,7 +4,7 @@
 |---|---|---|
 | ``jobset`` | Secret, JobSet | the JobSet's failure policy |
 | ``trainer`` | Secret, ClusterTrainingRuntime, TrainJob | the JobSet's failure policy |
-| ``jobs`` | Secret, headless Service, an Indexed Job per crew | the launcher |
+| ``jobs`` | Secret, headless Service, an Indexed Job per part of the job | the launcher |
 | ``pods`` | Secret, Services, a Job per process | the launcher |
 """
 
@@ -22,14 +22,12 @@ from paceline.launch.engines.k8s.pods import (
     KubernetesOptions,
     Object,
     Places,
-    PodTemplate,
-    crews,
     job_spec,
     labels,
     pod_template,
 )
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import JobPlan, Late
+from paceline.launch.plan import JobPart, JobPlan, Late, job_parts
 from paceline.launch.planner import Machine, make_plan
 
 _RESTART_LABEL = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
@@ -90,7 +88,7 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     elsewhere = replace(machine, python=options.python, cores={}, directory="")
     plan = make_plan(spec, elsewhere, alone=True)
     name = f"pl-{spec.job_id}"  # not paceline-: Kubernetes makes variables of the names of Services
-    parts = crews(plan, spec.worker_groups, named=bool(spec.groups))
+    parts = job_parts(spec, plan)
     if options.layout == "jobset":
         objects = [_jobset(name, parts, options, spec)]
     elif options.layout == "trainer":
@@ -106,8 +104,8 @@ def _meta(name: str, job: str) -> Object:
     return {"name": name, "labels": labels(job)}
 
 
-def _jobset(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec) -> Object:
-    worker = next(crew for crew in parts if crew.role == "worker")
+def _jobset(name: str, parts: list[JobPart], options: KubernetesOptions, spec: JobSpec) -> Object:
+    worker = next(part for part in parts if part.role == "worker")
     places = Places(
         f"{name}-scheduler-0-0.{name}",
         f"{name}-{worker.name}-0-0.{name}",
@@ -117,31 +115,29 @@ def _jobset(name: str, parts: list[PodTemplate], options: KubernetesOptions, spe
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(name, name), "spec": body}
 
 
-def _jobset_spec(
-    name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec, places: Places
-) -> Object:
+def _jobset_spec(name: str, parts: list[JobPart], options: KubernetesOptions, spec: JobSpec, places: Places) -> Object:
     """Return the JobSet: servers start when the scheduler listens, workers when servers run; workers decide success."""
     replicated: list[Object] = []
-    for crew in parts:
-        template = pod_template(name, crew, options, places)
-        one: Object = {"name": crew.name, "replicas": 1}
-        one["template"] = {"spec": job_spec(len(crew.processes), template, indexed=True)}
-        before = "server" if crew.role == "worker" else "scheduler"
-        if crew.role != "scheduler" and spec.servers:
+    for part in parts:
+        template = pod_template(name, part, options, places)
+        one: Object = {"name": part.name, "replicas": 1}
+        one["template"] = {"spec": job_spec(len(part.processes), template, indexed=True)}
+        before = "server" if part.role == "worker" else "scheduler"
+        if part.role != "scheduler" and spec.servers:
             one["dependsOn"] = [{"name": before, "status": "Ready"}]
         replicated.append(one)
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {
             "operator": "All",
-            "targetReplicatedJobs": [crew.name for crew in parts if crew.role == "worker"],
+            "targetReplicatedJobs": [part.name for part in parts if part.role == "worker"],
         },
         "failurePolicy": {"maxRestarts": spec.max_restarts},
         "replicatedJobs": replicated,
     }
 
 
-def _trainer(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec) -> list[Object]:
+def _trainer(name: str, parts: list[JobPart], options: KubernetesOptions, spec: JobSpec) -> list[Object]:
     """Return a runtime for jobs of this shape, and one TrainJob of it.
 
     Kubeflow names the JobSet after the TrainJob, which the runtime does not know. So the scheduler is the JobSet's
@@ -156,7 +152,7 @@ def _trainer(name: str, parts: list[PodTemplate], options: KubernetesOptions, sp
     restart = {"valueFrom": {"fieldRef": {"fieldPath": _RESTART_LABEL}}}
     if spec.torchrun_env:
         raise ValueError("layout trainer does not set MASTER_ADDR: add --no-torchrun-env")
-    parts = [replace(crew, name="node") if crew.role == "worker" else crew for crew in parts]
+    parts = [replace(part, name="node") if part.role == "worker" else part for part in parts]
     body = _jobset_spec(name, parts, options, spec, Places(host, "", restart, (address,)))
     body["coordinator"] = {"replicatedJob": "scheduler", "jobIndex": 0, "podIndex": 0}
     node = body["replicatedJobs"][-1]
@@ -181,19 +177,19 @@ def _trainer(name: str, parts: list[PodTemplate], options: KubernetesOptions, sp
     return [runtime, train_job]
 
 
-def _jobs(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec, restart: int) -> list[Object]:
-    worker = next(crew for crew in parts if crew.role == "worker")
+def _jobs(name: str, parts: list[JobPart], options: KubernetesOptions, spec: JobSpec, restart: int) -> list[Object]:
+    worker = next(part for part in parts if part.role == "worker")
     places = Places(f"{name}-scheduler-0.{name}", f"{name}-{worker.name}-0.{name}", {"value": str(restart)})
     service = _service(name, name, {"clusterIP": "None", "publishNotReadyAddresses": True}, labels(name))
     objects = [service]
-    for crew in parts:
-        template = pod_template(name, crew, options, places)
+    for part in parts:
+        template = pod_template(name, part, options, places)
         template["spec"]["subdomain"] = name
-        objects.append(_job(f"{name}-{crew.name}", name, job_spec(len(crew.processes), template, indexed=True)))
+        objects.append(_job(f"{name}-{part.name}", name, job_spec(len(part.processes), template, indexed=True)))
     return objects
 
 
-def _pods(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec, restart: int) -> list[Object]:
+def _pods(name: str, parts: list[JobPart], options: KubernetesOptions, spec: JobSpec, restart: int) -> list[Object]:
     objects: list[Object] = []
     if spec.servers:
         marks = labels(name) | {"paceline-role": "scheduler"}
@@ -202,9 +198,9 @@ def _pods(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec:
         marks = labels(name) | {"paceline-role": "worker", "paceline-first-rank": "0"}
         objects.append(_service(f"{name}-master", name, _port("master", _MASTER_PORT), marks))
     places = Places(_service_host(f"{name}-scheduler"), _service_host(f"{name}-master"), {"value": str(restart)})
-    for crew in parts:
-        for process in crew.processes:
-            template = pod_template(name, crew, options, places, process)
+    for part in parts:
+        for process in part.processes:
+            template = pod_template(name, part, options, places, process)
             objects.append(_job(f"{name}-{process.host}", name, job_spec(1, template, indexed=False)))
     return objects
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from paceline import config
-from paceline.launch.plan import JobPlan, Late, ProcessSpec
+from paceline.launch.plan import JobPart, Late, ProcessSpec
 from paceline.launch.worker_groups import WorkerGroup
 from paceline.naming import suggestion
 
@@ -27,7 +27,7 @@ DEFAULT_PORT = 9091
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
-#: What differs between the processes of one crew: all else is in the template they share.
+#: What differs between the processes of one part of a job: all else is in the template they share.
 _RANKS = (config.variable("rank"), "RANK")
 #: Entry of the Secret.
 KEY = "job-key"
@@ -107,40 +107,6 @@ def volume(text: str, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class PodTemplate:
-    """Processes that share a template: the scheduler, the servers, or a worker group."""
-
-    name: str
-    role: str
-    processes: tuple[ProcessSpec, ...]
-    group: WorkerGroup | None = None
-
-    @property
-    def first_rank(self) -> int:
-        """The lowest rank; the others follow it."""
-        return self.processes[0].rank
-
-
-def crews(plan: JobPlan, groups: Sequence[WorkerGroup], *, named: bool) -> list[PodTemplate]:
-    """Return the crews of a plan: scheduler, servers, then the worker groups.
-
-    Args:
-        plan: plan made with ``alone=True``.
-        groups: the job spec's groups, in order.
-        named: the user has named the groups; else there is one crew ``worker``.
-    """
-    found = []
-    for role in ("scheduler", "server"):
-        processes = tuple(process for process in plan if process.role == role)
-        if processes:
-            found.append(PodTemplate(role, role, processes))
-    for group in groups:
-        processes = tuple(process for process in plan if process.role == "worker" and process.group == group.name)
-        found.append(PodTemplate(f"worker-{group.name}" if named else "worker", "worker", processes, group))
-    return found
-
-
-@dataclass(frozen=True)
 class Places:
     """How the processes of a layout find each other. Texts of Kubernetes: ``$(NAME)`` is a variable's value."""
 
@@ -160,37 +126,37 @@ def labels(name: str) -> dict[str, str]:
 
 
 def pod_template(
-    job: str, crew: PodTemplate, options: KubernetesOptions, places: Places, process: ProcessSpec | None = None
+    job: str, part: JobPart, options: KubernetesOptions, places: Places, process: ProcessSpec | None = None
 ) -> Object:
-    """Return the template of a crew's pods.
+    """Return the template of the pods of a part of a job.
 
     Args:
         job: name of the job.
-        crew: the pods' crew.
+        part: the part.
         options: the user's options.
         places: how the scheduler is found.
         process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
     """
     indexed = process is None
-    one = process or crew.processes[0]
-    marks = {"paceline-role": crew.role, "paceline-first-rank": str(crew.first_rank if indexed else one.rank)}
+    one = process or part.processes[0]
+    marks = {"paceline-role": part.role, "paceline-first-rank": str(part.first_rank if indexed else one.rank)}
     volumes = [volume(text, index) for index, text in enumerate(options.volumes)]
     if options.shared_memory:
         shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}
         volumes.append((shm, {"name": "shm", "mountPath": "/dev/shm"}))
-    container: Object = {"name": crew.role, "image": options.image}
+    container: Object = {"name": part.role, "image": options.image}
     container |= {"imagePullPolicy": options.pull} if options.pull else {}
-    container |= _command(crew, one, indexed)
-    container |= {"workingDir": options.directory} if options.directory and crew.role == "worker" else {}
-    container["env"] = _env(crew, one, indexed, f"{job}-key", options.port, places)
+    container |= _command(part, one, indexed)
+    container |= {"workingDir": options.directory} if options.directory and part.role == "worker" else {}
+    container["env"] = _env(part, one, indexed, f"{job}-key", options.port, places)
     container |= {"envFrom": [{"secretRef": {"name": name}} for name in options.env_from]} if options.env_from else {}
-    container |= _ports(crew, options.port)
-    container |= _resources(crew.group)
+    container |= _ports(part, options.port)
+    container |= _resources(part.group)
     container |= {"volumeMounts": [mount for _, mount in volumes]} if volumes else {}
     spec: Object = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _TERM_GRACE_S}
     spec |= {"shareProcessNamespace": True, "containers": [container]}
     spec |= {"serviceAccountName": options.service_account} if options.service_account else {}
-    spec |= {"nodeSelector": dict(crew.group.select)} if crew.group is not None and crew.group.select else {}
+    spec |= {"nodeSelector": dict(part.group.select)} if part.group is not None and part.group.select else {}
     spec |= {"volumes": [one for one, _ in volumes]} if volumes else {}
     return {"metadata": {"labels": labels(job) | marks}, "spec": spec}
 
@@ -206,18 +172,16 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _command(crew: PodTemplate, process: ProcessSpec, indexed: bool) -> Object:
+def _command(part: JobPart, process: ProcessSpec, indexed: bool) -> Object:
     words = [literal(word) for word in process.argv]
-    if not indexed or crew.role == "scheduler":
+    if not indexed or part.role == "scheduler":
         return {"command": words}
     ranks = [name for name in _RANKS if name in process.env]
-    exports = "".join(f"export {name}=$(({crew.first_rank} + JOB_COMPLETION_INDEX)); " for name in ranks)
+    exports = "".join(f"export {name}=$(({part.first_rank} + JOB_COMPLETION_INDEX)); " for name in ranks)
     return {"command": ["/bin/sh", "-c", literal(f'{exports}exec "$@"'), "sh", *words]}
 
 
-def _env(
-    crew: PodTemplate, process: ProcessSpec, indexed: bool, secret: str, port: int, places: Places
-) -> list[Object]:
+def _env(part: JobPart, process: ProcessSpec, indexed: bool, secret: str, port: int, places: Places) -> list[Object]:
     known = {
         Late.BIND: f"tcp://0.0.0.0:{port}",
         Late.SCHEDULER: f"tcp://{places.scheduler}:{port}",
@@ -226,9 +190,9 @@ def _env(
         Late.MASTER_ADDR: places.master,
         Late.MASTER_PORT: "29500",
     }
-    env: list[Object] = list(places.needs) if crew.role != "scheduler" else []
+    env: list[Object] = list(places.needs) if part.role != "scheduler" else []
     for name, value in process.env.items():
-        if value in _PIPES or (indexed and name in _RANKS and crew.role != "scheduler"):
+        if value in _PIPES or (indexed and name in _RANKS and part.role != "scheduler"):
             continue
         if value is Late.JOB_KEY:
             env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": KEY}}})
@@ -239,9 +203,9 @@ def _env(
     return env
 
 
-def _ports(crew: PodTemplate, port: int) -> Object:
+def _ports(part: JobPart, port: int) -> Object:
     """Return the scheduler's port, and a probe: servers and workers are created when it listens."""
-    if crew.role != "scheduler":
+    if part.role != "scheduler":
         return {}
     probe = {"tcpSocket": {"port": port}, "periodSeconds": 1, "failureThreshold": 60}
     return {"ports": [{"name": "scheduler", "containerPort": port}], "readinessProbe": probe}

@@ -47,7 +47,8 @@ class RayBackend:
         def reach(host: Host, script: list[str]) -> list[str]:
             return shell_command(machine.python, json.dumps([int(indices[host.name]), script]))
 
-        return RayRequest(remote_request(plan, machine, options.python, reach), bundles(spec, plan, options), options)
+        request = replace(remote_request(plan, machine, options.python, reach), explain=explain)
+        return RayRequest(request, bundles(spec, plan, options), options)
 
     def render(self, request: RayRequest) -> str:
         """Return the bundles, the commands of the remote shells, and the processes."""
@@ -71,7 +72,7 @@ class RayJob(BrokeredJob):
     """A job on Ray; its bundles are reserved until :meth:`wait` returns."""
 
     def __init__(self, request: RayRequest) -> None:
-        super().__init__(request.remote, Broker("ray", "paceline.launch.engines.ray_cluster.driver"), explain)
+        super().__init__(request.remote, Broker("ray", "paceline.launch.engines.ray_cluster.driver"))
         try:
             self._start_driver(request)
         except BaseException:

@@ -4,14 +4,13 @@ TorchX calls the function with values from its command line, so the types are th
 """
 
 import json
-from collections.abc import Mapping
 from typing import Dict, List, NamedTuple, Optional  # noqa: UP035 - TorchX knows these names only
 
 from torchx import specs
 
 from paceline.launch.engines.torchx_app.start import FILLED_IN, START, default_key_file
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import JobPlan, Late, ProcessSpec
+from paceline.launch.plan import JobPart, Late, job_parts
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.worker_groups import WorkerGroup, amount, parse_group
 
@@ -85,35 +84,23 @@ def job(
     plan = make_plan(spec, Machine(python, {}, {}), alone=True)
     key = "" if insecure else key_file or default_key_file()
     small, shared = specs.resource(cpu=cpu, gpu=0, memMB=memMB), _Shared(image, python, port, key)
-    large = {one.name: _resource(one, cpu, gpu, memMB, h) for one in spec.worker_groups}
-    roles = _roles(spec, plan, small, large, shared)
-    for role in roles:
+    roles = []
+    for part in job_parts(spec, plan):
+        resource = small if part.group is None else _resource(part.group, cpu, gpu, memMB, h)
+        role = _role(part, resource, shared)
         role.max_retries = max_retries
         role.mounts = list(specs.parse_mounts(mounts)) if mounts else []
+        roles.append(role)
     return specs.AppDef(name=name, roles=roles)
 
 
-def _roles(
-    spec: JobSpec, plan: JobPlan, small: specs.Resource, large: Mapping[str, specs.Resource], shared: _Shared
-) -> list[specs.Role]:
-    """Return scheduler and servers, then a role per worker group with the resource of that group."""
-    parts = [("scheduler", "scheduler", "", small), ("server", "server", "", small)]
-    for group, resource in large.items():
-        parts.append((f"worker-{group}" if spec.groups else "worker", "worker", group, resource))
-    members = {
-        name: [process for process in plan if (process.role, process.group) == (role, group)]
-        for name, role, group, _ in parts
-    }
-    return [_role(name, members[name], resource, shared) for name, _, _, resource in parts if members[name]]
-
-
-def _role(name: str, members: list[ProcessSpec], resource: specs.Resource, shared: _Shared) -> specs.Role:
-    first = members[0]
+def _role(part: JobPart, resource: specs.Resource, shared: _Shared) -> specs.Role:
+    first = part.processes[0]
     late = {key: value.name for key, value in first.env.items() if isinstance(value, Late) and value in FILLED_IN}
     plain = {key: _literal(value) for key, value in first.env.items() if isinstance(value, str)}
     start = {"late": late, "first_rank": first.rank, "port": shared.port, "key_file": shared.key_file}
     return specs.Role(
-        name=name,
+        name=part.name,
         image=shared.image,
         entrypoint=shared.python,
         args=[
@@ -126,7 +113,7 @@ def _role(name: str, members: list[ProcessSpec], resource: specs.Resource, share
             *map(_literal, first.argv),
         ],
         env=plain,
-        num_replicas=len(members),
+        num_replicas=len(part.processes),
         resource=resource,
         port_map={"scheduler": shared.port} if first.role == "scheduler" else {},
     )

@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import PacelineError, ProtocolError
+from paceline.launch.remote.shell import LEAVE_S, READ_BYTES, end
 from paceline.net.aead import Cipher
 from paceline.net.handshake import GREETING_BYTES, HandshakeError, Initiator, Responder, Way
 from paceline.net.security import Security
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "PACELINE_HUB_KEY", "PACELINE_HUB_KEY_FILE"
-
-_READ_BYTES = 65536
-#: Most seconds an agent may take to end its processes.
-_LEAVE_S = 10.0
 
 _LENGTH = struct.Struct("!I")
 _LARGEST = 1 << 20
@@ -87,26 +84,14 @@ def _serve(channel: AgentChannel, directory: str) -> None:
             agent.stdin.write(data)
             agent.stdin.flush()
     finally:
-        _end(agent)
-        sender.join(_LEAVE_S)
-
-
-def _end(agent: subprocess.Popen[bytes]) -> None:
-    """End an agent's input, so that it ends its processes and itself."""
-    assert agent.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended by itself
-        agent.stdin.close()
-    try:
-        agent.wait(_LEAVE_S)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
+        end(agent)
+        sender.join(LEAVE_S)
 
 
 def _send_output(stdout: IO[bytes], channel: AgentChannel) -> None:
     """Pass on an agent's output; its end ends the connection."""
     try:
-        while data := os.read(stdout.fileno(), _READ_BYTES):
+        while data := os.read(stdout.fileno(), READ_BYTES):
             channel.send(data)
     except OSError:  # the launcher is gone; the agent learns it from its input
         pass

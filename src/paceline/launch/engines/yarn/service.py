@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.launch.engines.k8s.pods import PodTemplate
 from paceline.launch.job_spec import JobSpec
+from paceline.launch.plan import JobPart
 from paceline.launch.worker_groups import amount
 
 Service = dict[str, Any]
@@ -73,17 +73,15 @@ class YarnOptions:
             raise ValueError(f"key-folder={self.key_folder!r} is not an absolute path, which all nodes share")
         if self.time < 0 or not self.wait > 0:
             raise ValueError("time is 0 or more seconds, and wait above 0")
-        megabytes("memory", self.memory)
+        _megabytes(self.memory)
 
 
-def make_service(
-    spec: JobSpec, crews: list[PodTemplate], options: YarnOptions, directory: str, pythonpath: str
-) -> Service:
+def make_service(spec: JobSpec, parts: list[JobPart], options: YarnOptions, directory: str, pythonpath: str) -> Service:
     """Return the service, without the values known when the launcher starts: its address and the key.
 
     Args:
         spec: the job spec.
-        crews: scheduler, servers and worker groups of its plan.
+        parts: scheduler, servers and worker groups of its plan.
         options: the user's options.
         directory: processes' working directory on every node.
         pythonpath: the launcher's ``PYTHONPATH``.
@@ -97,7 +95,7 @@ def make_service(
     service: Service = {"name": f"pl-{spec.job_id}", "version": "1.0.0"}
     service |= {"queue": options.queue} if options.queue else {}
     service |= {"lifetime": options.time} if options.time else {}
-    service["components"] = [_component(crew, options, directory) for crew in crews]
+    service["components"] = [_component(part, options, directory) for part in parts]
     service["configuration"] = {
         "env": {"PYTHONPATH": pythonpath} if pythonpath else {},
         "properties": {"yarn.service.am-restart.max-attempts": "1"},  # the launcher decides about restarts
@@ -125,35 +123,35 @@ def with_launcher(service: Service, address: str, key: Mapping[str, str]) -> Ser
 ADDRESS = "<address of the launcher>"
 
 
-def names(crews: list[PodTemplate]) -> dict[str, str]:
+def names(parts: list[JobPart]) -> dict[str, str]:
     """Return the names of the containers by the plan's names of hosts."""
-    return {process.host: f"{crew.name}-{index}" for crew in crews for index, process in enumerate(crew.processes)}
+    return {process.host: f"{part.name}-{index}" for part in parts for index, process in enumerate(part.processes)}
 
 
-def megabytes(name: str, text: str) -> int:
+def _megabytes(text: str) -> int:
     """Return an amount of memory in MiB, rounded up."""
-    return math.ceil(amount(name, text, 2**20) / 2**20)
+    return math.ceil(amount("memory", text, 2**20) / 2**20)
 
 
-def _component(crew: PodTemplate, options: YarnOptions, directory: str) -> Service:
-    if len(crew.name) > _NAME_LENGTH:
-        raise ValueError(f"group {crew.name.removeprefix('worker-')}: its name is too long for YARN's Registry DNS")
+def _component(part: JobPart, options: YarnOptions, directory: str) -> Service:
+    if len(part.name) > _NAME_LENGTH:
+        raise ValueError(f"group {part.name.removeprefix('worker-')}: its name is too long for YARN's Registry DNS")
     words = ["exec", options.python, "-m", "paceline.launch.engines.yarn.container", ADDRESS, _INSTANCE, directory]
     return {
-        "name": crew.name,
-        "number_of_containers": len(crew.processes),
+        "name": part.name,
+        "number_of_containers": len(part.processes),
         "launch_command": " ".join(words),
         "restart_policy": "NEVER",
-        "resource": _resource(crew, options),
+        "resource": _resource(part, options),
     }
 
 
-def _resource(crew: PodTemplate, options: YarnOptions) -> Service:
-    group = crew.group
+def _resource(part: JobPart, options: YarnOptions) -> Service:
+    group = part.group
     given: Mapping[str, str] = group.resources if group is not None else {}
     if group is not None and (group.hosts or group.select):
         raise ValueError(f"group {group.name}: YARN chooses the nodes; -o queue=NAME chooses a queue for the whole job")
-    memory = _SCHEDULER_MB if crew.role == "scheduler" else megabytes("memory", given.get("memory", options.memory))
+    memory = _SCHEDULER_MB if part.role == "scheduler" else _megabytes(given.get("memory", options.memory))
     resource: Service = {"cpus": _whole("cpus", given.get("cpus", "1")), "memory": str(memory)}
     if "gpus" in given:
         resource["additional"] = {"yarn.io/gpu": {"value": _whole("gpus", given["gpus"]), "unit": ""}}

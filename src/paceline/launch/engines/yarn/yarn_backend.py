@@ -17,11 +17,11 @@ from xml.etree import ElementTree
 from paceline.errors import LaunchError
 from paceline.interfaces import address_of, address_towards
 from paceline.launch.backends import typed_options
-from paceline.launch.engines.k8s.pods import crews
 from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names, with_launcher
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
+from paceline.launch.plan import job_parts
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
@@ -75,7 +75,7 @@ class YarnBackend:
         )
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
-        parts = crews(plan, spec.worker_groups, named=bool(spec.groups))
+        parts = job_parts(spec, plan)
         containers = names(parts)
 
         def reach(host: Host, script: list[str]) -> list[str]:
@@ -110,7 +110,8 @@ class YarnJob(BrokeredJob):
 
     def __init__(self, request: YarnRequest) -> None:
         self._request, self._services = request, _services(request)
-        super().__init__(request.remote, Broker("yarn", "paceline.launch.engines.yarn.hub"), self._explain)
+        remote = replace(request.remote, explain=self._explain)
+        super().__init__(remote, Broker("yarn", "paceline.launch.engines.yarn.hub"))
         self.id = str(request.service["name"])
         self._canceller: Canceller | None = None
         self._application = ""

@@ -1,0 +1,78 @@
+"""A running job, as ``status``, ``top``, ``trace`` and ``up`` see it: its record, and its scheduler's answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from paceline.cli.options import Option
+from paceline.config import Settings, variable
+from paceline.errors import LaunchError
+from paceline.launch import runtime
+from paceline.wire import messages as m
+
+#: For commands that may ask a scheduler whose launcher runs on another machine.
+SCHEDULER = Option(("--scheduler",), "address of a scheduler on another machine; needs PACELINE_JOB_KEY", "ADDRESS")
+
+_TIMEOUT_S = 30.0
+
+
+def find(job: str, scheduler: str | None) -> runtime.JobRecord:
+    """Return a job of this machine by its name, or one of another machine by the address of its scheduler.
+
+    Raises:
+        LaunchError: there is no such job, or more than one.
+    """
+    if not scheduler:
+        return runtime.find(job)
+    key = os.environ.get(variable("job_key"), "")
+    return runtime.JobRecord(scheduler, 0, "", time.time(), "", (), 0, 0, scheduler, key)
+
+
+def ask(record: runtime.JobRecord) -> m.Status:
+    """Ask the scheduler of a job for its members' state.
+
+    Raises:
+        LaunchError: there is none yet, or it does not answer in time.
+    """
+    if not record.scheduler:
+        raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
+    with asking(record, "the status") as ask_scheduler:
+        status = ask_scheduler(m.AskStatus())
+    assert isinstance(status, m.Status)
+    return status
+
+
+@contextlib.contextmanager
+def asking(record: runtime.JobRecord, what: str) -> Iterator[Callable[[m.Request], m.Body]]:
+    """Connect to the scheduler of a job; yields a function that asks it.
+
+    Args:
+        record: the job.
+        what: the subject of the requests, for messages.
+
+    Raises:
+        LaunchError: it does not answer in time.
+    """
+    from paceline.net import Security
+    from paceline.net.client import Client
+    from paceline.net.sockets import SocketHub
+
+    settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
+    client = Client(SocketHub(Security.of(settings)))
+    try:
+        channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
+
+        def ask_scheduler(body: m.Request) -> m.Body:
+            call = client.ask(channel, body, f"asking for {what}")
+            if client.wait([call], _TIMEOUT_S) is not None:
+                who = f"the scheduler of job {record.id} at {record.scheduler}"
+                raise LaunchError(f"{who} was asked for {what} and did not answer within {_TIMEOUT_S:g} s")
+            assert call.body is not None
+            return call.body
+
+        yield ask_scheduler
+    finally:
+        client.close()

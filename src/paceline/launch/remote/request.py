@@ -1,0 +1,147 @@
+"""A request for a job on several hosts: how its agents are started, and why one has ended."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.launch.host_list import Host
+from paceline.launch.plan import JobPlan
+from paceline.launch.planner import Machine
+from paceline.launch.process_environment import OWNED
+from paceline.launch.remote.agent_link import AgentLink
+from paceline.launch.render import describe
+
+HostCommand = Callable[[Host], Sequence[str]]
+"""Gives the command that runs an agent on a host."""
+
+Explain = Callable[[Host, AgentLink], str]
+"""Says in one sentence why a remote shell ended, and what to do."""
+
+#: Exit codes of the script below.
+NO_DIRECTORY, NO_PYTHON = 91, 92
+
+#: Its first line is a sign of life: on a busy host Python takes long to start.
+_SCRIPT = f"""echo
+cd "$1" || exit {NO_DIRECTORY}
+test -z "$2" || export PYTHONPATH="$2"
+shift 2
+for python in "$@"; do
+  if command -v "$python" >/dev/null 2>&1; then exec "$python" -m paceline agent; fi
+done
+echo "not found: $*" >&2
+exit {NO_PYTHON}"""
+
+#: Variables of the launcher's shell that processes on other hosts get as well: these, and those with the prefixes.
+_FORWARDED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ"})
+_PREFIXES = (
+    "PACELINE_", "MXNET_", "PS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMBA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_",
+    "PYTHON", "CUBLAS_", "HF_", "WANDB_", "AWS_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+)  # fmt: skip
+
+
+def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[str]:
+    """Return the command that runs an agent in a directory. It has no secrets: they travel on the agent's stdin.
+
+    Args:
+        given: interpreter that the user names, and no other; empty: the first of these that the host has.
+        own: the launcher's interpreter.
+        directory: the job's directory.
+        pythonpath: ``PYTHONPATH`` on the host.
+    """
+    return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
+
+
+def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict[str, str]:
+    """Return the variables of the launcher's shell that go to other hosts, without those that the launcher sets."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if (name in _FORWARDED or name.startswith(_PREFIXES)) and name not in owned
+    }
+
+
+_KNOWN = (
+    ("Could not resolve hostname", "is unknown: check its name in the hosts file or in ~/.ssh/config"),
+    ("Host key verification failed", "has a host key that ssh does not know: connect once by hand with `ssh {host}`"),
+    ("Permission denied", "refused your ssh key: install it with `ssh-copy-id {host}`, and load it with `ssh-add`"),
+    ("Too many authentication failures", "refused your ssh keys: name one with IdentityFile in ~/.ssh/config"),
+    ("Connection refused", "has no ssh server at that port: start sshd there, or give the port as {host}:PORT"),
+    ("timed out", "did not answer: is it up, and does a firewall let ssh through?"),
+    ("No route to host", "cannot be reached: is it up, and in this network?"),
+    ("Network is unreachable", "cannot be reached: this machine has no route to its network"),
+    (
+        "No module named paceline",
+        "has Python but not paceline: install it there (pip install paceline), or give its interpreter with "
+        "-o python=PATH, or copy this directory with --sync-dst-dir",
+    ),
+    ("No module named 'paceline", "has an older paceline than this machine: install the same version there"),
+    ("unknown command 'agent'", "has an older paceline than this machine: install the same version there"),
+)  # fmt: skip
+
+
+def explain(host: Host, link: AgentLink) -> str:
+    """Return why the remote shell to a host ended."""
+    text = "\n".join(link.errors)
+    for sign, meaning in _KNOWN:
+        if sign in text:
+            return f"host {host.name} {meaning.format(host=host.name)} ({_last(link)})"
+    if link.about:
+        if link.code is None:
+            return f"host {host.name} fell silent: is it up, and the network between?"
+        return f"the connection to host {host.name} ended: {_last(link) or f'exit code {link.code}'}"
+    if link.code == NO_DIRECTORY:
+        return (
+            f"host {host.name} does not have this directory ({_last(link)}): share it, or copy it there with "
+            "--sync-dst-dir DIR"
+        )
+    if link.code == NO_PYTHON:
+        return f"host {host.name} has no such Python ({_last(link)}): install it there, or name one: -o python=PATH"
+    return f"host {host.name} did not start an agent (exit code {link.code}): {_last(link) or link.noise or 'no word'}"
+
+
+def _last(link: AgentLink) -> str:
+    lines = [re.sub(r"\s+", " ", line) for line in link.errors]
+    return lines[-1] if lines else ""
+
+
+@dataclass(frozen=True)
+class RemoteRequest:
+    """A job for a backend with agents."""
+
+    plan: JobPlan
+    python: str
+    """The launcher's interpreter."""
+    command: HostCommand
+    """Gives the command that runs an agent on a host."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every process, besides its agent's environment."""
+    explain: Explain = explain
+    """Says why a remote shell ended."""
+    copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Commands that run before the start, side by side, by host."""
+
+    @property
+    def text(self) -> str:
+        """The processes, and the commands that reach their hosts."""
+        commands = [*self.copies.values(), *(self.command(host) for host in self.plan.hosts)]
+        return describe(self.plan, [shlex.join(command) for command in commands], self.environ)
+
+
+def remote_request(
+    plan: JobPlan, machine: Machine, python: str, reach: Callable[[Host, list[str]], list[str]], private: str = ""
+) -> RemoteRequest:
+    """Return the request of a backend whose engine runs a command on a host.
+
+    Args:
+        plan: the job's plan.
+        machine: where the launcher runs.
+        python: interpreter on the hosts that the user names; empty: the launcher's, or ``python3``.
+        reach: gives the command that runs another one on a host.
+        private: a variable that no other host gets.
+    """
+    environ = forwarded(machine.environ, OWNED | {private})
+    script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
+    return RemoteRequest(plan, machine.python, lambda host: reach(host, script), environ)
