@@ -19,10 +19,10 @@ from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
 from paceline.own_time import LONGEST_TURN_S
-from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import decode, encode
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_AMOUNT, MAX_GATHER_BYTES, MAX_NUMEL
+from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
 JOB = Settings(
     job_id="j", num_workers=2, num_servers=1, start_timeout_s=60.0, heartbeat_timeout_s=15.0, stall_timeout_s=15.0

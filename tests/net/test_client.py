@@ -17,8 +17,8 @@ from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.net.client import Client
 from paceline.net.handshake import HandshakeError
-from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
+from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
 #: Of every wait in these tests that is expected to end sooner.
 LONG_S = 20.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 import time
 
 from paceline.net.connection import BURST, BURST_BYTES, ReceivedQueue
@@ -11,7 +11,7 @@ LONG_S = 30.0
 
 
 def put(inbox: ReceivedQueue[int], source: int, size: int) -> None:
-    inbox.put(source, [b""], size, threading.Semaphore(0))
+    inbox.put(source, [b""], size, queue.SimpleQueue())
 
 
 def take_all(inbox: ReceivedQueue[int], timeout_s: float = 0.0) -> list[int]:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.call import PROBE_AFTER_S, Call
+from paceline.net.call import PROBE_AFTER_S, Call, way_of
 from paceline.net.client import Client
-from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import Inbox, Outbox, encode, sequence
 from paceline.wire import messages as m
+from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
 
 class Side:
@@ -78,6 +78,31 @@ def test_an_answer_that_is_under_way_is_not_sent_again_and_one_that_was_lost_is(
         assert not call.done
         client.poll()
         assert call.done == (times == 1)
+
+
+def test_an_answer_tells_how_long_the_request_was_held_also_when_it_is_sent_again() -> None:
+    network, now = MemoryNetwork(), 100.0
+    side, hub = Side(network), MemoryHub(network)
+    side.answerer = Answerer(side.listener, lambda peer: True, lambda: 7.0 * now)  # a clock of its own
+    client = Client(hub, clock=lambda: now)
+    channel = client.connect("memory://server", "worker", "server 0")
+    call = client.ask(channel, m.Command("sum", "of all"), "a sum")
+    now = 101.0
+    [(peer, frames)] = side.listener.receive(0.0)
+    taken = side.answerer.take(peer, frames)
+    assert taken is not None
+    now = 101.5
+    side.answer(peer, taken[0], m.Command("sum", "of all"))
+    assert len(hub.receive(0.0)) == 1  # it is lost
+    now = 108.0
+    assert side.answerer.take(peer, frames) is None, "it is answered again"
+    client.poll()
+    assert call.done
+    assert call.held_s == pytest.approx(3.5)
+    assert call.way_s == pytest.approx(8.0 - 3.5)
+    assert way_of([call], 99.0) == pytest.approx(4.5)
+    assert way_of([call], 106.0) == pytest.approx(2.0)
+    assert way_of([call], 109.0) == way_of([], 0.0) == 0.0
 
 
 @settings(max_examples=50, deadline=None)

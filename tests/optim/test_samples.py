@@ -54,6 +54,21 @@ def test_backward_passes_that_reach_no_parameter_count_nothing() -> None:
     assert certain(samples) == 3
 
 
+def test_a_backward_pass_that_has_failed_counts_nothing() -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise MemoryError
+
+    samples = SampleCounter(None, 0)
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(fail)
+    output = weight * 2
+    samples.see(((torch.zeros(50),), {}), output)
+    with pytest.raises(MemoryError):
+        output.backward()
+    backward(samples, ((torch.zeros(3),), {}))
+    assert certain(samples) == 3
+
+
 def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
     samples, taken = SampleCounter(None, 0), []
     weight = torch.ones(1, requires_grad=True)

@@ -14,8 +14,8 @@ from paceline.net import call, client
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.server.process import OwnerClient
-from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
+from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
 MEMBERS = [m.Member("server", rank, 0, "h", f"host {rank}", 1, f"tcp://server-{rank}", b"t") for rank in range(2)]
 

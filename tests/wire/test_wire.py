@@ -166,7 +166,17 @@ def test_field_beyond_its_limit_makes_the_message_refused(body: m.Body) -> None:
 
 
 def test_unknown_tag_and_extra_fields_are_refused() -> None:
-    damaged: tuple[object, ...] = ([1, 0, [99]], [1, 0, [50, 1]], [1, 0, [50], 4], [1, 0], {}, 7, None, [1, 0, 50])
+    damaged: tuple[object, ...] = (
+        [1, 0, [99]],
+        [1, 0, [50, 1]],
+        [1, 0, [50], -1],
+        [1, 0, [50], 4, 5],
+        [1, 0],
+        {},
+        7,
+        None,
+        [1, 0, 50],
+    )
     for raw in damaged:
         with pytest.raises(FramingError):
             decode([msgspec.msgpack.encode(raw)])

@@ -32,6 +32,7 @@ class Activity:
         """The workers that others wait for."""
         self._by_unit: dict[tuple[int, int], set[int]] = {}
         self._low = self._at_low = 0
+        """Rounds of the slowest, and how many workers have no more; 0 or less: not known."""
 
     def open(self) -> None:
         """Note that a barrier has opened: a worker that pushed less before it need not catch up."""
@@ -54,7 +55,7 @@ class Activity:
 
     def finish(self, worker: int, round: int) -> None:
         """Note that a worker has finished a round."""
-        if worker in self.workers and self.ahead(worker) == self._low:
+        if self._at_low and worker in self.workers and self.ahead(worker) == self._low:
             self._at_low -= 1
         self._finished[worker] = round
 

@@ -17,17 +17,14 @@ class Progress(Protocol):
         live: workers that have not left.
         pushed: last round that arrived, per worker.
         answered: last round that was answered, per worker.
+        unit: for each worker, the unit that steps together with it.
     """
 
     policy: Policy
     live: set[int]
     pushed: list[int]
     answered: list[int]
-
-    @property
-    def unit(self) -> list[int]:
-        """Unit of every worker: the workers that step together with it."""
-        ...
+    unit: list[int]
 
 
 def objection(rule: Progress, worker: int, round: int, samples: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -30,7 +31,7 @@ class Policy:
     lr_scale: LrScale = "update"
     """``update``: every update steps by the learning rate; ``sample``: by its part of one batch of every worker."""
 
-    @property
+    @functools.cached_property
     def merges_rounds(self) -> bool:
         """Whether one update is made of one push of every worker of a unit: then its values wait for all of them."""
         return self.merge in ("all", "groups")

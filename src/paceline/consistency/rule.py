@@ -60,7 +60,7 @@ The guarantees do not hold with:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.activity import Activity
@@ -102,6 +102,8 @@ class Rule:
         self.away: set[int] = set()
         """Live workers that wait for something else, or are not back yet; others do not wait for them."""
         self.units = Units(policy.unit_of(num_workers))
+        self.unit = self.units.of
+        """For each worker, the unit that steps together with it."""
         self.pushed = [0] * num_workers
         """Last round that arrived, per worker."""
         self.finished = [0] * num_workers
@@ -135,10 +137,11 @@ class Rule:
             self._events += [("repeat", one.worker, one.round) for one in pushes]
             answered = all(one.round <= self.answered[one.worker] for one in pushes)
             return [Repeat(first.worker, self.read[first.worker])] if answered else []
+        workers = [one.worker for one in pushes]
         for one in pushes:
             self.pushed[one.worker] = one.round
-        action = self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes)
-        return [action, *self._settle([one.worker for one in pushes])]
+        action = self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes, workers)
+        return [action, *self._settle(workers)]
 
     def _is_too_old(self, worker: int) -> bool:
         """Whether a push of a worker now has missed too many updates. With an age limit, a sum has one worker."""
@@ -150,9 +153,9 @@ class Rule:
         self.stats.dropped[push.worker] += 1
         return Drop(push.worker, self.version)
 
-    def _merge(self, pushes: Sequence[Pushed]) -> Merge:
+    def _merge(self, pushes: Sequence[Pushed], workers: Sequence[int]) -> Merge:
         first = pushes[0]
-        cohort = self._cohort_for([one.worker for one in pushes])
+        cohort = self._cohort_for(workers)
         for one in pushes:
             worker, read = one.worker, self.read[one.worker]
             cohort.join(worker, one.samples, read)
@@ -257,11 +260,6 @@ class Rule:
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
-    @property
-    def unit(self) -> list[int]:
-        """For each worker, the unit that steps together with it."""
-        return self.units.of
-
     def waiting(self) -> list[int]:
         """Return the workers whose push is not answered yet."""
         return [worker for worker in sorted(self.live) if self.pushed[worker] > self.answered[worker]]
@@ -273,7 +271,7 @@ class Rule:
             return []
         held_by = self._held_by(worker)
         if held_by is not None:
-            others = self._required(held_by) - set(held_by.samples)
+            others = self._activity.of_unit(held_by.unit, held_by.phase) - set(held_by.samples)
             # A mate that waits by the bound holds this worker up too: then it is for whom the mate waits.
             held_up = {one for other in others.intersection(waiting) for one in self.missing_for(other)}
             return sorted(others.difference(waiting) or held_up)
@@ -311,7 +309,8 @@ class Rule:
     def _wants(self, cohort: Cohort) -> str:
         if self.policy.merge == "first":
             return f"needs {self._pushes_needed()}"
-        return f"waits for {workers_text(self._required(cohort) - set(cohort.samples))}"
+        required = self._activity.of_unit(cohort.unit, cohort.phase)
+        return f"waits for {workers_text(required - set(cohort.samples))}"
 
     # ---- rules of neighbouring slots -------------------------------------------------------------------------------
 
@@ -361,15 +360,12 @@ class Rule:
         self._open.append(cohort)
         return cohort
 
-    def _required(self, cohort: Cohort) -> set[int]:
-        return self._activity.of_unit(cohort.unit, cohort.phase)
-
     def _is_complete(self, cohort: Cohort) -> bool:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
             return len(cohort.workers) >= self._pushes_needed()
-        required = self._required(cohort)
+        required = self._activity.of_unit(cohort.unit, cohort.phase)
         return len(cohort.samples) >= len(required) and required <= cohort.samples.keys()
 
     def _pushes_needed(self) -> int:
@@ -387,14 +383,16 @@ class Rule:
             actions.append(self._apply(cohort))
         return actions + self._releases(self._may_be_free(pushers, complete))
 
-    def _may_be_free(self, pushers: Sequence[int] | None, complete: Sequence[Cohort]) -> list[int]:
-        """Return the waiting workers whose wait may be over: after most pushes these are few, however many wait."""
+    def _may_be_free(self, pushers: Sequence[int] | None, complete: Sequence[Cohort]) -> set[int]:
+        """Return the workers whose wait may be over, if they wait: after most pushes these are few."""
         low = 0 if self.policy.bound is None else self._activity.lowest()
         if pushers is None or low != self._seen_low or (complete and self.policy.merge == "first"):
             self._seen_low = low
-            return self.waiting()
-        found = {*pushers, *(worker for cohort in complete for worker in cohort.workers)} & self.live
-        return [worker for worker in sorted(found) if self.pushed[worker] > self.answered[worker]]
+            return self.live
+        found = set(pushers)
+        for cohort in complete:
+            found.update(cohort.workers)
+        return found & self.live
 
     def _apply(self, cohort: Cohort) -> Apply:
         staleness = self.version - cohort.oldest + 1
@@ -414,18 +412,19 @@ class Rule:
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
-    def _releases(self, waiting: Sequence[int]) -> list[Action]:
+    def _releases(self, workers: Collection[int]) -> list[Action]:
+        """Release those of the workers that wait and may go on."""
         ready: dict[int, list[int]] = {}
-        for worker in waiting:
-            if self._may_go_on(worker):
+        for worker in sorted(workers):
+            if self.pushed[worker] > self.answered[worker] and self._may_go_on(worker):
                 ready.setdefault(self.unit[worker], []).append(worker)
         actions: list[Action] = []
-        for workers in map(tuple, ready.values()):
-            for worker in workers:
+        for unit in map(tuple, ready.values()):
+            for worker in unit:
                 self.answered[worker] = self.pushed[worker]
                 self.read[worker] = self.version
-            self._events.append(("release", workers, self.version))
-            actions.append(Release(workers, self.version))
+            self._events.append(("release", unit, self.version))
+            actions.append(Release(unit, self.version))
         return actions
 
     def _held_by(self, worker: int) -> Cohort | None:
@@ -433,7 +432,10 @@ class Rule:
         if self.policy.merge == "first":
             # A worker may be one push ahead of the oldest open cohort: each further one would need a merge buffer.
             return self._open[0] if any(worker in cohort.samples for cohort in self._open[1:]) else None
-        return next((cohort for cohort in self._open if worker in cohort.samples), None)
+        for cohort in self._open:
+            if worker in cohort.samples:
+                return cohort
+        return None
 
     def _may_go_on(self, worker: int) -> bool:
         if self._held_by(worker) is not None:

@@ -56,7 +56,10 @@ class Verdicts:
             groups: the groups that fit the measured speeds; none: each worker says its own.
             now: the time.
         """
-        found = [Steps(one.round, one.rounds, one.samples, _seconds(one)) for one in account.windows]
+        found = [
+            Steps(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts], 1e-6 * one.way)
+            for one in account.windows
+        ]
         if found:
             before = self._whole.get((member.role, member.rank))
             self._whole[member.role, member.rank] = joined([before, *found] if before is not None else found)
@@ -76,8 +79,9 @@ class Verdicts:
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
         windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
         return self._detector.note_worker(
-            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared
-        )
+            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared,
+            [one.way_s for one in found],
+        )  # fmt: skip
 
     def _count(self, server: int, account: m.AccountReport) -> None:
         if any(account.held):  # stores close before the job ends
@@ -143,10 +147,7 @@ class Verdicts:
         return [Warn(text)] if text else []
 
 
-def _seconds(one: m.Window) -> list[float]:
-    return [1e-6 * part for part in one.parts]
-
-
 def _window(steps: Steps) -> m.Window:
     parts = [min(round(1e6 * part), MAX_AMOUNT) for part in steps.seconds]
-    return m.Window(steps.round, min(steps.rounds, MAX_NUMEL), min(steps.samples, MAX_AMOUNT), parts)
+    way = min(round(1e6 * steps.way_s), MAX_AMOUNT)
+    return m.Window(steps.round, min(steps.rounds, MAX_NUMEL), min(steps.samples, MAX_AMOUNT), parts, way)

@@ -21,24 +21,23 @@ The states of a request are in :mod:`paceline.wire.sequence`, the asking side in
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Damaged, Frames, Listener
-from paceline.wire import Inbox, decode, encode
+from paceline.wire import Inbox, decode_request, encode
 from paceline.wire import messages as m
 
 _MakeFrames = Callable[[], Frames]
 
-logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class _Result:
+class _Result(NamedTuple):
     body: m.Reply
     frames: _MakeFrames
+    held: int
+    """Microseconds from the request to the first answer."""
 
 
 def _no_frames() -> Frames:
@@ -51,13 +50,16 @@ class Answerer:
     Args:
         listener: the transport.
         is_member: returns whether a peer has proved that it is a member; only members are remembered.
+        clock: seconds; another one in tests.
 
     Attributes:
         damaged: counts messages that were refused.
     """
 
-    def __init__(self, listener: Listener, is_member: Callable[[bytes], bool]) -> None:
-        self._listener = listener
+    def __init__(
+        self, listener: Listener, is_member: Callable[[bytes], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._listener, self._clock = listener, clock
         self._is_member = is_member
         self._inboxes: dict[bytes, Inbox[_Result]] = {}
         self.damaged = Damaged()
@@ -65,9 +67,7 @@ class Answerer:
     def take(self, peer: bytes, frames: Frames) -> tuple[int, m.Request, Frames] | None:
         """Read a message; returns (number, request, frames) of a request to carry out, None of anything else."""
         try:
-            envelope, payload = decode(frames)
-            if not isinstance(envelope.body, m.Request):
-                raise ProtocolError(f"{type(envelope.body).__name__} is not a request")
+            envelope, payload = decode_request(frames)
             inbox = self._inboxes.get(peer)
             if inbox is None:
                 inbox = self._new_inbox(peer)
@@ -76,23 +76,21 @@ class Answerer:
             if isinstance(envelope.body, m.Probe):
                 self._answer_probe(peer, inbox, envelope.seq, envelope.body)
                 return None
-            if not inbox.arrive(envelope.seq, envelope.acked):
+            if not inbox.arrive(envelope.seq, envelope.acked, self._clock()):
                 self._again(peer, inbox, envelope.seq)
                 return None
         except (ProtocolError, ValueError) as error:
             self.damaged.note(f"peer {peer!r}", error)
             return None
-        logger.debug("from %r: %s %d", peer, type(envelope.body).__name__, envelope.seq)
         return envelope.seq, envelope.body, payload
 
     def _from_stranger(
-        self, peer: bytes, envelope: m.Envelope, payload: Frames
+        self, peer: bytes, envelope: m.Envelope[m.Request], payload: Frames
     ) -> tuple[int, m.Request, Frames] | None:
         """Return a stranger's request. Strangers are not remembered: requests that they ask after never arrived."""
         if isinstance(envelope.body, m.Probe):
             self._listener.send(peer, [encode(envelope.seq, 0, m.Unknown(envelope.body.seqs))])
             return None
-        assert isinstance(envelope.body, m.Request)
         return envelope.seq, envelope.body, payload
 
     def _new_inbox(self, peer: bytes) -> Inbox[_Result] | None:
@@ -113,7 +111,7 @@ class Answerer:
     def _again(self, peer: bytes, inbox: Inbox[_Result], seq: int) -> None:
         result = inbox.result(seq)
         if result is not None:
-            self._listener.send(peer, [encode(seq, 0, result.body), *result.frames()])
+            self._listener.send(peer, [encode(seq, 0, result.body, result.held), *result.frames()])
 
     def answer(
         self, peer: bytes, seq: int, body: m.Reply, frames: _MakeFrames = _no_frames, urgency: int | None = None
@@ -130,6 +128,8 @@ class Answerer:
         inbox = self._inboxes.get(peer)
         if inbox is None and seq:
             inbox = self._new_inbox(peer)
+        held = 0
         if inbox is not None and seq:
-            inbox.finish(seq, _Result(body, frames))
-        self._listener.send(peer, [encode(seq, 0, body), *frames()], urgency)
+            held = round(1e6 * inbox.held_s(seq, self._clock()))
+            inbox.finish(seq, _Result(body, frames, held))
+        self._listener.send(peer, [encode(seq, 0, body, held), *frames()], urgency)

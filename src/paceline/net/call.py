@@ -30,7 +30,7 @@ Errors travel as the name of a class, and a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from paceline import errors
@@ -88,11 +88,14 @@ class Call:
         body: the answer, unless it is a failure.
         error: the peer's failure, or the callback's exception. The thread that waits for the call raises it.
         crashed: ``error`` was raised by a callback.
+        asked: when it was sent first, in seconds on the client's clock.
+        answered: when its answer came; 0: not yet.
+        held_s: for how long the peer had the request, on the peer's clock.
     """
 
     __slots__ = (
-        "_on_answer", "_on_failed", "body", "channel", "crashed", "done", "error", "frames", "request", "seq", "what",
-        "whom",
+        "_on_answer", "_on_failed", "answered", "asked", "body", "channel", "crashed", "done", "error", "frames",
+        "held_s", "request", "seq", "what", "whom",
     )  # fmt: skip
 
     def __init__(
@@ -106,10 +109,16 @@ class Call:
     ) -> None:
         self.whom, self.what, self.request, self.frames = whom, what, request, frames
         self.channel, self.seq = -1, 0
+        self.asked = self.answered = self.held_s = 0.0
         self.done = self.crashed = False
         self.body: m.Body | None = None
         self.error: Exception | None = None
         self._on_answer, self._on_failed = on_answer, on_failed
+
+    @property
+    def way_s(self) -> float:
+        """Seconds of an answered call that the peer did not have it: those of the way there and back."""
+        return max(0.0, self.answered - self.asked - self.held_s)
 
     def complete(self, body: m.Body, frames: Frames) -> None:
         """Use the answer."""
@@ -160,6 +169,19 @@ class Call:
             raise error
 
 
+def way_of(calls: Iterable[Call], began: float) -> float:
+    """Return for how much of a wait the last answer of some calls was on the way, or its request.
+
+    The wait was for that one. An answer that was here before the wait tells nothing about the way.
+
+    Args:
+        calls: those that were waited for.
+        began: when the wait began.
+    """
+    last = max(calls, key=lambda one: one.answered, default=None)
+    return max(0.0, min(last.answered - began, last.way_s)) if last is not None else 0.0
+
+
 class ChannelRequests(Outbox[Call]):
     """The calls over one channel of a hub: numbers their requests, and keeps each until it is answered. Pure.
 
@@ -183,7 +205,7 @@ class ChannelRequests(Outbox[Call]):
             return []
         if isinstance(call.request, m.Claim):
             self._held = []
-        call.channel, call.seq = self.channel, self.add(call, now)
+        call.channel, call.seq, call.asked = self.channel, self.add(call, now), now
         return [self._message(call)]
 
     def _message(self, call: Call) -> Frames:

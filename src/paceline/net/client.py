@@ -330,6 +330,7 @@ class Client:
             return None
         if not isinstance(body, m.News):
             ring.note_message(events.GOT, envelope.seq, self._members[channel], body)
+        call.answered, call.held_s = self._clock(), 1e-6 * envelope.held
         call.complete(body, payload)
         return call.error if call.crashed else None
 

@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from paceline import systems
 from paceline.errors import ProtocolError
@@ -109,11 +109,15 @@ class Outgoing(Generic[Item]):
         return heapq.heappop(self._heap)[-1]
 
 
+#: Permits to read one more message each. To take one and give it back is 0.6 us; with a semaphore it was 2.8 us.
+Permits: TypeAlias = queue.SimpleQueue[None]
+
+
 class _Arrived(NamedTuple):
     source: Any
     frames: Frames
     size: int
-    room: threading.Semaphore
+    room: Permits
 
 
 class ReceivedQueue(Generic[Source]):
@@ -126,8 +130,8 @@ class ReceivedQueue(Generic[Source]):
         self._queue: queue.SimpleQueue[_Arrived | None] = queue.SimpleQueue()
         self._watchers: list[ReceivedQueue[Any]] = []
 
-    def put(self, source: Source, frames: Frames, size: int, room: threading.Semaphore) -> None:
-        """Add a message; ``room`` is released when it is taken."""
+    def put(self, source: Source, frames: Frames, size: int, room: Permits) -> None:
+        """Add a message; ``room`` gets a permit when it is taken."""
         self._queue.put(_Arrived(source, frames, size, room))
         for watcher in self._watchers:
             watcher.wake()
@@ -148,7 +152,7 @@ class ReceivedQueue(Generic[Source]):
             one = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
             while True:
                 if one is not None:
-                    one.room.release()
+                    one.room.put(None)
                     taken.append((one.source, one.frames))
                     size += one.size
                 if len(taken) >= BURST or size >= BURST_BYTES:
@@ -167,23 +171,34 @@ class _Room:
     """Room for messages that are read and not taken yet."""
 
     def __init__(self) -> None:
-        self._small, self._large = threading.Semaphore(RECEIVE_AHEAD_SMALL), threading.Semaphore(RECEIVE_AHEAD)
+        self._small, self._large = _permits(RECEIVE_AHEAD_SMALL), _permits(RECEIVE_AHEAD)
 
-    def wait(self, size: int) -> threading.Semaphore:
-        """Wait until there is room for a message; returns the semaphore to release when it is taken.
+    def wait(self, size: int) -> Permits:
+        """Wait until there is room for a message; returns the queue that gets a permit when it is taken.
 
         Raises:
             ProtocolError: this process has taken none for :data:`UNREAD_S`.
         """
         room = self._small if size < SMALL_MESSAGE_BYTES else self._large
-        if not room.acquire(timeout=UNREAD_S):
-            raise ProtocolError(f"this process has taken no message for {UNREAD_S:g} s; the connection is made again")
+        try:
+            room.get(timeout=UNREAD_S)
+        except queue.Empty:
+            raise ProtocolError(
+                f"this process has taken no message for {UNREAD_S:g} s; the connection is made again"
+            ) from None
         return room
 
     def end(self) -> None:
         """Let a thread that waits go on."""
-        self._small.release()
-        self._large.release()
+        self._small.put(None)
+        self._large.put(None)
+
+
+def _permits(count: int) -> Permits:
+    found: Permits = queue.SimpleQueue()
+    for _ in range(count):
+        found.put(None)
+    return found
 
 
 class Connection(Generic[Source]):
@@ -209,6 +224,8 @@ class Connection(Generic[Source]):
         self._waiting: Outgoing[Frames] = Outgoing()
         self._writer: RecordSender | None = None
         """None: not connected."""
+        self._is_network = True
+        """Whether the present socket, or the next one, leads to other hosts."""
         self._rest: Iterator[Any] | None = None
         """The part of a message under way that the kernel did not take."""
         self._busy = self._closed = False
@@ -233,12 +250,13 @@ class Connection(Generic[Source]):
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
             self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), _Room()
+            self._is_network = sock.family != systems.UNIX
             self._go_on()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then it sends no more, and may be closed."""
         reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
-        is_network, room = sock.family != systems.UNIX, self._room
+        is_network, room = self._is_network, self._room
         try:
             while True:
                 frames = reader.message()
@@ -278,7 +296,7 @@ class Connection(Generic[Source]):
             sock, writer = self.socket, self._writer
             if self._closed or (writer is None and not self._keeps):
                 return
-            if sock is None or sock.family != systems.UNIX:
+            if self._is_network:
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.

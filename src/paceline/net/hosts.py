@@ -15,7 +15,7 @@ import psutil
 from paceline import systems
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.interfaces import address_of
+from paceline.interfaces import address_of, tcp
 from paceline.wire import messages as m
 
 #: Letters of states that mean something here; every other one is that of a process that waits.
@@ -47,11 +47,6 @@ def own_address(settings: Settings) -> str:
         except OSError as error:
             raise ConfigError(f"the scheduler at {settings.scheduler} cannot be reached: {error}") from error
         return str(probe.getsockname()[0])
-
-
-def tcp(host: str, port: int | str) -> str:
-    """Return the address of a host, which may be an IPv6 address."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def server_addresses(settings: Settings) -> list[str]:

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paceline.tensors import without_graph
+
 #: The watch of each parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again.
 #: The parameter's hooks keep the watch alive; this table holds both weakly.
 _watches: MutableMapping[torch.nn.Parameter, weakref.ref[BackwardWatch]] = WeakIdKeyDictionary()
@@ -34,8 +36,9 @@ engine = torch.autograd.Variable._execution_engine
 class BackwardWatch:
     """Calls functions for every gradient that backward has completed, and at the end of each backward pass.
 
-    They run inside ``backward()``: it raises their errors, and returns after them. A pass inside another one
-    (``torch.utils.checkpoint`` with ``use_reentrant=True``) is part of the outer one.
+    They run inside ``backward()``: it raises their errors, and returns after them. Autograd records nothing of what
+    ``arrived`` and ``ended`` do. A pass inside another one (``torch.utils.checkpoint`` with ``use_reentrant=True``) is
+    part of the outer one.
 
     Args:
         arrived: called with a parameter whose ``grad`` is complete, in the thread that computed it.
@@ -92,6 +95,7 @@ class BackwardWatch:
         newest: int = next(reversed(param._post_accumulate_grad_hooks))
         return newest == self._handles[param][0].id  # type: ignore[no-any-return]
 
+    @without_graph
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         with self._lock:
             self._queue()
@@ -108,6 +112,7 @@ class BackwardWatch:
             self._queued.add(task)
             engine.queue_callback(self._on_end)
 
+    @without_graph
     def _on_end(self) -> None:
         outer = _enclosing_function()
         if outer is not None:

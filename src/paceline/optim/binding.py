@@ -19,7 +19,7 @@ from paceline import systems
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
-from paceline.tensors import real_view
+from paceline.tensors import real_view, without_graph
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 
@@ -101,7 +101,7 @@ class Bound:
             self.side.bring(self.value, real_view(target))
 
 
-@torch.no_grad()
+@without_graph
 def take_all(bound: Iterable[Bound], weights: bool) -> None:
     """Copy the arena's values of several parameters out: to the weights, or to the gradients that a worker had."""
     targets, values = [], []

@@ -106,7 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.__dict__ |= {name: one for name, one in vars(optimizer).items() if name in _STATE_HOOKS}
+        self._share_hooks()
         self._named_model, self._samples = model, SampleCounter(samples, batch_dim)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
@@ -122,6 +122,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
             weights = self._strategy.weights
             self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
+
+    def _share_hooks(self) -> None:
+        """Have all hooks in common with the wrapped optimizer: those of both run, once."""
+        for call in ("step", "state_dict", "load_state_dict"):
+            for name in (f"_optimizer_{call}_pre_hooks", f"_optimizer_{call}_post_hooks"):
+                setattr(self, name, getattr(self.inner, name))
 
     # ---- param groups ----------------------------------------------------------------------------------------------
 
@@ -229,6 +235,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
                 alone, so the servers do not have the change.
         """
+        if self._strategy.steps_here:
+            return self._step(closure)  # the wrapped optimizer's step runs the hooks
+        return self._hooked_step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch wraps other steps with hooks
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
         if self._strategy.weights.round == 0:
             self._refuse_wrapped(self.kvstore)
         self._check_groups()
@@ -240,6 +253,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return loss  # type: ignore[no-any-return]
         finally:
             meter.active.step_ends()
+
+    _hooked_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     def _refuse_wrapped(self, store: KVStoreBase) -> None:
         """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""
@@ -350,12 +365,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Pickle the wrapped optimizer with its state."""
         self.state_dict()
         return _the_same, (self.inner,)
-
-
-#: Hooks of the wrapped optimizer, which is what saves and loads its state.
-_STATE_HOOKS = frozenset(
-    f"_optimizer_{what}_{when}_hooks" for what in ("state_dict", "load_state_dict") for when in ("pre", "post")
-)
 
 
 def _layout(groups: Iterable[dict[str, Any]]) -> list[list[int]]:

@@ -73,12 +73,10 @@ class MergedUpdate(ExchangingStrategy):
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         self._samples.touch()
         self._is_merged = False
-        if not (self._overlap and self._watch.is_last(param)):
+        if not (self._overlap and self._syncs and self._watch.is_last(param)):
             return
-        if self._syncs and self._passes + 1 >= self.choices.passes:
-            with torch.no_grad():
-                if self._exchange.fill(param):
-                    self._exchange.push(self._carried())
+        if self._passes + 1 >= self.choices.passes and self._exchange.fill(param):
+            self._exchange.push(self._carried())
 
     def _on_end(self) -> None:
         if self._syncs and self._passes + 1 >= self.choices.passes:
@@ -93,7 +91,6 @@ class MergedUpdate(ExchangingStrategy):
             self._merge()
         self._is_merged = False
 
-    @torch.no_grad()
     def _merge(self) -> None:
         """Push the rest, wait for all answers, and copy merged gradients to the parameters."""
         self._passes = 0

@@ -44,6 +44,9 @@ from paceline.optim.backward import engine
 
 logger = logging.getLogger(__name__)
 
+#: Autograd's number of the backward pass that runs, where none does.
+_NO_PASS = -1
+
 
 @dataclass(frozen=True)
 class Count:
@@ -104,10 +107,12 @@ class SampleCounter:
         """
         if self.given is not None or self._told is not None:
             return
+        if self._pending and torch._C._current_graph_task_id() == _NO_PASS:
+            self._pending, self._touched = [], False  # of a pass that has failed
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
         if not nodes and not (torch.is_grad_enabled() and hides_tensors(outputs)):
             return
-        one, last_pass = tally(inputs, self.batch_dim), -1
+        one, last_pass = tally(inputs, self.batch_dim), _NO_PASS
 
         def count(*_: Any) -> None:
             nonlocal last_pass

@@ -93,6 +93,7 @@ class ServerUpdate(ExchangingStrategy):
 
     #: All workers take part in each round, so the servers must know of a step that a GradScaler skips.
     scales_by_itself = True
+    steps_here = False
     store: DistStore
     _exchange: ServerExchange
 
@@ -145,10 +146,8 @@ class ServerUpdate(ExchangingStrategy):
         if self._pending:
             self.synchronize()
         self._arrived[param] = self._arrived.get(param, 0) + 1
-        if self._arrived[param] >= self.choices.passes:
-            with torch.no_grad():
-                if self._exchange.fill(param):
-                    self._exchange.push(self._carried())
+        if self._arrived[param] >= self.choices.passes and self._exchange.fill(param):
+            self._exchange.push(self._carried())
 
     def _on_end(self) -> None:
         self._samples.ended()
@@ -169,8 +168,11 @@ class ServerUpdate(ExchangingStrategy):
             )  # fmt: skip
 
     def _refuse_own_step(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Raise where a loop steps the optimizer that was wrapped: no other worker, and no server, would get it."""
-        if self._watch.is_watching:
+        """Raise where a loop steps the optimizer that was wrapped: no other worker, and no server, would get it.
+
+        The DistributedOptimizer has the same hooks; its own step is the one that reaches the servers.
+        """
+        if inner is self.inner and self._watch.is_watching:
             raise PacelineError(
                 f"worker {self.store.rank}: {type(inner).__name__}.step() of the wrapped optimizer would train this "
                 "worker alone, because the servers step: call step() of the DistributedOptimizer"

@@ -28,6 +28,7 @@ from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
+from paceline.tensors import without_graph
 from paceline.updaters import Options
 from paceline.worker.traffic import Carried
 from paceline.worker.weight_sums import is_due
@@ -102,6 +103,7 @@ class Strategy:
         exchange: the store's exchange; by default one that gives gradients to no other worker.
 
     Attributes:
+        steps_here: the wrapped optimizer steps, in this process.
         scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
         buffers: the model's buffers, where workers share them.
         model_watch: the watch of the model, if it is known. Hooks of parameters keep the strategy alive, and so the
@@ -111,6 +113,7 @@ class Strategy:
     """
 
     scales_by_itself = False
+    steps_here = True
 
     def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange | None = None) -> None:
         self._exchange, self._round = exchange or Exchange(), 0
@@ -145,7 +148,7 @@ class Strategy:
             raise NonFiniteError("gradients are not finite; a step with a closure cannot be skipped")
         return loss
 
-    @torch.no_grad()
+    @without_graph
     def _prepare(self) -> bool:
         """Merge, check and clip the gradients; returns whether the optimizer steps."""
         self._finish()
@@ -262,12 +265,12 @@ class ExchangingStrategy(Strategy):
             )
         return self._open
 
-    @torch.no_grad()
     def ended_step(self) -> None:
         """After some of the steps, let the workers' weights be compared."""
         self._steps += 1
         if is_due(self._steps):
-            self._exchange.compare(self._steps, self._own_weights)
+            with torch.no_grad():
+                self._exchange.compare(self._steps, self._own_weights)
 
     def _own_weights(self) -> dict[str, torch.Tensor]:
         """Return the weights that may become others than those of other workers: no exchange brings them together.

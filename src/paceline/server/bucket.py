@@ -310,6 +310,11 @@ class StoredBucket:
             for unit in self.snapshots:
                 slot.readers.jump(unit)
 
+    def gradients(self, worker: int, span: m.Span) -> torch.Tensor:
+        """Return a worker's gradients of a range, in its shared memory, which is mapped."""
+        grads = self.arenas[worker].grads
+        return grads if span.length == self._slots.length else grads[span.start : span.stop]
+
     # ---- readers ---------------------------------------------------------------------------------------------------
 
     def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:

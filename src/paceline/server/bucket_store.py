@@ -175,11 +175,13 @@ class BucketStore:
 
     def _note_last(self, slot: Slot, pushes: Sequence[Pushed], actions: Sequence[Action]) -> None:
         """Note how long other workers have waited for the one whose push lets them go on."""
-        now = meter.active.now()
-        free = {worker for one in actions if isinstance(one, Release) for worker in one.workers}
-        if self.policy.merge != "first" and free.difference(one.worker for one in pushes):
-            meter.active.came_last(pushes[0].worker, now - slot.arrived)
+        now, before = meter.active.now(), slot.arrived
         slot.arrived = now
+        if len(actions) == 1 or self.policy.merge == "first":  # no worker goes on, or none has waited
+            return
+        free = {worker for one in actions if isinstance(one, Release) for worker in one.workers}
+        if free.difference(one.worker for one in pushes):
+            meter.active.came_last(pushes[0].worker, now - before)
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
         for action in actions:

@@ -168,6 +168,17 @@ class ForwardStore(Sink):
         """Learn how exactly the owner sums."""
         self.store.sums_in_float32 = spec.multi_precision
 
+    def check_kind(self, push: m.Push) -> None:
+        """Refuse a push of a kind that is not forwarded.
+
+        Raises:
+            ProtocolError: it brings rows, or encoded values.
+        """
+        if push.rows:
+            raise ProtocolError("rows go to their server directly")
+        if push.coded:
+            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression here")
+
     # ---- sums ------------------------------------------------------------------------------------------------------
 
     def complete(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:

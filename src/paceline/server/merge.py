@@ -106,12 +106,17 @@ class _Sum:
             self.values, self.unit, self.borrowed = values, unit, borrowed
             return
         so_far, factor = self.tensor(), unit / self.unit
-        if isinstance(values, Encoded) and self._dtype == torch.float32 and self._is_ours(so_far):
+        is_ours = not (so_far.is_sparse or self.borrowed)
+        if isinstance(values, Encoded) and self._dtype == torch.float32 and is_ours:
             values.codec.decode_add(values.payload, so_far, factor)
-            self.values = so_far
+            return
+        one = values.decoded().to(self._dtype) if isinstance(values, Encoded) else values
+        if so_far.is_sparse and one.is_sparse:
+            self.values = add_rows(so_far, one if factor == 1.0 else one * factor)
         else:
-            one = values.decoded().to(self._dtype) if isinstance(values, Encoded) else values
-            self.values = self._added(so_far, one, factor)
+            so_far, one = _dense(so_far), _dense(one)
+            out = so_far if is_ours else self._lend(so_far.numel())
+            self.values = torch.add(so_far, one, alpha=factor, out=out)
         self.borrowed = False
 
     def tensor(self) -> torch.Tensor:
@@ -129,20 +134,10 @@ class _Sum:
     def own(self) -> torch.Tensor:
         """Return the values where they may be changed."""
         values = self.tensor()
-        if not values.is_sparse and not self._is_ours(values):
-            self.values, self.borrowed = self._lend(values.numel()).copy_(values), False
-        return self.tensor()
-
-    def _added(self, so_far: torch.Tensor, one: torch.Tensor, factor: float) -> torch.Tensor:
-        """Return the sum: of rows while all contributions are rows, else flat."""
-        if so_far.is_sparse and one.is_sparse:
-            return add_rows(so_far, one if factor == 1.0 else one * factor)
-        out = so_far if self._is_ours(so_far) else self._lend(_flat(so_far).numel())
-        return torch.add(_flat(so_far), _flat(one), alpha=factor, out=out)
-
-    def _is_ours(self, values: torch.Tensor) -> bool:
-        """Tell whether a sum can go where these values are."""
-        return not values.is_sparse and not self.borrowed
+        if self.borrowed and not values.is_sparse:
+            values = self._lend(values.numel()).copy_(values)
+            self.values, self.borrowed = values, False
+        return values
 
     def _lend(self, numel: int) -> torch.Tensor:
         if self._lent is None:
@@ -304,7 +299,10 @@ class Accumulator:
 
 
 def _flat(values: torch.Tensor | Encoded) -> torch.Tensor:
-    values = values.decoded() if isinstance(values, Encoded) else values
+    return _dense(values.decoded() if isinstance(values, Encoded) else values)
+
+
+def _dense(values: torch.Tensor) -> torch.Tensor:
     return values.to_dense().view(-1) if values.is_sparse else values
 
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.compression import make
 from paceline.consistency import Policy
-from paceline.errors import KeyMismatchError, ProtocolError
+from paceline.errors import ConfigError, KeyMismatchError, ProtocolError
 from paceline.observe import meter
 from paceline.server import rows
 from paceline.server.bucket import StoredBucket
@@ -149,6 +149,32 @@ class OwnStore:
         if "pull" in self.codecs and self.store.policy.merge == "all":
             for bucket in buckets:
                 bucket.keep_known_apart(self._updater)
+
+    # ---- checks ----------------------------------------------------------------------------------------------------
+
+    def check_kind(self, push: m.Push) -> None:
+        """Refuse a push of a kind that is not taken here.
+
+        Raises:
+            ConfigError: the store needs an optimizer.
+            ProtocolError: rows, or encoded values, where there can be none.
+        """
+        if not self.has_updater:
+            raise self.no_updater()
+        if push.rows:
+            if push.coded or push.shared:
+                raise ProtocolError("rows travel as they are")
+            if push.want and len(push.entries) != 1:
+                raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
+        if push.coded and "push" not in self.codecs:
+            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression")
+
+    def no_updater(self) -> ConfigError:
+        """Return the error for a push to a store that does not know how it changes values."""
+        return ConfigError(
+            f"store {self.store.name!r} merges pushes as {self.store.policy.merge!r} and needs an optimizer where the "
+            "values are: call set_optimizer before the first push"
+        )
 
     # ---- counters --------------------------------------------------------------------------------------------------
 

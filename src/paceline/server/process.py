@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -28,7 +28,8 @@ from paceline.net.hosts import address_for, server_addresses
 from paceline.net.lifeline import Lifeline, StepPace
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter, ring
-from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS
+from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS, Steps
+from paceline.observe.urgency import Urgency
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
@@ -190,6 +191,20 @@ def _seconds(value: torch.Tensor, total: torch.Tensor, gradient: torch.Tensor) -
     return time.perf_counter() - begun
 
 
+def _beats_soon(lifeline: Lifeline, account: meter.Meter) -> Callable[[Steps], None]:
+    """Return what lets a heartbeat tell at once of windows whose updates take far longer than usual, or come later."""
+    urgency, late_s = Urgency(2), 0.0
+
+    def told(window: Steps) -> None:
+        nonlocal late_s
+        updates, waited_s, late_s = max(1.0, window.samples), account.late_s - late_s, account.late_s
+        busy_s = window.wall_s - window.seconds[RECEIVE]
+        if urgency.note(time.monotonic(), busy_s / updates, waited_s / updates):
+            lifeline.beat_soon()
+
+    return told
+
+
 def _load_optimizers() -> None:
     """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -226,6 +241,7 @@ def main(settings: Settings) -> int:
         settings, SocketHub(security), " ".join(listener.addresses), listener.wake,
         lambda: StepPace(account=account.report()), speed,
     )  # fmt: skip
+    account.on_round = _beats_soon(lifeline, account)
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)
     loading.start()

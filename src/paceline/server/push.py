@@ -13,7 +13,7 @@ import torch
 
 from paceline.consistency import Pushed
 from paceline.consistency.objections import objection, objection_to_sum
-from paceline.errors import ConfigError, ProtocolError
+from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.ranges import is_all, within
 from paceline.server import rows
@@ -104,8 +104,8 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
         borrowed = body.shared and not body.coded and value is not None
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
         store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
-    if isinstance(part, ForwardStore):
-        part.flush()
+    if hosted.forward is not None:
+        hosted.forward.flush()
     if frames:
         store.received_bytes += asker.network_bytes(frames)
 
@@ -144,7 +144,7 @@ def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket
             memory that is not mapped.
         RemoteError: an earlier update failed.
     """
-    _check_kind(part, push)
+    part.check_kind(push)
     if len(push.entries) != 1 or push.absent:
         _check_ranges(part, push)
     buckets = []
@@ -158,33 +158,6 @@ def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket
         for slot in bucket.slots_over(entry):
             slot.check_round(worker, entry.round, objection(slot.rule, worker, entry.round, push.samples))
     return buckets
-
-
-def _check_kind(part: StorePart, push: m.Push) -> None:
-    """Refuse a push to a store that takes none of its kind."""
-    name = part.store.name
-    if isinstance(part, ForwardStore):
-        if push.rows:
-            raise ProtocolError("rows go to their server directly")
-        if push.coded:
-            raise ProtocolError(f"a compressed push, but store {name!r} has no compression here")
-        return
-    if not part.has_updater:
-        raise _no_updater(part)
-    if push.rows:
-        if push.coded or push.shared:
-            raise ProtocolError("rows travel as they are")
-        if push.want and len(push.entries) != 1:
-            raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
-    if push.coded and "push" not in part.codecs:
-        raise ProtocolError(f"a compressed push, but store {name!r} has no compression")
-
-
-def _no_updater(own: OwnStore) -> ConfigError:
-    return ConfigError(
-        f"store {own.store.name!r} merges pushes as {own.store.policy.merge!r} and needs an optimizer where the values "
-        "are: call set_optimizer before the first push"
-    )
 
 
 def _check_rows(push: m.Push, entry: m.Entry, bucket: StoredBucket) -> None:
@@ -207,7 +180,7 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
         RemoteError: an earlier update failed.
     """
     if not own.has_updater:
-        raise _no_updater(own)
+        raise own.no_updater()
     if not push.shares or any(len(share.rounds) != len(push.entries) for share in push.shares):
         raise ProtocolError(f"a sum of {len(push.entries)} entries without one round per entry and worker")
     if not 0 < push.unit < float("inf"):
@@ -279,7 +252,7 @@ def _values_of(
         if push.absent and _is_absent(push.absent, entry):
             found.append(None)
         elif in_arena:
-            found.append(bucket.arenas[sender].grads[entry.start : entry.start + entry.length])
+            found.append(bucket.gradients(sender, entry))
         elif has_rows:
             found.append(rows.pushed(bucket, entry, (frames[2 * index], frames[2 * index + 1])))
         elif coded:

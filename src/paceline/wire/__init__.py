@@ -1,6 +1,6 @@
 """The wire between the roles: messages, framing, limits, and exactly-once requests. Pure."""
 
-from paceline.wire.framing import PROTOCOL_BYTES, FramingError, decode, encode, protocol
+from paceline.wire.framing import PROTOCOL_BYTES, FramingError, decode, decode_request, encode, protocol
 from paceline.wire.sequence import Inbox, Outbox
 
-__all__ = ["PROTOCOL_BYTES", "FramingError", "Inbox", "Outbox", "decode", "encode", "protocol"]
+__all__ = ["PROTOCOL_BYTES", "FramingError", "Inbox", "Outbox", "decode", "decode_request", "encode", "protocol"]

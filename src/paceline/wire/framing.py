@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from paceline.errors import ProtocolError
 from paceline.wire import messages
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
-from paceline.wire.messages import Body, Envelope
+from paceline.wire.messages import Body, Envelope, Request
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
+_bodies = msgspec.msgpack.Decoder(Envelope[Body])
+_requests = msgspec.msgpack.Decoder(Envelope[Request])
+
+Decoded = TypeVar("Decoded")
 
 _FIELDS_BYTES = 4
 #: Size of :func:`protocol`.
@@ -42,12 +45,12 @@ class FramingError(ProtocolError):
     """A message that cannot be read."""
 
 
-def encode(seq: int, acked: int, body: Body) -> bytes:
+def encode(seq: int, acked: int, body: Body, held: int = 0) -> bytes:
     """Return the header frame of a message."""
-    return _encoder.encode(Envelope(seq, acked, body))
+    return _encoder.encode(Envelope(seq, acked, body, held))
 
 
-def decode(frames: Sequence[Any]) -> tuple[Envelope, Sequence[Any]]:
+def decode(frames: Sequence[Any]) -> tuple[Envelope[Body], Sequence[Any]]:
     """Read a message; returns the envelope and its payload frames.
 
     Args:
@@ -56,6 +59,19 @@ def decode(frames: Sequence[Any]) -> tuple[Envelope, Sequence[Any]]:
     Raises:
         FramingError: too large, or not a message of this protocol.
     """
+    return _decoded(frames, _bodies)
+
+
+def decode_request(frames: Sequence[Any]) -> tuple[Envelope[Request], Sequence[Any]]:
+    """Read a request, as :func:`decode` does. An answer is none.
+
+    Raises:
+        FramingError: too large, or not a request of this protocol.
+    """
+    return _decoded(frames, _requests)
+
+
+def _decoded(frames: Sequence[Any], decoder: msgspec.msgpack.Decoder[Decoded]) -> tuple[Decoded, Sequence[Any]]:
     if not 1 <= len(frames) <= MAX_FRAMES + 1:
         raise FramingError(f"a message of {len(frames)} frames; 1 to {MAX_FRAMES + 1} are allowed")
     header = memoryview(frames[0])
@@ -65,6 +81,6 @@ def decode(frames: Sequence[Any]) -> tuple[Envelope, Sequence[Any]]:
         if memoryview(frame).nbytes > MAX_FRAME_BYTES:
             raise FramingError(f"a frame of {memoryview(frame).nbytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
     try:
-        return _decoder.decode(header), frames[1:]
+        return decoder.decode(header), frames[1:]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise FramingError(f"not a message of this protocol: {error}") from error

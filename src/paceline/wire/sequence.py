@@ -96,12 +96,19 @@ class Inbox(Generic[Result]):
     def __init__(self) -> None:
         self._acked = 0
         self._seen: dict[int, Result | None] = {}
+        self._arrived: dict[int, float] = {}
+        """By number of a request in progress, when it arrived."""
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def arrive(self, seq: int, acked: int) -> bool:
+    def arrive(self, seq: int, acked: int, now: float = 0.0) -> bool:
         """Note a request; returns True when it is new and must be carried out.
+
+        Args:
+            seq: its number.
+            acked: all up to here are answered.
+            now: seconds on the caller's clock.
 
         Raises:
             ValueError: numbers that no correct sender uses.
@@ -112,13 +119,18 @@ class Inbox(Generic[Result]):
             for one in list(self._seen):
                 if one <= acked:
                     del self._seen[one]
+                    self._arrived.pop(one, None)
             self._acked = acked
         if seq <= self._acked or seq in self._seen:
             return False
         if len(self._seen) >= MAX_OUTSTANDING:
             raise ValueError(f"more than {MAX_OUTSTANDING} requests without an answer")
-        self._seen[seq] = None
+        self._seen[seq], self._arrived[seq] = None, now
         return True
+
+    def held_s(self, seq: int, now: float) -> float:
+        """Return how long ago a request in progress arrived, once; 0: it is not known."""
+        return now - self._arrived.pop(seq, now)
 
     def finish(self, seq: int, result: Result) -> None:
         """Keep the result of a request until the sender has the answer; also of a request that was not noted here."""

@@ -13,7 +13,7 @@ from paceline.net.sockets import SocketHub
 from paceline.observe import ring
 from paceline.worker import guard
 from paceline.worker.leaving import Exit
-from paceline.worker.session import Session, forked_from
+from paceline.worker.session import Session
 
 
 class _Current:
@@ -31,7 +31,7 @@ class _Current:
         session = self._session
         if self._lock.locked() or (session is not None and not session.has_left):
             whom = "a worker" if session is None else f"worker {session.rank}"
-            self._forked_from = self._forked_from or forked_from(whom, os.getppid())
+            self._forked_from = self._forked_from or forks.error_text(whom, os.getppid())
         self._lock = threading.Lock()
         self._session = self._exit.session = None
 

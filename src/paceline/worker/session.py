@@ -14,6 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from paceline import forks
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
@@ -22,13 +23,14 @@ from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
 from paceline.net import Hub
 from paceline.net.base import Frames
-from paceline.net.call import Call, OnAnswer
+from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client
 from paceline.net.hosts import address_for
 from paceline.net.lifeline import Lifeline
 from paceline.net.lifeline import StepPace as ReportedPace
 from paceline.observe import meter
-from paceline.observe.account import WAIT
+from paceline.observe.account import GC, WAIT, Steps
+from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker.profile import Profile, RoundTimes
@@ -92,7 +94,8 @@ class Session:
         """Sums of weights for the next heartbeat."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
-        self.meter.on_round = self.pace.add
+        self._urgency = Urgency(3)
+        self.meter.on_round = self._round_ended
         meter.start(self.meter)
         self._profile = (
             Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
@@ -186,6 +189,11 @@ class Session:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
 
+    def _round_ended(self, steps: Steps) -> None:
+        self.pace.add(steps)
+        if self._urgency.note(self.meter.now(), steps.wall_s, steps.way_s, steps.seconds[GC]):
+            self._lifeline.beat_soon()
+
     def note_weights(self, sums: m.WeightSums) -> None:
         """Let the scheduler compare this worker's weights with those of the others."""
         self._weights.append(sums)
@@ -237,7 +245,7 @@ class Session:
             PacelineError: always there; the text says what to do instead.
         """
         if os.getpid() != self._pid:
-            raise PacelineError(forked_from(f"worker {self.rank}", self._pid))
+            raise PacelineError(forks.error_text(f"worker {self.rank}", self._pid))
 
     def check(self) -> None:
         """Raise where the job has failed, and in a forked child.
@@ -285,11 +293,13 @@ class Session:
             self._profile.check(self)
         advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        before = self.meter.enter(WAIT)
+        calls, began, before = list(calls), self.meter.now(), self.meter.enter(WAIT)
         try:
             late = self._client.wait(calls, timeout_s)
         finally:
             self.meter.leave(before)
+        if before != meter.NOTHING:
+            self.meter.note_way(way_of(calls, began))
         if late is not None:
             waits_for = self._whom_it_waits_for(late)
             raise DeadlineError(
@@ -438,12 +448,3 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
             heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
             found.append(f"{where}, which is at round {state.round} and {heard}")
     return found
-
-
-def forked_from(whom: str, pid: int) -> str:
-    """Return the error text for a process that was forked from a worker."""
-    return (
-        f"process {os.getpid()} was forked from {whom} (pid {pid}), and its stores belong to that process: connections "
-        "do not survive a fork. Use them there; give a child copies of tensors, or start it with the method 'spawn' of "
-        "multiprocessing"
-    )

@@ -18,7 +18,7 @@ from paceline.net.call import Call
 from paceline.observe import meter
 from paceline.observe.account import ENCODE, SEND
 from paceline.ranges import is_all
-from paceline.tensors import sum_into, to_frame
+from paceline.tensors import sum_into, to_frame, without_graph
 from paceline.wire import messages as m
 from paceline.worker import answers
 from paceline.worker.block import WorkerBlock
@@ -291,7 +291,7 @@ class Traffic:
             answers.store_values(self._blocks, entries, frames)
 
 
-@torch.no_grad()
+@without_graph
 def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
     """Copy one value, or the sum of several values, into each target."""
     if isinstance(values[0], torch.Tensor):
@@ -301,7 +301,7 @@ def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
         sum_into(target, devices)
 
 
-@torch.no_grad()
+@without_graph
 def _empty(sources: list[torch.Tensor], outs: list[Any]) -> None:
     """Copy every source to its out, or to each tensor of a list of outs."""
     if isinstance(outs[0], torch.Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -136,8 +136,11 @@ Reply: TypeAlias = (
 Body: TypeAlias = Request | Reply
 
 
-class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The envelope of every message.
+Content = TypeVar("Content")
+
+
+class Envelope(msgspec.Struct, Generic[Content], array_like=True, forbid_unknown_fields=True):
+    """The envelope of every message; its content is a :data:`Body`, or at the answering side a :data:`Request`.
 
     A request has its sequence number, counted from 1 by the sender; its answer has the same. Sequence number 0 is
     news that was sent unasked.
@@ -146,7 +149,10 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     seq: Number
     acked: Number
     """All requests up to here are answered; the receiver may forget them."""
-    body: Body
+    body: Content
+    held: Number = 0
+    """Of an answer: microseconds from the arrival of the request to the answer. The rest of the asker's time is that of
+    the way there and back."""
 
 
 __all__ = [

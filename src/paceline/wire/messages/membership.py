@@ -115,6 +115,8 @@ class Window(Message):
     """Of a server: updates."""
     parts: list[Microseconds]
     """Microseconds by part: see :mod:`paceline.observe.account`."""
+    way: Microseconds = 0
+    """Of a worker: microseconds of its waits in which a request or its answer was on the way."""
 
 
 class AccountReport(Message):
