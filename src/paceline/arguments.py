@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key
+from paceline.keys import Key, Values
 from paceline.naming import suggestion
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,17 @@ def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torc
     for key, targets in outs.items():
         for one in targets:
             _same_shape(key, one, values[key], "out")
+
+
+def needed_row_ids(given: Values | None) -> Values:
+    """Return the ``row_ids`` of ``row_sparse_pull``, an option by its place only.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if given is None:
+        raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
+    return given
 
 
 def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:

@@ -60,6 +60,11 @@ def address_towards(targets: Iterable[str]) -> str:
     return ""
 
 
+def tcp(host: str, port: int | str) -> str:
+    """Return the address of a listener; its host may be an IPv6 address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def _matches(address: str, wanted: str) -> bool:
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(wanted, strict=False)

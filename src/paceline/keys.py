@@ -1,4 +1,4 @@
-"""Normalises the keys and values of calls. All checks of keys are here."""
+"""Keys and values of calls, in one form. All checks of keys are here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[to
 T = TypeVar("T")
 
 
-def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Tensor]]]:
-    """Convert any accepted form of (keys, values) to a list of keys and a list of device values per key.
+def by_key(key: Keys, values: Values) -> dict[Key, list[torch.Tensor]]:
+    """Return any accepted form of (keys, values) as the device values of each key.
 
     The values of a key that occurs more than once are joined. Keys are in the order of their first occurrence.
 
@@ -26,7 +26,7 @@ def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Ten
         ValueError: numbers of keys and values differ, or a key has no values.
     """
     if isinstance(key, int | str | np.integer):
-        return [checked_key(key)], [_device_values(key, values)]
+        return {checked_key(key): _device_values(key, values)}
     keys = [checked_key(one) for one in key]
     check_kind(keys, keys[:1])
     if isinstance(values, torch.Tensor) or len(values) != len(keys):
@@ -35,7 +35,7 @@ def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Ten
     joined: dict[Key, list[torch.Tensor]] = {}
     for one, value in zip(keys, values, strict=True):
         joined.setdefault(one, []).extend(_device_values(one, value))
-    return list(joined), list(joined.values())
+    return joined
 
 
 def checked_key(key: Any) -> Key:

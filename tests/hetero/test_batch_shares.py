@@ -141,5 +141,3 @@ def test_memory_limit_is_kept_by_accumulation() -> None:
     shares = Shares(64, [1, 1], max_batch=[None, 10])
     shares.revise({0: Speed(0.0, 3.0), 1: Speed(0.0, 1.0)})
     assert shares.samples == {0: 16, 1: 48}
-    assert shares.passes(0) == [16]
-    assert shares.passes(1) == [10, 10, 10, 9, 9]

@@ -186,14 +186,6 @@ def test_walk_through_positions_that_make_no_sense_is_refused(left: Ranges) -> N
     assert pool.held() == {0: ((0, 6),)}
 
 
-def test_worker_that_joins_takes_part() -> None:
-    pool = Pool(2, 1)
-    pool.join(1)
-    assert pool.take(1, 1, 0, 2, 0) == [Given(1, 1, 0, ((0, 2),))]
-    pool.join(1)
-    assert pool.held()[1] == ((0, 2),)
-
-
 class Job(RuleBasedStateMachine):
     """Workers that take, train, repeat requests and die, in any order; the ledger counts what was trained on."""
 

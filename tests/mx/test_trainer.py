@@ -193,6 +193,11 @@ def test_param_groups_and_schedulers_of_an_instance_count(store):
     assert_equal_weights(net, reference)
 
 
+@pytest.mark.parametrize(("options", "rate"), [({"learning_rate": 0.0}, 0.0), ({}, 0.001)])
+def test_learning_rate_is_the_given_one_or_the_default_of_the_class(options, rate):
+    assert Trainer(replicate(mlp(), cpu()), "adam", options).learning_rate == rate
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_learning_rate_and_multipliers_count_from_the_next_step(store):
     torch.manual_seed(1)

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -152,12 +153,40 @@ def test_what_a_copy_of_a_checkpoint_lists_stays(tmp_path):
     assert not left.exists()
 
 
+def test_copy_of_a_checkpoint_keeps_its_files_when_either_is_saved_again(tmp_path):
+    job = Plain()
+    part = leave_behind(tmp_path, 1, "0123abcd")
+    for name in ("job", "best"):
+        beside = {"1": {"file": part.name, "digest": "0123abcd"}}
+        tensor_file.write(tmp_path / name, KIND, {}, {"beside": beside})
+    paceline.save(tmp_path / "best", job.model, job.optimizer, step=0)
+    assert part.exists()
+    shutil.copy(tmp_path / "job", tmp_path / "best")
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
+    assert part.exists()
+    (tmp_path / "best").unlink()
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("listed", ["train.py", "../train.py", "/etc/hostname", 7, None])
+def test_checkpoint_that_lists_other_files_brings_an_error_and_removes_none(tmp_path, listed):
+    job, script = Plain(), tmp_path / "train.py"
+    script.touch()
+    hostile = {"beside": {"1": {"file": listed, "digest": "0"}}, "own": None, "step": 0, "workers": 2}
+    tensor_file.write(tmp_path / "job", KIND, {}, hostile)
+    with pytest.raises(CheckpointError, match=r"job (lists .* as the file of a worker|does not list files of workers)"):
+        paceline.load(tmp_path / "job", job.model, job.optimizer)
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
+    assert script.exists()
+
+
 def test_each_worker_removes_only_its_own_leftovers(tmp_path):
     mine, theirs, beyond = (leave_behind(tmp_path, rank, "0123abcd") for rank in (1, 2, 3))
     current = leave_behind(tmp_path, 1, "4567abcd")
-    collective._remove_leftovers(tmp_path / "job", KIND, 1, 3, {current.name})
+    collective._remove_leftovers(tmp_path / "job", KIND, 1, 3, set(), {current.name})
     assert [one.exists() for one in (mine, theirs, beyond, current)] == [False, True, True, True]
-    collective._remove_leftovers(tmp_path / "job", KIND, 0, 3, {current.name})
+    collective._remove_leftovers(tmp_path / "job", KIND, 0, 3, set(), {current.name})
     assert [one.exists() for one in (theirs, beyond, current)] == [True, False, True]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,9 +12,19 @@ from paceline.compression import make
 from paceline.hetero import Speed
 from paceline.sim import SimulatedCluster, SimulatedWorker
 from paceline.sim.models import arrays, even
-from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training, uniform
+from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
 
 #: 8 hosts of 8 GPUs that each train ResNet-50 on 760 images a second, in batches of 256, with links of 25 Gbit/s.
+
+
+def uniform(
+    speed: Speed, workers: int, bandwidth: float, server_bandwidth: float, latency_s: float
+) -> SimulatedCluster:
+    """Return a cluster of workers that are alike."""
+    one = SimulatedWorker(speed, bandwidth)
+    return SimulatedCluster((one,) * workers, bandwidth=server_bandwidth, latency_s=latency_s)
+
+
 V100 = uniform(Speed(0.0, 1 / 760), 64, 3.125e9, 3.125e9, 0.0)
 PLANNER = Planner(Training(tuple(arrays("resnet50")), V100, 256, 8))
 
@@ -54,13 +66,21 @@ def test_costs_count_the_hosts_of_servers() -> None:
     assert one.epoch_cost == pytest.approx((8 * 3.0 + 16 * 0.5) * 10 / one.samples_per_s)
 
 
-def test_ten_thousand_workers_are_planned_in_five_seconds() -> None:
+def plan_ten_thousand_workers() -> None:
+    """Plan, and print the processor time that it took."""
     planner = Planner(Training(tuple(arrays("resnet50")), uniform(Speed(0, 1 / 760), 10_000, 3e9, 3e9, 5e-5), 256, 8))
     before = time.process_time()
     planner.scaling(SIZES)
     planner.ways(10_000, "fp16")
     planner.recommend(10_000, "fp16")
-    assert time.process_time() - before < 5
+    print(time.process_time() - before)
+
+
+def test_ten_thousand_workers_are_planned_in_five_seconds() -> None:
+    """In a process of its own: measuring the coverage takes longer than planning."""
+    code = "from tests.sim.test_scaling import *; plan_ten_thousand_workers()"
+    taken = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=60).stdout
+    assert float(taken) < 5
 
 
 @pytest.mark.parametrize("codec", ELEMENT_BYTES)

@@ -70,14 +70,7 @@ def _shares_of(store: DistStore) -> str:
 
 
 class TwoSizes(Sampler[list[int]]):
-    """Batches of a job that measures its workers and then ends: first whole ones, then smaller ones.
-
-    Args:
-        data: the data set or its length.
-        batch_size: size of the whole ones.
-        seed: seed of the order.
-        rounds: rounds to measure.
-    """
+    """Batches of a job that measures its workers and then ends: first whole ones, then smaller ones."""
 
     def __init__(self, data: int | Sized, batch_size: int, seed: int, rounds: int) -> None:
         self._length = data if isinstance(data, int) else len(data)

@@ -25,11 +25,7 @@ class GlobalBatch:
 
 
 class HandedOut:
-    """The last global batches of an epoch, and the positions that come once more.
-
-    Args:
-        length: samples of the data.
-    """
+    """The last global batches of an epoch, and the positions that come once more."""
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -118,7 +118,7 @@ class PooledBatchSampler(Sampler[list[int]]):
             check_deadline(deadline_s, max_batch)
         self._max_batch = max_batch or batch_size
         self._deadline = None if deadline_s is None else Deadline(deadline_s, time.monotonic)
-        self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
+        self._batch_size = batch_size
         limit = 0 if stop_every is None else min(stop_every, self._length)
         settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._walker = walker_of(session_of(store), name, settings, limit)
@@ -162,7 +162,7 @@ class PooledBatchSampler(Sampler[list[int]]):
                 "was fetched ahead"
             )
         walk = self._walker.begin()
-        order = epoch_order(self._length, self._seed, self.epoch) if self._shuffle else range(self._length)
+        order = epoch_order(epoch=self.epoch, **self._walker.settings)
         with Dealing(self) as dealing:
             try:
                 while (held := self._walker.take(walk, self._batch_size)) is not None:

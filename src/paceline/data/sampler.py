@@ -16,14 +16,30 @@ from paceline.data.partition import Slots, check_part, check_span, column_slots,
 State = dict[str, Any]
 
 
-def epoch_order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the permutation of ``length`` samples in an epoch, int64.
+def epoch_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
+    """Return the order of ``length`` samples in an epoch, int64; without ``shuffle`` they stay as they are.
 
     It sorts raw PCG64 output, whose stream NumPy guarantees for ever; ``Generator.permutation`` may change with the
     version, and machines that are not alike seldom run the same one.
     """
+    if not shuffle:
+        return np.arange(length, dtype=np.int64)
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
     return np.asarray(bits.random_raw(length)).argsort(kind="stable")
+
+
+def check_settings(state: Mapping[str, Any], settings: State) -> None:
+    """Refuse a state of the middle of an epoch that a sampler with these settings cannot go on with.
+
+    Raises:
+        ValueError: names the settings that differ.
+    """
+    then = {name: state.get(name) for name, value in settings.items() if state.get(name) != value}
+    if then:
+        now = {name: settings[name] for name in then}
+        raise ValueError(
+            f"the state was taken in the middle of epoch {state['epoch']} with {then}, this sampler has {now}"
+        )
 
 
 class ShardedSampler(Sampler[int]):
@@ -125,7 +141,7 @@ class ShardedSampler(Sampler[int]):
 
     def indices(self, epoch: int) -> NDArray[np.int64]:
         """Return all indices of this worker in an epoch, in order, int64."""
-        return epoch_order(self._length, self._seed, epoch)[self._slots] if self._shuffle else self._slots
+        return epoch_order(self._length, self._seed, epoch, self._shuffle)[self._slots]
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one. An epoch that was loaded by :meth:`load_state_dict` keeps its position.
@@ -162,13 +178,8 @@ class ShardedSampler(Sampler[int]):
             ValueError: in mid-epoch the data, seed and part must be the same as then. The sampler is unchanged.
         """
         epoch, position = state["epoch"], state["position"]
-        differing = [name for name, value in self._settings().items() if position and state.get(name) != value]
-        if differing:
-            then, now = (
-                {name: state.get(name) for name in differing},
-                {name: self._settings()[name] for name in differing},
-            )
-            raise ValueError(f"the state was taken in the middle of epoch {epoch} with {then}, this sampler has {now}")
+        if position:
+            check_settings(state, self._settings())
         if epoch < 0 or not 0 <= position <= len(self):
             raise ValueError(f"the state names sample {position} of epoch {epoch}; this part has {len(self)} samples")
         self._epoch, self._position, self._pending = epoch, position, True

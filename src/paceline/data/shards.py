@@ -195,13 +195,8 @@ class PartShards(Shards):
     """A part of the list, fixed for an epoch.
 
     Args:
-        urls: shards of all workers.
-        num_parts: number of parts.
-        part_index: the one of this worker.
         fractions: fraction of each part.
         team: the store whose workers measure their speeds for the fractions; None: they stay.
-        shuffle: the order of each epoch is another one.
-        seed: seed of the order.
     """
 
     def __init__(
@@ -305,7 +300,7 @@ class PartShards(Shards):
                     "process before each epoch, as its processes do not know of each other's"
                 )
             self._plan[1] = number
-        order = epoch_order(len(self.urls), self._seed, epoch) if self._shuffle else range(len(self.urls))
+        order = epoch_order(len(self.urls), self._seed, epoch, self._shuffle)
         yield from map(int, itertools.islice(order[start + position : stop], first, None, every))
 
     @property
@@ -365,20 +360,12 @@ def _rate(session: Session) -> float:
 
 
 class PooledShards(Shards):
-    """The next shard of one queue of all workers.
-
-    Args:
-        urls: shards of all workers.
-        store: the job's store.
-        shuffle: the order of each epoch is another one.
-        seed: seed of the order.
-        name: name of the pool.
-    """
+    """The next shard of one queue of all workers."""
 
     def __init__(self, urls: list[str], store: KVStoreBase, shuffle: bool, seed: int, name: str) -> None:
         super().__init__(urls)
-        self._settings: State = {"length": len(urls), "seed": seed, "shuffle": shuffle}
-        self._walker = walker_of(session_of(store), name, self._settings, 0, by_push=False)
+        settings: State = {"length": len(urls), "seed": seed, "shuffle": shuffle}
+        self._walker = walker_of(session_of(store), name, settings, 0, by_push=False)
 
     @property
     def epoch(self) -> int:
@@ -408,9 +395,8 @@ class PooledShards(Shards):
                 "a worker that dies would be lost. Loop over the shards, and make a loader for each: for url in "
                 "shards: for batch in DataLoader(TarSamples([url]), ...)"
             )
-        length, seed = len(self.urls), self._settings["seed"]
         walk = self._walker.begin()
-        order = epoch_order(length, seed, self.epoch) if self._settings["shuffle"] else range(length)
+        order = epoch_order(epoch=self.epoch, **self._walker.settings)
         try:
             while (held := self._walker.take(walk, 1, lambda position: self.urls[int(order[position])])) is not None:
                 yield int(order[held[0][0]])

@@ -108,8 +108,7 @@ class SharedBatchSampler(Sampler[list[int]]):
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
         self._rank, self._num_workers = store.rank, store.num_workers
-        self._shuffle, self._seed, self._drop_last, self._prefetch = shuffle, seed, drop_last, prefetch
-        self._max_batch = max_batch
+        self._drop_last, self._prefetch, self._max_batch = drop_last, prefetch, max_batch
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
@@ -150,11 +149,8 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Number of batches in an epoch in which no worker leaves, dies or runs out of time."""
-        return self._rows()
-
-    def _rows(self, again: int = 0) -> int:
-        size, length = self._shares.global_batch, self._length + again
-        return length // size if self._drop_last else -(-length // size)
+        size = self._shares.global_batch
+        return self._length // size if self._drop_last else -(-self._length // size)
 
     def parts(self, *batch: torch.Tensor) -> list[tuple[float, tuple[torch.Tensor, ...]]]:
         """Cut a batch into parts that fit into this worker's memory, as few and as even as possible.
@@ -230,8 +226,8 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._follow(gone)
         self._is_handed_out = True
 
-    def _order(self) -> NDArray[np.signedinteger[Any]] | range:
-        return epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
+    def _order(self) -> NDArray[np.int64]:
+        return epoch_order(epoch=self._epoch, **self._settings)
 
     def _note_prefetch(self, ahead: int) -> None:
         if self._deadline is not None:
@@ -357,8 +353,9 @@ class SharedBatchSampler(Sampler[list[int]]):
         return [position for worker, last in gone for position in self._handed_out.missing(worker, last, stop)]
 
     def _check(self, global_batch_size: int, deadline_s: float | None) -> None:
-        if self._seed < 0 or (self._max_batch is not None and self._max_batch < 1):
-            raise ValueError(f"seed is {self._seed}, max_batch {self._max_batch}; 0 and 1 are the least")
+        seed = self._settings["seed"]
+        if seed < 0 or (self._max_batch is not None and self._max_batch < 1):
+            raise ValueError(f"seed is {seed}, max_batch {self._max_batch}; 0 and 1 are the least")
         if self._length < max(1, global_batch_size if self._drop_last else self._num_workers):
             raise ValueError(f"{self._length} samples are not enough for a batch of all {self._num_workers} workers")
         if deadline_s is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.sampler import State
+from paceline.data.sampler import State, check_settings
 from paceline.hetero.sample_pool import positions
 from paceline.ranges import Ranges, everything, joined
 
@@ -49,7 +49,7 @@ def left_of(state: Mapping[str, Any], settings: State) -> tuple[int, Ranges]:
         raise ValueError(f"the state names positions {list(left)} of epoch {epoch} of {length} samples")
     if left == everything(length):
         return epoch, ()
-    _check_settings(state, settings)
+    check_settings(state, settings)
     return epoch, left
 
 
@@ -69,7 +69,7 @@ def place_of(state: Mapping[str, Any], settings: State) -> SharePosition:
         )
     again, size, length = [int(one) for one in state.get("again", ())], state["global_batch_size"], state["length"]
     if state["batch"] or again:
-        _check_settings(state, settings)
+        check_settings(state, settings)
     if not all(0 <= one < length for one in again):
         raise ValueError(f"the state names samples beyond the {length} of the data")
     rows = -(-(length + len(again)) // size)
@@ -77,12 +77,3 @@ def place_of(state: Mapping[str, Any], settings: State) -> SharePosition:
         raise ValueError(f"the state names batch {state['batch']}; an epoch has {rows}")
     first = min(state.get("first", state["batch"] * size), length + len(again))
     return SharePosition(state["epoch"], state["batch"], first, again, state["shares"])
-
-
-def _check_settings(state: Mapping[str, Any], settings: State) -> None:
-    differing = {name: state.get(name) for name, value in settings.items() if state.get(name) != value}
-    if differing:
-        now = {name: settings[name] for name in differing}
-        raise ValueError(
-            f"the state was taken in the middle of epoch {state['epoch']} with {differing}, this sampler has {now}"
-        )

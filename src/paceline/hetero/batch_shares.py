@@ -130,7 +130,6 @@ class Shares:
         global_batch: samples of all workers together.
         fractions: initial weight per worker, in order of rank; for equal shares ``[1] * num_workers``.
         max_batch: largest batch that fits into each worker's memory; None: no limit. The list is read at each revision.
-        hysteresis: part of a step's time that new shares must save.
 
     Raises:
         ValueError: the weights cannot divide the batch, or it has fewer samples than there are workers.
@@ -141,13 +140,11 @@ class Shares:
         global_batch: int,
         fractions: Sequence[float],
         max_batch: Sequence[int | None] = (),
-        hysteresis: float = HYSTERESIS,
     ) -> None:
         if global_batch < len(fractions):
             raise ValueError(f"a global batch of {global_batch} samples is too small for {len(fractions)} workers")
         self.global_batch = global_batch
         self._caps = max_batch or [None] * len(fractions)
-        self._hysteresis = hysteresis
         self._speeds: dict[int, Speed] = {}
         self.samples = dict(enumerate(split_evenly(global_batch, fractions)))
         """Samples of each global batch, by worker; only workers that have not left."""
@@ -158,7 +155,7 @@ class Shares:
         if self._speeds.keys() < self.samples.keys():
             return False
         best = self._best()
-        if not self._time(best) < (1 - self._hysteresis) * self._time(self.samples):
+        if not self._time(best) < (1 - HYSTERESIS) * self._time(self.samples):
             return False
         self.samples = best
         return True
@@ -180,12 +177,6 @@ class Shares:
         else:
             parts = split_evenly(self.global_batch, list(self.samples.values()))
             self.samples = dict(zip(self.samples, parts, strict=True))
-
-    def passes(self, worker: int) -> list[int]:
-        """Return the batches in which a worker computes its share: as few as fit into its memory, and alike."""
-        samples, cap = self.samples[worker], self._caps[worker]
-        count = 1 if cap is None else -(-samples // cap)
-        return split_evenly(samples, [1.0] * max(1, count))
 
     def check(self) -> None:
         """Assert the invariants.

@@ -10,7 +10,6 @@ A sample of a stale gradient moves the model less well than one of a fresh gradi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.consistency import Policy
@@ -91,8 +90,4 @@ def _link_limit(measured: Measured) -> float:
 
 def _limited(rate: float, *limits: float) -> float:
     """Return a rate under limits (0: none). Near a limit, queues cost a part of both."""
-    return float(sum(one**-4.0 for one in (rate, *_known(limits))) ** -0.25)
-
-
-def _known(limits: Sequence[float]) -> list[float]:
-    return [one for one in limits if one > 0]
+    return float(sum(one**-4.0 for one in (rate, *limits) if one > 0) ** -0.25)

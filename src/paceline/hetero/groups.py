@@ -15,7 +15,7 @@ state     event                                           becomes
 ========  ==============================================  ============================================
 steady    a check finds the groups in order               steady
 steady    a check finds them out of order                 doubtful, with the groups that would be right
-doubtful  a check finds the same right groups again       doubtful; after ``patience`` of them steady, with new groups
+doubtful  a check finds the same right groups again       doubtful; after ``PATIENCE`` of them steady, with new groups
 doubtful  a check finds other right groups                doubtful, counting from one
 doubtful  a check finds the groups in order               steady
 any       ``leave(worker)``                               steady; the worker's group shrinks
@@ -24,7 +24,7 @@ any       ``leave(worker)``                               steady; the worker's g
 *Out of order*: the slowest member of a group takes longer than the fastest by more than :data:`SPREAD`, or two groups
 are so close that one would be enough (:data:`CLOSE`). Between these limits and
 :data:`ALIKE`, by which groups are formed, lies what noise may do. Noise that passes even these
-limits must also lead to other groups, the same ones in ``patience`` checks.
+limits must also lead to other groups, the same ones in ``PATIENCE`` checks.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ CLOSE = ALIKE**0.5
 
 #: More groups than this are not tried.
 MAX_GROUPS = 8
+
+#: Checks in a row that must find the same other groups.
+PATIENCE = 2
 
 _Points = NDArray[np.float64]
 
@@ -121,19 +124,30 @@ def _import(module: str) -> Any:
         raise MissingExtraError("groups by speed need scikit-learn: pip install 'paceline[hetero]'") from None
 
 
+class Doubt:
+    """Counts checks in a row that find the same other way."""
+
+    def __init__(self) -> None:
+        self._kind: object = None
+        self._times = 0
+
+    def is_sure(self, kind: object) -> bool:
+        """Note what a check finds, None if nothing; returns whether :data:`PATIENCE` checks in a row have found it."""
+        self._times = self._times + 1 if kind == self._kind else 1
+        self._kind = kind
+        return kind is not None and self._times >= PATIENCE
+
+
 class Regrouping:
     """The groups of a job, and when to change them.
 
     Args:
         groups: the first groups, for all workers.
-        patience: checks in a row that must find the same other groups.
     """
 
-    def __init__(self, groups: Groups, patience: int = 2) -> None:
+    def __init__(self, groups: Groups) -> None:
         self.groups = groups
-        self._patience = patience
-        self._wanted: Groups = ()
-        self._times = 0
+        self._doubt = Doubt()
 
     def check_speeds(self, seconds: Mapping[int, float]) -> bool:
         """Compare measured times with the groups; returns whether the groups have changed.
@@ -142,21 +156,17 @@ class Regrouping:
             seconds: time of a step of the same work, of every worker that has not left.
         """
         wanted = self._right_groups(seconds) if self._out_of_order(seconds) else self.groups
-        if _as_sets(wanted) == _as_sets(self.groups):
-            self._wanted, self._times = (), 0
+        kind = _as_sets(wanted)
+        if not self._doubt.is_sure(None if kind == _as_sets(self.groups) else kind):
             return False
-        self._times = self._times + 1 if _as_sets(wanted) == _as_sets(self._wanted) else 1
-        self._wanted = wanted
-        if self._times < self._patience:
-            return False
-        self.groups, self._wanted, self._times = wanted, (), 0
+        self.groups, self._doubt = wanted, Doubt()
         return True
 
     def leave(self, worker: int) -> None:
         """Forget a worker that has left or died; a group without members disappears."""
         smaller = (tuple(one for one in group if one != worker) for group in self.groups)
         self.groups = tuple(group for group in smaller if group)
-        self._wanted, self._times = (), 0
+        self._doubt = Doubt()
 
     def _out_of_order(self, seconds: Mapping[int, float]) -> bool:
         times = [[seconds[worker] for worker in group] for group in self.groups]

@@ -9,8 +9,8 @@ advice.
 a check finds                                                   effect
 ==============================================================  ==================================================
 no other way that is better than that of now by :data:`HOLD`    none; doubts and advice end
-such a way, and a free job can take it                          doubt; ``patience`` times in a row: new groups
-such a way, and the job cannot take it                          doubt; ``patience`` times in a row: advice
+such a way, and a free job can take it                          doubt; ``PATIENCE`` times in a row: new groups
+such a way, and the job cannot take it                          doubt; ``PATIENCE`` times in a row: advice
 ==============================================================  ==================================================
 
 Speeds and noise are those of now. The exchange and the update are those that were measured before the job began, and so
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from paceline.consistency import Policy
 from paceline.hetero.choose import Choice, candidates, named, noise_words, preferred, rate
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step
-from paceline.hetero.groups import Groups, group_by_speed
+from paceline.hetero.groups import Doubt, Groups, group_by_speed
 from paceline.hetero.measured import ROUNDS, Measured
 from paceline.hetero.step_noise import Counted, noise_now
 
@@ -76,19 +76,6 @@ class _Way:
         return f"dist_gsync with groups {', '.join(' '.join(map(str, group)) for group in self.groups)}"
 
 
-class _Doubt:
-    """Counts checks in a row that find the same."""
-
-    def __init__(self, patience: int) -> None:
-        self._patience, self._kind, self._times = patience, object(), 0
-
-    def is_sure(self, kind: object | None) -> bool:
-        """Note the finding of a check, or None; returns whether enough of them have found it."""
-        self._times = self._times + 1 if kind == self._kind else 1
-        self._kind = kind
-        return kind is not None and self._times >= self._patience
-
-
 class Revision:
     """The choice of ``dist_auto`` in a running job, and the time to change it.
 
@@ -96,7 +83,6 @@ class Revision:
         choice: with which the job began.
         measured: before it began, by rank.
         is_free: whether the job's workers can change groups.
-        patience: checks in a row that must find the same other way.
 
     Attributes:
         groups: the groups of a free job now; empty for a fixed one.
@@ -104,12 +90,12 @@ class Revision:
         advice: a better way that needs a new start, and the reason; empty: none.
     """
 
-    def __init__(self, choice: Choice, measured: Measured, is_free: bool, patience: int = 2) -> None:
+    def __init__(self, choice: Choice, measured: Measured, is_free: bool) -> None:
         self._choice, self._measured = choice, measured
         self.groups: Groups = free_policy(choice.policy, len(measured.workers)).groups if is_free else ()
         self.advice = ""
         self.changes = 0
-        self._doubt, self._doubt_of_start = _Doubt(patience), _Doubt(patience)
+        self._doubt, self._doubt_of_start = Doubt(), Doubt()
         self._advised: set[object] = set()
 
     def check(self, steps: Mapping[int, StepTime]) -> str:

@@ -228,10 +228,6 @@ class Pool:
             self._free = joined([*self._free, *held])
         return self._settle()
 
-    def join(self, worker: int) -> None:
-        """Note that a worker has joined; one that is there already changes nothing."""
-        self._takers.setdefault(worker, _Taker())
-
     def leave(self, worker: int, round: int = 0) -> list[Answer]:
         """Note that a worker has left or died: others get its samples that it has not trained on.
 

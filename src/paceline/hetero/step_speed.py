@@ -113,10 +113,6 @@ class SpeedMeter:
         self._block = 0
         self._shape = self._before
 
-    def __len__(self) -> int:
-        """Number of steps that are looked at."""
-        return min(self._window, len(self._steps) + len(self._new))
-
     def add(self, samples: float, seconds: float) -> None:
         """Note a step: the time of its computation alone, without waits for others.
 

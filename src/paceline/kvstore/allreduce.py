@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 import paceline.hvd as hvd
 from paceline.hvd import world
 from paceline.hvd.collectives import allreduce_async_, broadcast_async_, sparse_allreduce_async, synchronize
-from paceline.keys import Keys, Values, normalise
+from paceline.keys import Keys, Values, by_key
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.device_sums import sum_of
 
 
 class AllReduceStore(KVStoreBase):
     """Sums the values of all devices and workers, by all-reduce. It holds no values and runs no optimizer.
 
     Keys pair the values of different workers, in any order. The job is that of ``paceline.hvd``, which this joins.
-
-    Args:
-        store_type: the name that it was created under.
     """
 
     def __init__(self, store_type: str) -> None:
@@ -48,13 +47,12 @@ class AllReduceStore(KVStoreBase):
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Copy worker 0's values into ``out``, on all workers."""
-        keys, values = normalise(key, value)
-        _, outs = normalise(key, out)
-        copies = [one[0].detach().clone(memory_format=torch.contiguous_format) for one in values]
-        handles = [broadcast_async_(copy, 0, f"kvstore {name!r}") for name, copy in zip(keys, copies, strict=True)]
-        for handle, copy, targets in zip(handles, copies, outs, strict=True):
+        values, outs = by_key(key, value), by_key(key, out)
+        copies = {name: one[0].detach().clone(memory_format=torch.contiguous_format) for name, one in values.items()}
+        handles = {name: broadcast_async_(copy, 0, f"kvstore {name!r}") for name, copy in copies.items()}
+        for name, handle in handles.items():
             synchronize(handle)
-            _write(copy, targets)
+            _write(copies[name], outs[name])
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Sum the values of all devices and workers into ``out``, or into ``value`` itself.
@@ -62,19 +60,10 @@ class AllReduceStore(KVStoreBase):
         Raises:
             HorovodInternalError: workers disagree on a key's shape or dtype, or one ended.
         """
-        keys, values = normalise(key, value)
-        _, outs = normalise(key, value if out is None else out)
-        waiting = []
-        for name, one in zip(keys, values, strict=True):
-            total = _sum(one)
-            text = f"kvstore {name!r}"
-            if total.is_sparse:
-                waiting.append(sparse_allreduce_async(total, text, hvd.Sum))
-                continue
-            handle = allreduce_async_(total, None, text, hvd.Sum)
-            waiting.append(lambda handle=handle: synchronize(handle))  # type: ignore[misc]
-        for wait, targets in zip(waiting, outs, strict=True):
-            _write(wait(), targets)
+        values, outs = by_key(key, value), by_key(key, value if out is None else out)
+        waiting = {name: _start_sum(f"kvstore {name!r}", devices) for name, devices in values.items()}
+        for name, wait in waiting.items():
+            _write(wait(), outs[name])
 
     def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait.
@@ -91,13 +80,12 @@ class AllReduceStore(KVStoreBase):
         hvd.barrier()
 
 
-def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a new tensor with the sum of device values, on the first device."""
-    first = values[0].detach()
-    total = first.clone() if first.is_sparse else first.clone(memory_format=torch.contiguous_format)
-    for one in values[1:]:
-        total = total + one.detach().to(total.device)
-    return total
+def _start_sum(name: str, values: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Start the sum of device values over all workers; returns a function that waits for it."""
+    total = sum_of(values)
+    if total.is_sparse:
+        return sparse_allreduce_async(total, name, hvd.Sum)
+    return partial(synchronize, allreduce_async_(total, None, name, hvd.Sum))
 
 
 def _write(result: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:

@@ -277,7 +277,18 @@ class KVStore(KVStoreBase):
         raise self._lacks("for_optimizer")
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
-        """Pull only the rows ``row_ids`` of row-sparse keys."""
+        """Pull only some rows, after this worker's own pushes.
+
+        Args:
+            key: row-sparse keys.
+            out: a sparse target then holds only the requested rows; in a dense target of the key's shape the requested
+                rows are set and the others are not changed.
+            priority: ignored.
+            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
+
+        Raises:
+            ValueError: no ``row_ids``, numbers outside of the value, or another shape.
+        """
         raise self._lacks("row_sparse_pull")
 
     def is_capable(self, capability: str) -> bool:

@@ -137,6 +137,16 @@ class DeviceSums:
         return out.view(value.shape).to(value.dtype)
 
 
+def sum_of(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of device values as a new tensor on the first device: rows if all of them are, else dense."""
+    first = values[0].detach()
+    if all(one.is_sparse for one in values):
+        return sum_rows(values, first.device)
+    total = torch.empty(first.shape, dtype=first.dtype, device=first.device)
+    sum_into(total, [one.detach().to_dense() if one.is_sparse else one.detach() for one in values])
+    return total
+
+
 def _distinct_gpus(values: Sequence[torch.Tensor]) -> bool:
     devices = {one.device for one in values}
     return len(values) > 1 and len(devices) == len(values) and all(one.type == "cuda" for one in devices)

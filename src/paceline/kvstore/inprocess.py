@@ -10,7 +10,7 @@ import torch
 
 from paceline import arguments as check
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key, Keys, Values, check_kind, checked_key, checked_table, normalise
+from paceline.keys import Key, Keys, Values, by_key, check_kind, checked_key, checked_table
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.device_sums import DeviceSums
@@ -95,30 +95,29 @@ class InProcessStore(KVStore):
 
     def init(self, key: Keys, value: Values) -> None:
         """See :meth:`KVStore.init`. A value may be a list of one."""
-        keys, values = normalise(key, value)
-        check_kind(keys, self._values)
-        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
-        for one, devices in zip(keys, values, strict=True):
+        given = by_key(key, value)
+        check_kind(given, self._values)
+        check_initialised((one, devices[0]) for one, devices in given.items())
+        for one, devices in given.items():
             if one in self._values or len(devices) > 1:
                 raise KeyMismatchError(f"key {one!r} is initialised twice; init every key once, with one value")
-        for one, devices in zip(keys, values, strict=True):
-            dense = devices[0].detach().to_dense() if devices[0].is_sparse else devices[0].detach()
+        for one, (first,) in given.items():
+            dense = first.detach().to_dense() if first.is_sparse else first.detach()
             self._values[one] = self._initial(dense.clone(memory_format=torch.contiguous_format))
-            if devices[0].is_sparse:
+            if first.is_sparse:
                 self._row_sparse.add(one)
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Initialise keys and copy the values into ``out``."""
-        keys, values = normalise(key, value)
-        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
-        outs = dict(zip(*normalise(key, out), strict=True))
-        check.outputs({one: devices[0] for one, devices in zip(keys, values, strict=True)}, outs)
+        values = {one: devices[0] for one, devices in by_key(key, value).items()}
+        check_initialised(values.items())
+        check.outputs(values, by_key(key, out))
         self.init(key, value)
         self.pull(key, out, priority)
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """See :meth:`KVStore.push`. Here it returns after the update."""
-        pushed = dict(zip(*normalise(key, value), strict=True))
+        pushed = by_key(key, value)
         check.pushes(self._values, pushed)
         self._place(pushed)
         merged = {one: self._sums.merge(one, devices, self._values[one].device) for one, devices in pushed.items()}
@@ -133,7 +132,7 @@ class InProcessStore(KVStore):
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`. Row-sparse ``out`` is not changed unless ``ignore_sparse`` is False."""
-        outs = dict(zip(*normalise(key, out), strict=True))
+        outs = by_key(key, out)
         check.outputs(self._values, outs)
         with torch.no_grad():
             for one, targets in outs.items():
@@ -148,27 +147,13 @@ class InProcessStore(KVStore):
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push, then pull into ``out``, or into ``value`` itself."""
         target = value if out is None else out
-        check.outputs(self._values, dict(zip(*normalise(key, target), strict=True)))
+        check.outputs(self._values, by_key(key, target))
         self.push(key, value, priority)
         self.pull(key, target, priority, ignore_sparse=False)
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
-        """Pull only some rows.
-
-        Args:
-            key: keys of values with at least two dimensions.
-            out: a sparse target then holds only the requested rows; in a dense target of the key's shape the requested
-                rows are set and the others are not changed.
-            priority: ignored here.
-            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
-
-        Raises:
-            ValueError: no ``row_ids``, or numbers outside of the value.
-        """
-        if row_ids is None:
-            raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
-        outs = dict(zip(*normalise(key, out), strict=True))
-        ids = dict(zip(*normalise(key, row_ids), strict=True))
+        """See :meth:`KVStore.row_sparse_pull`. Any key with at least two dimensions has rows here."""
+        outs, ids = by_key(key, out), by_key(key, check.needed_row_ids(row_ids))
         check.outputs(self._values, outs)
         chosen = {one: check.row_ids(one, self._values[one], ids[one], len(targets)) for one, targets in outs.items()}
         for one, targets in outs.items():

@@ -73,7 +73,8 @@ class BatchRunner:
         if size_of(label) != batch_size:
             raise ValueError(f"the batch has {batch_size} samples but {size_of(label)} labels")
         sizes = self._slicer.sizes(batch_size)
-        inputs, labels = self._slicer.cut(_as_tuple(data), sizes), self._slicer.cut(label, sizes)
+        inputs = self._slicer.cut(data if isinstance(data, tuple | list) else (data,), sizes)
+        labels = self._slicer.cut(label, sizes)
         self._net.infer_shapes(*inputs[0])
         done = run_replicas(self._net.contexts, self._jobs(inputs, labels, sizes))
         losses = [one.loss for one in done]
@@ -119,10 +120,6 @@ def total_loss(loss: torch.Tensor, size: int) -> torch.Tensor:
     return loss * size if loss.dim() == 0 else loss.sum() * (size / loss.shape[0])
 
 
-def _as_tuple(data: Any) -> tuple[Any, ...]:
-    return tuple(data) if isinstance(data, tuple | list) else (data,)
-
-
 def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
     """Split a batch by largest remainders, with at least one sample for every device.
 
@@ -151,9 +148,6 @@ class WorkLoadPlanner:
     changes nothing. A share in proportion to speed has its fixed point where all devices take equally long, even if
     every batch has a fixed cost beside the cost per sample. The split changes only when that makes a batch noticeably
     shorter, because batches of constant shape are faster. (LB-BSP, Chen et al. 2020, balances workers the same way.)
-
-    Args:
-        num_devices: number of devices.
     """
 
     def __init__(self, num_devices: int) -> None:

@@ -155,7 +155,10 @@ class HostPlanner:
         """
         if only_known:
             known = [self.measured_job, *self._learned.values()]
-            best = max((one for one in known if not keep_all or len(one.hosts) == len(self.names)), key=_rate)
+            best = max(
+                (one for one in known if not keep_all or len(one.hosts) == len(self.names)),
+                key=lambda one: one.samples_per_s,
+            )
         else:
             best = self.best(self.names) if keep_all else self._fastest()
         adds = {name: self._adds(best, name) for name in self.names}
@@ -328,10 +331,6 @@ def _rounds(report: Report, largest: Sequence[float]) -> list[int]:
         if before != after
     ]
     return list(range(count // 2 if changes else 0, count))
-
-
-def _rate(job: PlannedJob) -> float:
-    return job.samples_per_s
 
 
 def _usual_mean(seconds: Sequence[float]) -> float:

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from paceline.errors import MissingExtraError
-from paceline.sim.resources import Processor, SharedLink, call_later
+from paceline.sim.resources import Processor, SharedLink, call_later, new_environment
 
 #: Part of a step's computation that is forward; backward computes the gradients of both weights and inputs.
 FORWARD = 1 / 3
@@ -108,11 +107,7 @@ def step_seconds(
     Raises:
         MissingExtraError: simpy is not installed.
     """
-    try:
-        import simpy
-    except ImportError:
-        raise MissingExtraError("the simulator needs simpy: pip install 'paceline[sim]'") from None
-    environment = simpy.Environment()
+    environment = new_environment()
     job = _Job(environment, hosts, stages)
     if isinstance(exchange, Servers):
         job.push = _ThroughServers(environment, hosts, stages, exchange, merges, latency_s, job.take_values).push

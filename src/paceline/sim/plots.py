@@ -23,7 +23,7 @@ def check_path(path: str | Path) -> None:
         ValueError: the format is unknown.
     """
     file = Path(path)
-    _figure(1, 1).savefig(io.BytesIO(), format=file.suffix[1:] or None)
+    new_figure(1, 1).savefig(io.BytesIO(), format=file.suffix[1:] or None)
     if not file.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
     if not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -41,7 +41,7 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
         MissingExtraError: matplotlib is not installed.
         ValueError: the format is unknown.
     """
-    figure = _figure(10, 4)
+    figure = new_figure(10, 4)
     curves, ages = figure.subplots(1, 2)
     for name, result in results.items():
         if result.curve:
@@ -66,7 +66,7 @@ def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
         MissingExtraError: matplotlib is not installed.
         ValueError: the format is unknown.
     """
-    figure = _figure(12, 4.5)
+    figure = new_figure(12, 4.5)
     counts = sorted({one.workers for one in estimates})
     for axes, overlap in zip(figure.subplots(1, 2), (False, True), strict=True):
         lines = axes.twinx()
@@ -85,7 +85,12 @@ def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
     figure.savefig(path)
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty picture of a size in inches.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

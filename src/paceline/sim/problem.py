@@ -15,6 +15,10 @@ Indices = NDArray[np.int64]
 Samples = NDArray[Any]
 
 
+#: Units of the hidden layer, unless a problem says another number.
+_HIDDEN = 32
+
+
 class Problem(Protocol):
     """Data, a model as one flat vector, and its gradient."""
 
@@ -54,7 +58,7 @@ class Classified:
         self.images, self.labels = images, labels
         self.test_images, self.test_labels = test_images, test_labels
         self.length = len(labels)
-        self._network, self._seed = SmallNetwork(images.shape[1], hidden, 10), seed
+        self._network, self._seed = SmallNetwork(images.shape[1], hidden), seed
 
     def initial(self) -> Vector:
         """Return random weights."""
@@ -77,18 +81,17 @@ class Digits(Classified):
     """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer.
 
     Args:
-        hidden: units of the hidden layer.
         seed: seed of the first weights and of the choice of the test samples.
     """
 
-    def __init__(self, hidden: int = 32, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0) -> None:
         from paceline.data.digits import read_digits  # imports torch, which other problems do without
 
         pixels, classes = read_digits()
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(classes))
         images, labels = pixels.reshape(-1, 64)[order] / 16.0, classes[order].astype(np.int64)
-        super().__init__(images[360:], labels[360:], images[:360], labels[:360], hidden, seed)
+        super().__init__(images[360:], labels[360:], images[:360], labels[:360], _HIDDEN, seed)
 
 
 class Teacher(Classified):
@@ -105,10 +108,10 @@ class Teacher(Classified):
     """
 
     def __init__(
-        self, length: int = 100_000, inputs: int = 16, hidden: int = 32, noise: float = 0.05, seed: int = 0
+        self, length: int = 100_000, inputs: int = 16, hidden: int = _HIDDEN, noise: float = 0.05, seed: int = 0
     ) -> None:
         rng = np.random.default_rng([seed, 7])
-        teacher = SmallNetwork(inputs, 2 * hidden, 10)
+        teacher = SmallNetwork(inputs, 2 * hidden)
         weights = teacher.initial(rng)
         train = rng.normal(size=(length, inputs)).astype(np.float32)
         test = rng.normal(size=(1000, inputs))
@@ -138,16 +141,15 @@ class Nothing:
 
 
 class SmallNetwork:
-    """One hidden layer of rectified units, and a softmax over classes.
+    """One hidden layer of rectified units, and a softmax over ten classes.
 
     Args:
         inputs: numbers per sample.
         hidden: units of the hidden layer.
-        classes: classes of samples.
     """
 
-    def __init__(self, inputs: int, hidden: int, classes: int) -> None:
-        self._shapes = ((inputs, hidden), (hidden,), (hidden, classes), (classes,))
+    def __init__(self, inputs: int, hidden: int) -> None:
+        self._shapes = ((inputs, hidden), (hidden,), (hidden, 10), (10,))
         self._ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1].tolist()
 
     def initial(self, rng: np.random.Generator) -> Vector:
@@ -181,15 +183,9 @@ class SmallNetwork:
         return float((self.classes(weights, x) == labels).mean())
 
     def parts(self, weights: Vector) -> list[Vector]:
-        """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, classes], [classes]."""
-        first, second, third = self._ends
-        inputs, hidden, classes = self._shapes[0][0], self._shapes[0][1], self._shapes[2][1]
-        return [
-            weights[:first].reshape(inputs, hidden),
-            weights[first:second],
-            weights[second:third].reshape(hidden, classes),
-            weights[third:],
-        ]
+        """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, 10], [10]."""
+        parts = np.split(weights, self._ends)
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
 class OwnData:

@@ -9,6 +9,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from paceline.errors import MissingExtraError
+
+
+def new_environment() -> Any:
+    """Return simpy's environment: a clock, and the events of one simulation.
+
+    Raises:
+        MissingExtraError: simpy is not installed.
+    """
+    try:
+        import simpy
+    except ImportError:
+        raise MissingExtraError("the simulator needs simpy: pip install 'paceline[sim]'") from None
+    return simpy.Environment()
+
 
 class SharedLink:
     """A link whose bandwidth all flows share alike at any time.

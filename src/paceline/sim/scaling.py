@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 
 from paceline.config import Settings
-from paceline.hetero import Measured, Speed, StepNoise, choose, split_evenly
+from paceline.hetero import Measured, StepNoise, choose, split_evenly
 from paceline.placement import Bucket, KeySize, place
 from paceline.sim.lock_step import AllReduce, Hosts, Servers, Stage, step_seconds
 from paceline.sim.models import Array
@@ -313,11 +313,3 @@ def _place(one: Estimate) -> str:
             f"{servers} on the host of the workers" if one.servers == 1 else f"{servers}, one on each host of workers"
         )
     return f"{servers} on {'a host of its own' if one.servers == 1 else 'hosts of their own'}"
-
-
-def uniform(
-    speed: Speed, workers: int, bandwidth: float, server_bandwidth: float, latency_s: float
-) -> SimulatedCluster:
-    """Return a cluster of workers that are alike."""
-    one = SimulatedWorker(speed, bandwidth)
-    return SimulatedCluster((one,) * workers, bandwidth=server_bandwidth, latency_s=latency_s)

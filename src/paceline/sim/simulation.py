@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
-from paceline.errors import MissingExtraError
 from paceline.hetero import Measured, Shares, SpeedMeter, WorkerRound, measured_of
 from paceline.hetero.measured import ROUNDS, sizes
 from paceline.sim.problem import Nothing, OwnData, Problem
-from paceline.sim.resources import Processor, SharedLink, call_later
+from paceline.sim.resources import Processor, SharedLink, call_later, new_environment
 from paceline.sim.simulated_cluster import SimulatedCluster
 
 Vector = NDArray[np.float64]
@@ -116,11 +115,7 @@ def simulate(
     """
     if plan.rounds is None and plan.seconds is None:
         raise ValueError("a simulated job needs an end: rounds or seconds")
-    try:
-        import simpy
-    except ImportError:
-        raise MissingExtraError("the simulator needs simpy: pip install 'paceline[sim]'") from None
-    return _Job(simpy.Environment(), cluster, plan, problem or Nothing(), observer).run()
+    return _Job(new_environment(), cluster, plan, problem or Nothing(), observer).run()
 
 
 class _Job:

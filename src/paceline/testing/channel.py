@@ -25,11 +25,7 @@ def readable(fds: list[int], timeout_s: float | None = None) -> set[int]:
 
 
 class JsonLines:
-    """Reads JSON values from a pipe, each with a deadline.
-
-    Args:
-        fd: the read end.
-    """
+    """Reads JSON values from a pipe, each with a deadline."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -19,11 +19,11 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from paceline.net.base import Frames, Hub, Listener
-from paceline.net.handshake import HandshakeError
-from paceline.net.sockets import SocketListener
+from paceline.net.base import Frames
+from paceline.net.security import Security
+from paceline.net.sockets import SocketHub, SocketListener
 
 #: Environment variable with the faults of a process, as JSON.
 VARIABLE = "PACELINE_TESTING_FAULTS"
@@ -62,13 +62,7 @@ class Faults:
 
 
 class Chance:
-    """The random numbers of one process.
-
-    Args:
-        faults: their rates.
-        who: the process, which gets a sequence of its own.
-        sleep: makes a pause.
-    """
+    """The random numbers of one process."""
 
     def __init__(self, faults: Faults, who: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self.faults = faults
@@ -90,11 +84,7 @@ class Chance:
 
 
 class DelayedMessages(Generic[Peer]):
-    """Messages that have arrived and are delayed.
-
-    Args:
-        chance: decides what happens to each.
-    """
+    """Messages that have arrived and are delayed."""
 
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
@@ -131,23 +121,23 @@ class DelayedMessages(Generic[Peer]):
         return min(timeout_s, max(0.0, self._heap[0][0] - now)) if self._heap else timeout_s
 
 
-class FaultyHub:
-    """A hub whose answers arrive late, twice or never.
+class FaultyHub(SocketHub):
+    """A hub whose answers arrive late, twice or never. Only channels that carry tensors lose messages.
 
     Args:
-        inner: the transport's.
+        security: the job's key.
         chance: random numbers of this process.
     """
 
-    def __init__(self, inner: Hub, chance: Chance) -> None:
-        self.inner = inner
+    def __init__(self, security: Security, chance: Chance) -> None:
+        super().__init__(security)
         self.held: DelayedMessages[int] = DelayedMessages(chance)
         self._chance = chance
         self._bulk: set[int] = set()
 
     def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
-        """Open a channel; returns its index. Only what carries tensors loses messages."""
-        channel = self.inner.connect(address, identity, listener, bulk=bulk)
+        """Open a channel; returns its index."""
+        channel = super().connect(address, identity, listener, bulk=bulk)
         if bulk:
             self._bulk.add(channel)
         return channel
@@ -156,74 +146,37 @@ class FaultyHub:
         """Send on a channel, perhaps after a pause."""
         if channel in self._bulk:
             self._chance.pause()
-        self.inner.send(channel, frames)
+        super().send(channel, frames)
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """Return the arrived messages that are due."""
-        arrived = self.inner.receive(self.held.wait_s(time.monotonic(), timeout_s))
+        arrived = super().receive(self.held.wait_s(time.monotonic(), timeout_s))
         now = time.monotonic()
         self.held.add(arrived, now, self._bulk.__contains__)
         return self.held.take(now)
 
-    def is_open(self, channel: int) -> bool:
-        """Return whether the channel is connected now."""
-        return self.inner.is_open(channel)
 
-    def host_silent_s(self, channel: int) -> float | None:
-        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
-        return self.inner.host_silent_s(channel)
-
-    def is_deserted(self, channel: int) -> bool:
-        """Return whether the kernel of the listener's host says that the listener is gone."""
-        return self.inner.is_deserted(channel)
-
-    def reopened(self) -> list[int]:
-        """Return channels that have closed and connected again since the last call."""
-        return self.inner.reopened()
-
-    def refused(self, channel: int) -> HandshakeError | None:
-        """Return why the listener refuses this process, if it does."""
-        return self.inner.refused(channel)
-
-    def wake(self) -> None:
-        """Make ``receive`` return now."""
-        self.inner.wake()
-
-    def close(self, linger_s: float = 0.0) -> None:
-        """Close all channels."""
-        self.inner.close(linger_s)
-
-
-class FaultyListener:
+class FaultyListener(SocketListener):
     """A listener whose requests arrive late, twice or never.
 
     Args:
-        inner: the transport's.
         chance: random numbers of this process.
+        *arguments: those of :class:`~paceline.net.sockets.SocketListener`.
+        **options: likewise.
     """
 
-    def __init__(self, inner: Listener, chance: Chance) -> None:
-        self.inner = inner
+    def __init__(self, chance: Chance, *arguments: Any, **options: Any) -> None:
         self._chance = chance
         self._held: DelayedMessages[bytes] = DelayedMessages(chance)
         self._hubs: list[FaultyHub] = []
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where peers can connect."""
-        return self.inner.addresses
-
-    def serve_as(self, name: str) -> None:
-        """Let peers in that mean this process."""
-        assert isinstance(self.inner, SocketListener)
-        self.inner.serve_as(name)
+        super().__init__(*arguments, **options)
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return the arrived messages that are due, perhaps after a pause."""
         now = time.monotonic()
         for hub in self._hubs:
             timeout_s = hub.held.wait_s(now, timeout_s)
-        arrived = self.inner.receive(self._held.wait_s(now, timeout_s))
+        arrived = super().receive(self._held.wait_s(now, timeout_s))
         now = time.monotonic()
         self._held.add(arrived, now, lambda peer: True)
         taken = self._held.take(now)
@@ -231,34 +184,11 @@ class FaultyListener:
             self._chance.pause()
         return taken
 
-    def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
-        """Send to a peer."""
-        self.inner.send(peer, frames, urgency)
-
-    def is_sending(self, peer: bytes) -> bool:
-        """Return whether messages to a peer are under way."""
-        return self.inner.is_sending(peer)
-
-    def lost(self) -> list[bytes]:
-        """Return peers whose connection has closed since the last call."""
-        return self.inner.lost()
-
-    def host_silent_s(self, peer: bytes) -> float | None:
-        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
-        return self.inner.host_silent_s(peer)
-
-    def watch_hub(self, hub: FaultyHub) -> None:
+    def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something is due at a hub of the same thread."""
+        assert isinstance(hub, FaultyHub)
         self._hubs.append(hub)
-        self.inner.watch_hub(hub.inner)
-
-    def wake(self) -> None:
-        """Make ``receive`` return now."""
-        self.inner.wake()
-
-    def close(self, linger_s: float = 0.0) -> None:
-        """Close."""
-        self.inner.close(linger_s)
+        super().watch_hub(hub)
 
 
 def asked_for() -> Faults | None:

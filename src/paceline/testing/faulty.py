@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from functools import partial
 from typing import Any
 
 from paceline import config
 from paceline.net import call, client
-from paceline.net.security import Security
-from paceline.net.sockets import SocketHub, SocketListener
 from paceline.server import merge as accumulate
 from paceline.server import process as server
 from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
@@ -28,21 +27,15 @@ def install(who: str) -> None:
         return
     chance = Chance(faults, who)
 
-    def faulty_hub(security: Security) -> FaultyHub:
-        return FaultyHub(SocketHub(security), chance)
-
-    def faulty_listener(*arguments: Any, **options: Any) -> FaultyListener:
-        return FaultyListener(SocketListener(*arguments, **options), chance)
-
     def result_after_pause(self: accumulate.Accumulator, *arguments: Any, **options: Any) -> Any:
         chance.pause()
         return result(self, *arguments, **options)
 
     result = accumulate.Accumulator.result
     for owner, name, value in (
-        (current, "SocketHub", faulty_hub),
-        (server, "SocketHub", faulty_hub),
-        (server, "SocketListener", faulty_listener),
+        (current, "SocketHub", partial(FaultyHub, chance=chance)),
+        (server, "SocketHub", partial(FaultyHub, chance=chance)),
+        (server, "SocketListener", partial(FaultyListener, chance)),
         (server, "IDLE_S", faults.probe_after_s),
         (client, "CHECK_INTERVAL_S", faults.probe_after_s),
         (call, "PROBE_AFTER_S", faults.probe_after_s),

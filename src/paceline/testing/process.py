@@ -137,13 +137,8 @@ class Worker(Process):
     """A process that runs a worker function.
 
     Args:
-        name: its name in messages.
-        argv: the command that reads the task from the file it is given.
         env: its environment, without the ends of the pipes.
-        directory: where its output and its result go.
-        guardian: ends it if this process is killed.
         result: the file in which its result will be.
-        start: starts it.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class Formula(torch.optim.Optimizer):
     """A torch optimizer that is defined by its formula for one tensor.
 
     A subclass lists its options in ``__init__``, passes them to this class, and defines :meth:`_update`. Its name must
-    be added to ``registry.py``. State that does not exist yet counts as zeros, so it can be loaded range by range.
+    be added to ``classes.py``. State that does not exist yet counts as zeros, so it can be loaded range by range.
 
     Args:
         params: parameters or groups.

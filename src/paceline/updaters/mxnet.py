@@ -220,11 +220,7 @@ class SGLD(Formula):
 
 
 class Assign(Formula):
-    """Replaces the value by pushes. ``w = g``.
-
-    Args:
-        params: parameters or groups.
-    """
+    """Replaces the value by pushes. ``w = g``."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})

@@ -28,6 +28,21 @@ LAZY = (
 _COUNTING = (torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
+def of_rows(numbers: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the row-sparse tensor with these values in its rows of these numbers, which ascend."""
+    return torch.sparse_coo_tensor(numbers[None], values, shape, is_coalesced=True, check_invariants=False)
+
+
+def all_rows(value: torch.Tensor) -> torch.Tensor:
+    """Return a dense value as rows, those of zeros too."""
+    return of_rows(torch.arange(len(value), device=value.device), value, value.shape)
+
+
+def no_rows(like: torch.Tensor) -> torch.Tensor:
+    """Return a row-sparse tensor without rows."""
+    return of_rows(torch.zeros(0, dtype=torch.int64, device=like.device), like.detach()[:0], like.shape)
+
+
 def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats.
 
@@ -56,7 +71,7 @@ def to_rows(value: torch.Tensor) -> torch.Tensor:
     value = value.detach()
     kept = (value.reshape(len(value), -1) != 0).any(1).nonzero().view(-1)
     rows = value[kept] if len(kept) < len(value) else value
-    return torch.sparse_coo_tensor(kept[None], rows, value.shape, is_coalesced=True, check_invariants=False)
+    return of_rows(kept, rows, value.shape)
 
 
 @torch.no_grad()
@@ -76,10 +91,7 @@ def put_rows(picked: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> 
     """Copy values of rows into a target, as :func:`copy_rows` does."""
     picked = picked.to(target.device, target.dtype)
     if target.is_sparse:
-        sparse = torch.sparse_coo_tensor(
-            rows.to(target.device)[None], picked, target.shape, is_coalesced=True, check_invariants=False
-        )
-        target.copy_(sparse)
+        target.copy_(of_rows(rows.to(target.device), picked, target.shape))
     else:
         target.index_copy_(0, rows.to(target.device), picked)
 
@@ -119,18 +131,12 @@ def step_rows(
     if takes_rows and "step" in state:
         solver.state[small]["step"] = int(state["step"])  # it is sent as a tensor, whose powers would be float32
     [values] = gradient.prepared([grad.values().to(small.dtype) * scale], group)
-    small.grad = _all_rows(values) if takes_rows else values
+    small.grad = all_rows(values) if takes_rows else values
     with torch.enable_grad():
         solver.step()
     value.index_copy_(0, rows, small.detach())
     for name, one in solver.state[small].items():
         state[name] = _put(state.get(name), one, rows, param, value.shape)
-
-
-def _all_rows(values: torch.Tensor) -> torch.Tensor:
-    """Return a dense gradient as rows, for an optimizer that accepts only rows."""
-    numbers = torch.arange(values.shape[0], device=values.device)[None]
-    return torch.sparse_coo_tensor(numbers, values, values.shape, is_coalesced=True, check_invariants=False)
 
 
 def _put(whole: Any, one: Any, rows: torch.Tensor, param: torch.Tensor, shape: torch.Size) -> Any:

@@ -14,13 +14,7 @@ from paceline.updaters.spec import StepOptions, UpdaterSpec
 
 
 class AssignUpdater(FlatUpdater):
-    """Replaces the stored value by the merged one.
-
-    Args:
-        value: 1-D tensor, updated in place.
-        pieces: its pieces, in order.
-        spec: options of the gradient.
-    """
+    """Replaces the stored value by the merged one."""
 
     def __init__(self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec | None = None) -> None:
         super().__init__(value, pieces)

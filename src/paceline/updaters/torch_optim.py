@@ -24,10 +24,6 @@ class TorchUpdater(FlatUpdater):
     its own shape.
 
     Args:
-        value: 1-D tensor, updated in place.
-        pieces: its pieces, in order.
-        spec: the optimizer.
-        cls: its class.
         options: current options; None: those of the spec.
         master: float32 masters to use instead of new copies of half precision values.
         apart: positions at which adjacent keys do not become one tensor.

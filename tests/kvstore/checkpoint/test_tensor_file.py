@@ -128,6 +128,20 @@ def test_other_kinds_versions_and_things_are_refused(path, tmp_path, monkeypatch
             tensor_file.read(path, "test")
 
 
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"digests": []}', "[" * 100_000], ids=lambda text: text[:20])
+def test_header_without_a_manifest_is_refused_whose_digest_is_right(tmp_path, monkeypatch, manifest):
+    with monkeypatch.context() as change:
+        change.setattr(tensor_file.json, "dumps", with_manifest(manifest))
+        path = written(tmp_path / "file", {})
+    with pytest.raises(CheckpointError, match="is not a file of paceline: its header has no manifest"):
+        tensor_file.read(path, "test")
+
+
+def with_manifest(manifest):
+    """Return a ``json.dumps`` that writes another manifest into the header."""
+    return lambda data, **options: json.JSONEncoder(**options).encode(data) if "__metadata__" in data else manifest
+
+
 def test_versions_of_earlier_releases_are_read(path, monkeypatch):
     monkeypatch.setattr(tensor_file, "VERSION", tensor_file.VERSION + 1)
     assert tensor_file.read(path, "test").manifest["version"] == tensor_file.VERSION - 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.oracle.registry import script
 from tests.oracle.run import Result, Run
@@ -259,13 +260,16 @@ def head_replaced_in_place(run: Run) -> Result:
 @script("equal")
 def hooks_of_the_optimizer(run: Run) -> Result:
     net = mlp()
-    optimizer = run.distribute(decaying(net.parameters()), net)
-    seen: list[float] = []
+    own, seen = decaying(net.parameters()), list[float]()
+    own.register_step_pre_hook(lambda *_: seen.append(0.5))
+    optimizer = run.distribute(own, net)
     optimizer.register_step_pre_hook(lambda *_: seen.append(1.0))
     optimizer.register_step_post_hook(lambda *_: seen.append(2.0))
     optimizer.register_state_dict_post_hook(lambda _, state: seen.append(float(len(state["state"]))))
     optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(4.0))
+    of_all = register_optimizer_step_post_hook(lambda *_: seen.append(3.0))
     steps(run, net, optimizer, lambda: optimizer.load_state_dict(optimizer.state_dict()))
+    of_all.remove()
     return [net, *seen]
 
 

@@ -5,8 +5,8 @@
 2. All workers exchange their results. If one has failed, all raise, and the previous checkpoint is unchanged.
 3. Worker 0 writes ``<path>``, with its own state. The manifest lists the other files with their digests, so files of
    different saves are never mixed. This file makes the checkpoint valid.
-4. All workers exchange their results again, and remove the files of the previous checkpoint, and those of saves that
-   were killed between 1 and 3: files of this path that no checkpoint in the folder lists.
+4. All workers exchange their results again, and remove files of this path that no checkpoint in the folder lists: those
+   of the previous checkpoint, and of saves that were killed between 1 and 3.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
@@ -31,6 +32,9 @@ from paceline.kvstore.checkpoint.tensor_file import TensorFile
 DISK_TIMEOUT_S = 3600.0
 #: Prefix of the names of worker 0's own tensors in the common file.
 OWN = "rank0/"
+
+#: End of the names of the other workers' files, behind the name of the common file.
+_END = r"\.rank(\d+)\.[0-9a-f]{8}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def save(
         CheckpointError: on all workers: one of them could not write, or they are at different steps.
     """
     rank = 0 if store is None else store.rank
-    before = {one["file"] for one in _listed(path, kind).values()}
+    before = _listed(path, kind)
     mine: dict[str, Any] = {"before": sorted(before), "step": step}
     with _Telling(store, "files of workers", mine) as telling:
         content = own()
@@ -108,8 +112,7 @@ def save(
         _remove(path, {mine["file"]} - before if "file" in mine else set())
         raise
     names = {one["file"] for one in listed.values()}
-    _remove(path, before - names)
-    _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, names)
+    _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, before, names)
 
 
 def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content) -> None:
@@ -143,6 +146,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
     with _Telling(store, "reading the common file", mine) as telling:
         if rank == 0 or everywhere:
             common = tensor_file.read(path, kind)
+            _check_parts(common)
             mine |= {name: common.manifest[name] for name in ("beside", "step", "workers")} | {"digest": common.digest}
     results = telling.answers()
     for other, one in enumerate(results):
@@ -261,11 +265,34 @@ def _beside(path: str | os.PathLike[str], kind: str, rank: int, common: Mapping[
     return found
 
 
-def _listed(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """Return the files of other workers in the previous checkpoint; none if it is another kind of file, or damaged."""
-    with contextlib.suppress(CheckpointError, KeyError):
-        return dict(tensor_file.read(path, kind, with_tensors=False).manifest["beside"])
-    return {}
+class _Part(msgspec.Struct):
+    """A file of another worker in the manifest of a common file."""
+
+    file: str
+    digest: str
+
+
+def _check_parts(common: TensorFile) -> dict[str, _Part]:
+    """Return the files of other workers in a manifest.
+
+    Raises:
+        CheckpointError: paceline has written no such list; a digest tells damage, and not who wrote a file.
+    """
+    try:
+        parts = msgspec.convert(common.manifest.get("beside"), dict[str, _Part])
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{common.path} does not list files of workers as paceline does: {error}") from None
+    for one in parts.values():
+        if not re.fullmatch(f"[^/]+{_END}", one.file, re.DOTALL):
+            raise CheckpointError(f"{common.path} lists {one.file!r} as the file of a worker; that is none")
+    return parts
+
+
+def _listed(path: str | os.PathLike[str], kind: str) -> set[str]:
+    """Return the files of other workers in a checkpoint; none if it is another kind of file, or damaged."""
+    with contextlib.suppress(CheckpointError):
+        return {one.file for one in _check_parts(tensor_file.read(path, kind, with_tensors=False)).values()}
+    return set()
 
 
 def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
@@ -274,16 +301,19 @@ def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
             Path(os.path.realpath(path)).with_name(name).unlink()
 
 
-def _remove_leftovers(path: str | os.PathLike[str], kind: str, rank: int, workers: int, names: set[str]) -> None:
-    """Remove files that a killed save of this path has left: those of this rank, or of ranks beyond the last worker's.
+def _remove_leftovers(
+    path: str | os.PathLike[str], kind: str, rank: int, workers: int, before: set[str], names: set[str]
+) -> None:
+    """Remove files of this path that no checkpoint in the folder lists: a copy of the common file may list some.
 
-    No other process writes files of this rank and path meanwhile. A copy of the common file may list such files too.
+    They are those of the checkpoint before, and those that a killed save has left: of this rank, or of ranks beyond the
+    last worker's. No other process writes files of this rank and path meanwhile.
     """
     common = Path(os.path.realpath(path))
-    form = re.compile(re.escape(f"{common.name}.rank") + r"(\d+)\.[0-9a-f]{8}")
-    found = {entry.name: match for entry in os.scandir(common.parent) if (match := form.fullmatch(entry.name))}
-    mine = {name for name, match in found.items() if int(match[1]) == rank or (rank == 0 and int(match[1]) >= workers)}
-    left = mine - names
+    form = re.compile(re.escape(common.name) + _END)
+    found = {entry.name: int(match[1]) for entry in os.scandir(common.parent) if (match := form.fullmatch(entry.name))}
+    ours = {name for name, other in found.items() if other == rank or (rank == 0 and other >= workers)}
+    left = (ours | (before & found.keys())) - names
     if left:
         others = [entry.path for entry in os.scandir(common.parent) if entry.name not in found and entry.is_file()]
-        _remove(path, left - {one["file"] for other in others for one in _listed(other, kind).values()})
+        _remove(path, left.difference(*(_listed(other, kind) for other in others)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from paceline.keys import Key
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
-from paceline.kvstore.checkpoint.state_tensors import flatten, restore
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
 
 logger = logging.getLogger(__name__)
@@ -101,3 +100,35 @@ def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
         return
     states: dict[Key, dict[str, torch.Tensor]] = restore(own.tensors, own.manifest["residuals"], "residual/")
     store.set_codec_states(states)
+
+
+# ---- named tensors and plain data ------------------------------------------------------------------------------------
+
+
+def flatten(
+    states: Mapping[Key, Mapping[str, Any]], prefix: str
+) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Return the tensors of a state by name, and the plain data that :func:`restore` needs.
+
+    Args:
+        states: per key, tensors and numbers by name.
+        prefix: prefix of the tensors' names.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    keys = []
+    for key, state in states.items():
+        names = sorted(name for name, value in state.items() if isinstance(value, torch.Tensor))
+        tensors |= {f"{prefix}{key}/{name}": state[name] for name in names}
+        numbers = {name: value for name, value in state.items() if name not in names}
+        keys.append({"key": key, "tensors": names, "numbers": numbers})
+    return tensors, keys
+
+
+def restore(
+    tensors: Mapping[str, torch.Tensor], keys: Sequence[Mapping[str, Any]], prefix: str
+) -> dict[Key, dict[str, Any]]:
+    """Return the state from the results of :func:`flatten`."""
+    return {
+        one["key"]: {name: tensors[f"{prefix}{one['key']}/{name}"] for name in one["tensors"]} | one["numbers"]
+        for one in keys
+    }

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline import arguments as check
-from paceline.keys import Key, Keys, Values, normalise
+from paceline.keys import Key, Keys, Values, by_key
 from paceline.updaters.rows import put_rows, to_rows
 from paceline.worker.key_table import KeyTable
 from paceline.worker.call_plan import CallPlan
@@ -32,7 +32,7 @@ def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRo
     known = _known(table, key, values)
     if known is not None:
         return known, {}
-    pushed = dict(zip(*normalise(key, values), strict=True))
+    pushed = by_key(key, values)
     by_rows = _by_rows(table, pushed)
     dense = {one: [_dense(tensor) for tensor in tensors] for one, tensors in pushed.items() if one not in by_rows}
     return _planned(table, dense), by_rows
@@ -47,7 +47,7 @@ def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows
     known = _known(table, key, outs)
     if known is not None:
         return known, {}
-    targets = dict(zip(*normalise(key, outs), strict=True))
+    targets = by_key(key, outs)
     rows = {one: sparse for one, tensors in targets.items() if (sparse := [t for t in tensors if t.is_sparse])}
     _check_shapes(table, rows)
     dense = {one: kept for one, tensors in targets.items() if (kept := [t for t in tensors if not t.is_sparse])}
@@ -133,7 +133,7 @@ def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, ro
     Raises:
         ValueError: numbers outside of the value, another shape, or a key that is not row-sparse.
     """
-    outs, ids = (dict(zip(*normalise(key, one), strict=True)) for one in (out, row_ids))
+    outs, ids = by_key(key, out), by_key(key, row_ids)
     places = dict(zip(outs, table.locate(list(outs)), strict=True))
     values = {one: block.value_of(index) for one, (block, index) in places.items()}
     check.outputs(values, outs)

@@ -30,12 +30,6 @@ from paceline.worker.session import Session
 class ServerOptimizer:
     """Sets the updater on the servers, and the options that are sent with every push.
 
-    Args:
-        session: this worker's connection to the job.
-        name: name of the store.
-        lifecycle: the store's lifecycle.
-        table: the store's keys.
-
     Attributes:
         spec: the updater that a push runs.
         encoded: the options that every push carries; empty: those of the spec.

@@ -13,7 +13,7 @@ from paceline import compression
 from paceline.compression import Compression
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key, Keys, Values, normalise
+from paceline.keys import Key, Keys, Values, by_key
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
@@ -128,14 +128,14 @@ class DistStore(KVStore):
 
     def init(self, key: Keys, value: Values) -> None:
         """Initialise keys, once each, with rank 0's values. Only shape and dtype of other workers' values are used."""
-        keys, per_key = normalise(key, value)
-        values = [devices[0] for devices in per_key]
-        check_initialised(list(zip(keys, values, strict=True)))
-        for one, devices in zip(keys, per_key, strict=True):
+        given = by_key(key, value)
+        values = {one: devices[0] for one, devices in given.items()}
+        check_initialised(values.items())
+        for one, devices in given.items():
             if len(devices) > 1:
                 raise KeyMismatchError(f"init takes one value per key; {one!r} has {len(devices)}")
             self.table.check_new(one, devices[0])
-        self.add_keys(keys, values)
+        self.add_keys(list(values), list(values.values()))
 
     def add_keys(
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
@@ -206,21 +206,12 @@ class DistStore(KVStore):
         self.pull(key, out, priority)
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
-        """Pull only some rows of keys that were initialised with sparse values, after this worker's own pushes.
-
-        Args:
-            key: keys that were initialised with sparse values.
-            out: a sparse target then holds only the requested rows; in a dense target of the key's shape the requested
-                rows are set and the others are not changed.
-            priority: ignored here.
-            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
+        """See :meth:`KVStore.row_sparse_pull`. The keys were initialised with row-sparse values.
 
         Raises:
-            ValueError: no ``row_ids``, numbers outside of the value, another shape, or a key that is not row-sparse.
+            ValueError: a key was not, too.
         """
-        if row_ids is None:
-            raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
-        pull_some_rows(self.table, self.rows, key, out, row_ids)
+        pull_some_rows(self.table, self.rows, key, out, check.needed_row_ids(row_ids))
 
     def set_values(self, key: Keys, value: Values) -> None:
         """Overwrite stored values, after this worker's own pushes. When it returns, the servers have the values.

@@ -29,15 +29,7 @@ from paceline.worker.traffic import Traffic
 
 
 class StoreLifecycle:
-    """Opens a store on all servers, runs its barriers, and leaves it.
-
-    Args:
-        session: this worker's connection to the job.
-        name: namespace of the keys.
-        policy: merge, bound, weighting and age limit.
-        table: the store's keys.
-        traffic: the store's pushes and pulls.
-    """
+    """Opens a store on all servers, runs its barriers, and leaves it."""
 
     def __init__(self, session: Session, name: str, policy: Policy, table: KeyTable, traffic: Traffic) -> None:
         self._session, self.name, self._policy, self._table, self._traffic = session, name, policy, table, traffic

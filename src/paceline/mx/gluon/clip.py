@@ -14,10 +14,10 @@ from typing import TypeAlias
 import torch
 
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.device_sums import sum_of
 from paceline.kvstore.dist import DistStore
 from paceline.updaters import Options
 from paceline.updaters.gradient import clip_of
-from paceline.updaters.rows import sum_rows
 
 Gradients: TypeAlias = Mapping[str, Sequence[torch.Tensor]]
 
@@ -165,7 +165,7 @@ class ServerClip:
         """Return the gradients to push: unchanged if servers clip, else this worker's clipped sums over its devices."""
         if self._by_servers or not self._by_norm or not grads:
             return grads
-        sums = {key: _sum(devices) for key, devices in grads.items()}
+        sums = {key: sum_of(devices) for key, devices in grads.items()}
         factor = self._clip(list(sums.values()), 1.0)
         return {key: [one.mul_(factor)] for key, one in sums.items()}
 
@@ -176,15 +176,3 @@ class ServerClip:
         if self._by_servers:
             self._store.clip_round()
         self._store.pull(keys, outs, ignore_sparse=False)
-
-
-@torch.no_grad()
-def _sum(devices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum over devices as a new tensor on the first device."""
-    first = devices[0]
-    if first.is_sparse:
-        return sum_rows(devices, first.device)
-    total = first.clone()
-    for one in devices[1:]:
-        total += one.to(total.device)
-    return total

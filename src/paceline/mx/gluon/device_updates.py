@@ -134,14 +134,7 @@ class DeviceUpdates:
 
 
 class WorkerUpdates(DeviceUpdates):
-    """Sums gradients over the devices of all workers of a distributed store.
-
-    Args:
-        plan: the optimizer.
-        contexts: the devices.
-        clip: bounds of the summed gradients.
-        store: sums the gradients.
-    """
+    """Sums gradients over the devices of all workers of a distributed store."""
 
     def __init__(self, plan: OptimizerPlan, contexts: Sequence[Context], clip: GradientClip, store: KVStore) -> None:
         super().__init__(plan, contexts, clip, store)

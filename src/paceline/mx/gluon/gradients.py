@@ -11,7 +11,7 @@ from paceline.errors import StaleGradientError
 from paceline.keys import Key
 from paceline.kvstore.base import KVStoreBase
 from paceline.mx.gluon.parameter import Parameter
-from paceline.updaters.rows import to_rows
+from paceline.updaters.rows import all_rows, no_rows, to_rows
 
 #: State of an optimizer, by key.
 States: TypeAlias = dict[Key, dict[str, Any]]
@@ -42,7 +42,8 @@ def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, 
     """Return the gradients per device of every parameter that has one.
 
     A device without a gradient counts as zero. With ``everywhere`` a parameter without any gradient counts as zero too,
-    because all workers must push the same keys to a distributed store, and gradients of row-sparse parameters are rows.
+    because all workers must push the same keys to a distributed store, and gradients of row-sparse parameters are rows:
+    of a dense one all rows, those of zeros too, because the update changes all of them.
     """
     table: dict[str, list[torch.Tensor]] = {}
     for key, one in parameters.items():
@@ -51,9 +52,9 @@ def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, 
             continue
         for param in params:
             if param.grad is None:
-                param.grad = _no_rows(param) if one.is_row_sparse else torch.zeros_like(param)
+                param.grad = no_rows(param) if one.is_row_sparse else torch.zeros_like(param)
             elif everywhere and one.is_row_sparse and not param.grad.is_sparse:
-                param.grad = _all_rows(param.grad)
+                param.grad = all_rows(param.grad)
         table[key] = [param.grad for param in params if param.grad is not None]
     return table
 
@@ -64,17 +65,6 @@ def densify(parameters: Mapping[str, Parameter]) -> None:
         for param in one.on_devices():
             if param.grad is not None and param.grad.is_sparse:
                 param.grad = param.grad.to_dense()
-
-
-def _no_rows(like: torch.Tensor) -> torch.Tensor:
-    indices = torch.zeros(1, 0, dtype=torch.int64, device=like.device)
-    return torch.sparse_coo_tensor(indices, like.detach()[:0], like.shape, is_coalesced=True, check_invariants=False)
-
-
-def _all_rows(grad: torch.Tensor) -> torch.Tensor:
-    """Return a dense gradient as rows, including zero rows: the update changes all of them."""
-    indices = torch.arange(len(grad), device=grad.device)[None]
-    return torch.sparse_coo_tensor(indices, grad, grad.shape, is_coalesced=True, check_invariants=False)
 
 
 def use_up(parameters: Mapping[str, Parameter]) -> None:

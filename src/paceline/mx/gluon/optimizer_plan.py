@@ -9,7 +9,7 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.keys import Key
-from paceline.kvstore.options import own_class, start_at
+from paceline.kvstore.options import in_force, own_class, start_at
 from paceline.kvstore.start_checks import option_facts
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
@@ -57,9 +57,7 @@ class OptimizerPlan:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the first param group, without multipliers."""
-        if self._instance is not None:
-            return float(self._instance.param_groups[0]["lr"])
-        return float(self._groups[0].get("lr") or self._built_in("lr"))  # type: ignore[arg-type]
+        return float(in_force(self.groups(), self.cls)[0]["lr"])  # type: ignore[arg-type]
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of all param groups.
@@ -150,6 +148,3 @@ class OptimizerPlan:
     def _set_rate(self, rate: float) -> None:
         for group in self._instance.param_groups if self._instance is not None else self._groups:
             group["lr"] = rate
-
-    def _built_in(self, name: str) -> Any:
-        return self.cls([torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0][name]  # type: ignore[call-arg]

@@ -129,11 +129,7 @@ class _Modes:
 
 
 class ReplicaPool:
-    """One permanent thread per replica, so that each replica keeps its thread-local state of torch.
-
-    Args:
-        size: number of replicas.
-    """
+    """One permanent thread per replica, so that each replica keeps its thread-local state of torch."""
 
     def __init__(self, size: int) -> None:
         threads = torch.get_num_threads()

@@ -20,12 +20,7 @@ from paceline.updaters.rows import LAZY
 
 
 class StoreUpdates:
-    """Lets any store that supports an optimizer update the values.
-
-    Args:
-        plan: the optimizer.
-        store: runs the optimizer.
-    """
+    """Lets any store that supports an optimizer update the values."""
 
     on_store = True
 
@@ -106,13 +101,7 @@ class StoreUpdates:
 
 
 class InProcessUpdates(StoreUpdates):
-    """Lets a store of this process update the values.
-
-    Args:
-        plan: the optimizer.
-        store: runs the optimizer.
-        clip: bounds of the merged gradients.
-    """
+    """Lets a store of this process update the values."""
 
     def __init__(self, plan: OptimizerPlan, store: InProcessStore, clip: GradientClip) -> None:
         super().__init__(plan, store)
@@ -154,13 +143,7 @@ class InProcessUpdates(StoreUpdates):
 
 
 class ServerUpdates(StoreUpdates):
-    """Lets the servers of a distributed store update the values.
-
-    Args:
-        plan: the optimizer.
-        store: a store whose servers run the optimizer.
-        clip: bounds of the gradients.
-    """
+    """Lets the servers of a distributed store update the values."""
 
     def __init__(self, plan: OptimizerPlan, store: DistStore, clip: GradientClip) -> None:
         super().__init__(plan, store)

@@ -362,12 +362,7 @@ class Trainer:
 
 
 class _ForScaler:
-    """Shows a ``GradScaler`` all replicas as one optimizer.
-
-    Args:
-        params: the parameters of all replicas.
-        step: updates them.
-    """
+    """Shows a ``GradScaler`` all replicas as one optimizer."""
 
     def __init__(self, params: Sequence[torch.Tensor], step: Callable[[], None]) -> None:
         self.param_groups = [{"params": params}]
