@@ -269,7 +269,7 @@ def test_members_send_their_events_while_a_trace_is_made_and_whoever_asked_gets_
     [begun] = members.handle(b"somebody", 1, ask, 0.0)
     assert isinstance(begun, Answer)
     assert begun.body == m.TraceIs([], False, "")
-    events = m.TraceEvents(7, 0.0, 0.0, 0.0, 0.0, 0, b"x")
+    events = m.TraceEvents(7, 0.0, 0.0, 0.0, 0.0, 0.0, 0, b"x")
     [told] = members.handle(peer_of("worker", 0), 4, m.Heartbeat(1, trace=events), 0.1)
     assert isinstance(told, Answer)
     assert isinstance(told.body, m.News)

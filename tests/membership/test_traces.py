@@ -13,8 +13,8 @@ def member(role: str, rank: int) -> m.Member:
     return m.Member(role, rank, 0, "h", "h", 1, "", b"")
 
 
-def events(trace: int = 7, records: bytes = b"x") -> m.TraceEvents:
-    return m.TraceEvents(trace, 0.0, 0.0, 0.0, 0.0, 0, records)
+def events(trace: int = 7, records: bytes = b"x", until: float = 1.0, error: float = 0.0) -> m.TraceEvents:
+    return m.TraceEvents(trace, 0.0, until, 0.0, 0.0, error, 0, records)
 
 
 MEMBERS = [member("server", 0), member("worker", 0), member("worker", 1)]
@@ -27,7 +27,7 @@ def live(rounds: tuple[int, int]) -> dict[tuple[str, int], int]:
 
 def beat(traces: Traces, rounds: tuple[int, int], trace: int = 7) -> None:
     for one in MEMBERS:
-        traces.note(one, events(trace), live(rounds))
+        traces.note(one, events(trace), live(rounds), 1.0)
 
 
 def asked(traces: Traces, part: int = 0, now: float = 1.0) -> m.TraceIs:
@@ -40,24 +40,57 @@ def test_trace_ends_when_every_worker_has_made_the_rounds_and_all_have_sent_once
     traces = Traces()
     assert traces.number == 0
     assert asked(traces) == m.TraceIs([], False, "")
-    beat(traces, (10, 20))
+    beat(traces, (7, 17))
+    beat(traces, (10, 20))  # taken since all have begun: the rounds count from here
     beat(traces, (99, 22))
     assert traces.number == 7
     beat(traces, (99, 23))  # three more than 20: two are whole
     beat(traces, (99, 23))
     assert traces.number == 0
-    found = asked(traces)
-    assert (len(found.parts), found.is_over) == (10, False)
+    found, more = asked(traces), asked(traces, 10)
+    assert (len(found.parts), len(more.parts), found.is_over, more.is_over) == (10, 3, False, False)
     assert {(one.role, one.rank) for one in found.parts} == LIVE
-    assert asked(traces, len(found.parts)) == m.TraceIs([], True, "")
+    assert asked(traces, 13) == m.TraceIs([], True, "")
+
+
+def test_events_that_were_under_way_when_it_began_to_end_are_not_the_last_ones() -> None:
+    traces = Traces()
+    asked(traces)
+    beat(traces, (1, 1))
+    beat(traces, (1, 1))
+    traces.note(MEMBERS[1], events(), live((4, 4)), 2.0)
+    for one in MEMBERS:
+        traces.note(one, events(until=1.9), live((4, 4)), 2.1)
+        traces.note(one, events(until=2.1, error=0.2), live((4, 4)), 2.2)
+    assert traces.number == 7
+    for one in MEMBERS:
+        traces.note(one, events(until=2.2, error=0.2), live((4, 4)), 2.3)
+    assert traces.number == 0
+
+
+def test_rounds_count_from_events_that_were_taken_since_all_members_have_begun() -> None:
+    traces = Traces()
+    asked(traces)
+    for one in MEMBERS:
+        traces.note(one, events(until=1.0), live((1, 1)), 5.0)
+    for one in MEMBERS:
+        traces.note(one, events(until=4.9), live((2, 2)), 5.1)
+        traces.note(one, events(until=5.1), live((8, 8)), 5.2)
+        traces.note(one, events(until=5.2), live((10, 10)), 5.3)
+    for one in MEMBERS:
+        traces.note(one, events(until=5.4), live((11, 11)), 5.4)
+    assert traces.number == 7, "three more than 8 have just been made"
+    for one in MEMBERS:
+        traces.note(one, events(until=5.5), live((11, 11)), 5.5)
+    assert traces.number == 0
 
 
 def test_nothing_begins_before_all_members_send() -> None:
     traces = Traces()
     asked(traces)
     for _ in range(9):
-        traces.note(MEMBERS[1], events(), live((5, 5)))
-        traces.note(MEMBERS[1], events(), {})
+        traces.note(MEMBERS[1], events(), live((5, 5)), 1.0)
+        traces.note(MEMBERS[1], events(), {}, 1.0)
     traces.tick(10.5)
     assert traces.number == 7
     traces.tick(11.5)
@@ -69,6 +102,7 @@ def test_deadline_names_the_workers_that_made_too_few_rounds() -> None:
     traces = Traces()
     asked(traces)
     beat(traces, (1, 1))
+    beat(traces, (1, 1))
     beat(traces, (9, 1))
     traces.tick(12.0)
     assert asked(traces).says == "worker 1 did not make 2 rounds in time; raise --timeout"
@@ -78,9 +112,10 @@ def test_member_that_leaves_is_not_waited_for() -> None:
     traces = Traces()
     asked(traces)
     beat(traces, (1, 1))
-    traces.note(MEMBERS[1], events(), {("server", 0): 0, ("worker", 0): 9})
-    traces.note(MEMBERS[0], events(), {("server", 0): 0, ("worker", 0): 9})
-    traces.note(MEMBERS[1], events(), {("server", 0): 0, ("worker", 0): 9})
+    beat(traces, (1, 1))
+    traces.note(MEMBERS[1], events(), {("server", 0): 0, ("worker", 0): 9}, 1.0)
+    traces.note(MEMBERS[0], events(), {("server", 0): 0, ("worker", 0): 9}, 1.0)
+    traces.note(MEMBERS[1], events(), {("server", 0): 0, ("worker", 0): 9}, 1.0)
     assert traces.number == 0
 
 
@@ -104,7 +139,7 @@ def test_events_are_bounded_and_come_in_bounded_answers() -> None:
     big = events(records=bytes(MAX_TRACE_BYTES))
     count = MAX_BYTES // MAX_TRACE_BYTES + 1
     for _ in range(count + 5):
-        traces.note(MEMBERS[0], big, live((0, 0)))
+        traces.note(MEMBERS[0], big, live((0, 0)), 1.0)
     assert traces.number == 0
     parts = 0
     while not (found := asked(traces, parts)).is_over:
@@ -118,7 +153,7 @@ def test_heartbeats_without_events_take_no_memory() -> None:
     traces = Traces()
     asked(traces)
     for _ in range(50):
-        traces.note(MEMBERS[1], events(records=b""), live((0, 0)))
+        traces.note(MEMBERS[1], events(records=b""), live((0, 0)), 1.0)
     assert len(asked(traces).parts) == 1, "the first one has the member's clock"
 
 
@@ -126,7 +161,7 @@ def test_heartbeats_with_few_events_are_bounded_too() -> None:
     traces = Traces()
     asked(traces)
     for _ in range(MAX_PARTS + 5):
-        traces.note(MEMBERS[1], events(), live((0, 0)))
+        traces.note(MEMBERS[1], events(), live((0, 0)), 1.0)
     assert traces.number == 0
     assert asked(traces, MAX_PARTS - 1).says == f"it has the events of {MAX_PARTS} heartbeats, and ends early"
     assert len(asked(traces, MAX_PARTS - 1).parts) == 1
@@ -156,6 +191,7 @@ def test_events_that_are_being_fetched_are_not_lost_to_the_next_trace() -> None:
     traces = Traces()
     asked(traces)
     beat(traces, (1, 1))
+    beat(traces, (1, 1))
     beat(traces, (9, 9))
     beat(traces, (9, 9))
     assert traces.number == 0
@@ -163,7 +199,7 @@ def test_events_that_are_being_fetched_are_not_lost_to_the_next_trace() -> None:
     assert isinstance(refused, m.Failed)
     assert "wait for its end" in refused.text
     assert asked(traces, now=3.0).parts
-    assert asked(traces, 9, now=3.0).is_over
+    assert asked(traces, 12, now=3.0).is_over
     assert isinstance(traces.ask(m.AskTrace(8, 1, 60.0, 0), 3.0), m.TraceIs)
 
 

@@ -240,9 +240,9 @@ def test_trace_for_an_impossible_time_is_refused(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 1e300])
-@pytest.mark.parametrize("field", ["since", "unix", "offset", "error"])
+@pytest.mark.parametrize("field", ["since", "until", "unix", "offset", "error"])
 def test_events_of_an_impossible_clock_are_refused(field: str, seconds: float) -> None:
-    told = msgspec.structs.replace(m.TraceEvents(1, 0.0, 0.0, 0.0, 0.0, 0, b""), **{field: seconds})
+    told = msgspec.structs.replace(m.TraceEvents(1, 0.0, 0.0, 0.0, 0.0, 0.0, 0, b""), **{field: seconds})
     with pytest.raises(FramingError):
         decode([encode(1, 0, m.Heartbeat(1, trace=told))])
 

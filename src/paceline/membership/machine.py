@@ -180,13 +180,14 @@ class Membership:
             if other is not None and other.member.host_id == record.member.host_id:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         if beat.trace is not None:
-            self.note_trace(record.member, beat.trace)
+            self.note_trace(record.member, beat.trace, now)
         near = self._liveness.suspects(self._roster.on_host(record.member.host_id), now)
         return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
 
-    def note_trace(self, member: m.Member, events: m.TraceEvents) -> None:
+    def note_trace(self, member: m.Member, events: m.TraceEvents, now: float) -> None:
         """Take events of a process for the trace."""
-        self.traces.note(member, events, {(one.member.role, one.member.rank): one.round for one in self._roster.live()})
+        rounds = {(one.member.role, one.member.rank): one.round for one in self._roster.live()}
+        self.traces.note(member, events, rounds, now)
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""

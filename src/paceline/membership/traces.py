@@ -3,9 +3,9 @@
 | state | event | next |
 |---|---|---|
 | none, over | a request with a new number | starting: heartbeats are answered with the number |
-| starting | every live member has sent events | running: the workers' rounds count from here |
+| starting | every live member has sent events | running: a worker's rounds count from its next events on |
 | running | every live worker has made the rounds | ending |
-| ending | every live member has sent events once more | over |
+| ending | every live member has sent events that it took later | over |
 | any but over | the deadline, :data:`MAX_BYTES`, :data:`MAX_PARTS`, or an asker that has gone | over: says why |
 | over | a request for the events after the last part | over; the events are forgotten |
 | over | a request with a new number, once the events are forgotten or their asker has gone | starting |
@@ -41,10 +41,14 @@ class _Trace:
     parts: list[m.TracePart] = field(default_factory=list)
     size: int = 0
     begun: set[MemberKey] = field(default_factory=set)
-    first: dict[int, int] | None = None
-    """The workers' rounds when it began to run."""
+    began: float | None = None
+    """When it began to run."""
+    first: dict[int, int] = field(default_factory=dict)
+    """The workers' rounds in the first events that they took since."""
     awaited: set[MemberKey] | None = None
     """While it ends: the members whose last events have not come."""
+    ending: float = 0.0
+    """When it began to end."""
     waits_for: list[int] = field(default_factory=list)
     """The workers that have not made the rounds."""
     is_over: bool = False
@@ -81,13 +85,14 @@ class Traces:
     def _makes_room(self, trace: _Trace, now: float) -> bool:
         return trace.is_over and (not trace.parts or now - trace.asked > GONE_S)
 
-    def note(self, member: m.Member, events: m.TraceEvents, live: Mapping[MemberKey, int]) -> None:
+    def note(self, member: m.Member, events: m.TraceEvents, live: Mapping[MemberKey, int], now: float) -> None:
         """Take a member's events.
 
         Args:
             member: their sender.
             events: events of this trace, or of another one.
             live: the live members, and their rounds.
+            now: the time; events that were under way when the trace began to run or to end count as those before.
         """
         trace, key = self._trace, (member.role, member.rank)
         rounds = {rank: round for (role, rank), round in live.items() if role == "worker"}
@@ -97,12 +102,15 @@ class Traces:
             trace.parts.append(m.TracePart(member.role, member.rank, member.host, member.pid, events))
         trace.size += len(events.records)
         trace.begun.add(key)
-        if trace.first is None:
-            trace.first = rounds if live and trace.begun >= live.keys() else None
+        taken = events.until + events.offset - events.error
+        if trace.began is None:
+            trace.began = now if live and trace.begun >= live.keys() else None
         elif trace.awaited is None:
-            trace.awaited = None if self._missing(trace, rounds) else set(live)
+            if member.role == "worker" and key in live and taken >= trace.began:
+                trace.first.setdefault(member.rank, live[key])
+            trace.awaited, trace.ending = None if self._missing(trace, rounds) else set(live), now
         else:
-            trace.awaited = (trace.awaited - {key}) & live.keys()
+            trace.awaited = (trace.awaited - ({key} if taken >= trace.ending else set())) & live.keys()
             trace.is_over = not trace.awaited
         if trace.size > MAX_BYTES:
             self._end(trace, f"it has {trace.size >> 20} MiB of events, and ends early")
@@ -112,8 +120,7 @@ class Traces:
 
     def _missing(self, trace: _Trace, rounds: Mapping[int, int]) -> list[int]:
         """Return the workers that have not made the rounds: one more than wanted, since the first is not whole."""
-        first = trace.first or {}
-        return [rank for rank, round in rounds.items() if round <= first.get(rank, round) + trace.rounds]
+        return [rank for rank, round in rounds.items() if round <= trace.first.get(rank, round) + trace.rounds]
 
     def tick(self, now: float) -> None:
         """End a trace that is late or whose asker has gone, and forget events that are not fetched."""

@@ -43,4 +43,4 @@ class Recording:
         self.has_more = made is not None and made.written - self._sent >= MOST // 2
         error = min(clock.error(now), 1e6)
         unix = time.time() - time.monotonic()
-        return m.TraceEvents(self._trace, self._since, unix, clock.offset, error, lost, records)
+        return m.TraceEvents(self._trace, self._since, now, unix, clock.offset, error, lost, records)

@@ -117,7 +117,7 @@ class Scheduler:
             me = m.Member("scheduler", 0, 0, gethostname(), self._host_id, os.getpid(), "", b"")
             own = self._recording.take(self._clock)
             if own is not None:
-                self._membership.note_trace(me, own)
+                self._membership.note_trace(me, own, time.monotonic())
 
     def _report(self) -> None:
         """Tell the launcher how the job goes."""

@@ -20,6 +20,8 @@ class TraceEvents(Message):
     """Number of the trace."""
     since: _Time
     """Time on its clock from which on it sends all events."""
+    until: _Time
+    """Time on its clock at which these events were taken."""
     unix: _Time
     """Unix time less its clock, in seconds."""
     offset: _Time
