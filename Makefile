@@ -13,6 +13,11 @@ ALONE = tests/integration tests/launch tests/testing tests/clusters tests/mx tes
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
 
+# The pure core, and the tests that alone enter every line and branch of it. To measure the others takes twice their time.
+CORE = tests/consistency tests/membership tests/wire tests/net/test_sequence.py $(wildcard tests/test_*.py)
+PURE = */paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.py,*/paceline/own_time.py,$\
+  */paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*
+
 # Processes that are killed, stopped, cut off, lied to, or change their speed, and whole jobs that take long: mostly waits.
 FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profiling.py tests/net/test_connections.py \
   tests/examples/test_train_mnist_devices.py $(patsubst %,tests/integration/test_%.py,auto_revised blame \
@@ -25,7 +30,7 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profi
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
-	@echo "make test   run the tests, with coverage"
+	@echo "make test   run the tests; those of the pure core enter every line and branch of it"
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 12 minutes)"
 	@echo "make test-examples  every example with every store on small real data (about an hour)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
@@ -68,11 +73,10 @@ demo: $(READY)
 
 test: $(READY)
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(patsubst %,--ignore=%,$(FAULTS)) $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(patsubst %,--ignore=%,tests/engines $(SIDE_BY_SIDE) $(FAULTS))
-	$(BIN)/python -m coverage report --skip-covered --sort=cover
-	$(BIN)/python -m coverage report --fail-under=100 \
-	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.py,*/paceline/own_time.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(CORE)
+	$(BIN)/python -m coverage report --fail-under=100 --skip-covered --show-missing --include='$(PURE)'
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(patsubst %,--ignore=%,$(FAULTS) $(CORE)) $(filter-out $(CORE),$(SIDE_BY_SIDE))
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/engines $(SIDE_BY_SIDE) $(FAULTS))
 
 # A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
 $(ENGINES)/.ready: $(READY)

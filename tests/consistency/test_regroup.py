@@ -178,11 +178,13 @@ def updates(actions: list[object]) -> list[tuple[int, ...]]:
 
 def test_old_group_goes_on_without_who_has_moved_and_the_new_one_waits_for_who_is_to_come() -> None:
     one = gsync((0, 1), (2,))
+    assert not one.units.has_changed
     assert updates([*one.push(0, 1)]) == []
     assert updates([*one.push(1, 1)]) == [(0, 1)]
     assert one.push(0, 2)
     assert updates([*one.regroup(1, 1, ((0,), (1, 2)))]) == [(0,)]
     assert updates([*one.push(1, 2)]) == []
+    assert one.units.has_changed
     assert one.missing_for(1) == [2]
     assert updates([*one.push(2, 1)]) == [(2,)], "its old group"
     assert one.regroup(2, 1, ((0,), (1, 2))) == []

@@ -22,6 +22,7 @@ from paceline.consistency import (
     Release,
     Repeat,
     Stats,
+    new_rule,
 )
 from paceline.testing import CheckedRule
 
@@ -733,6 +734,10 @@ def test_worker_that_is_alone_in_its_unit_may_push_while_it_is_at_a_barrier() ->
     rule.push(0, 2)
     assert rule.missing_for(0) == [1], "the bound holds for its own pushes"
     rule.check()
+
+
+def test_rule_is_checked_once_the_tests_have_asked_for_it() -> None:
+    assert isinstance(new_rule(Policy("all"), 2), CheckedRule)
 
 
 def test_worker_that_comes_back_before_its_barrier_opens_is_waited_for() -> None:

@@ -254,3 +254,13 @@ def test_host_names_have_no_characters_that_a_terminal_obeys(host: str) -> None:
         with pytest.raises(FramingError):
             decode([encode(1, 0, msgspec.structs.replace(hello, **{field: host}))])
     decode([encode(1, 0, msgspec.structs.replace(hello, host="<b>Müller's 日本 \u2028</b>"))])
+
+
+def test_range_of_a_bucket_is_cut_at_its_ends() -> None:
+    one = m.Span(2, 5, 10, 20)
+    assert (one.place, one.stop) == ((2, 5), 30)
+    assert one.part(0, 15) == m.Span(2, 5, 10, 5)
+    assert one.part(15, 99) == m.Span(2, 5, 15, 15)
+    assert one.overlaps(m.Span(2, 5, 29, 1))
+    assert not one.overlaps(m.Span(2, 5, 30, 1))
+    assert not one.overlaps(m.Span(2, 5, 0, 10))
