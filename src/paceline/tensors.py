@@ -96,6 +96,13 @@ def sum_into(target: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
         target.add_(one.to(target.device, non_blocking=overlaps))
 
 
+def floats(values: Sequence[torch.Tensor]) -> list[float]:
+    """Return scalars as numbers; those of one device in one copy."""
+    if len({(one.device, one.dtype) for one in values}) == 1:
+        return torch.stack(list(values)).tolist()
+    return [one.item() for one in values]
+
+
 def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:
     """Check that parameters have a shape.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import cmath
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,6 +153,24 @@ def sums_up(tensor: torch.Tensor) -> bool:
 def not_finite_in(store: DistStore, name: str, round: int) -> NonFiniteError:
     """Return the error about a gradient of this worker that is not finite."""
     return NonFiniteError(f"worker {store.rank}: the gradient of {name!r} is NaN or Inf in round {round}; {WAY_OUT}")
+
+
+def merged_not_finite(
+    rank: int, names: Sequence[str], round: int, pushed: Mapping[int, Sequence[str]]
+) -> NonFiniteError:
+    """Return the error about merged gradients that are not finite.
+
+    Args:
+        rank: this worker's.
+        names: the parameters of these gradients.
+        round: their round.
+        pushed: by worker, the parameters whose gradients were not finite before they were merged.
+    """
+    whose = "; ".join(f"worker {one} pushed that of {listed(theirs)}" for one, theirs in pushed.items())
+    return NonFiniteError(
+        f"worker {rank}: the merged gradient of {listed(names)} is NaN or Inf in round {round}: "
+        f"{whose or 'the sum of finite gradients is too large'}; {WAY_OUT}"
+    )
 
 
 def changed_here(store: DistStore, name: str) -> PacelineError:

@@ -292,6 +292,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, or to zeros."""
         super().zero_grad(set_to_none)
+        self._strategy.zeroed()
 
     def close(self) -> None:
         """Stop watching backward passes, and leave the stores that were made for this optimizer. Idempotent.

@@ -45,6 +45,7 @@ from paceline.optim.binding import (
     changed_here,
     is_finite,
     listed,
+    merged_not_finite,
     not_finite_in,
     sums_up,
     take_all,
@@ -331,12 +332,8 @@ class ServerExchange(Exchange):
         own = [one.name for one in self.bound.values() if not one.absent and not is_finite(one.grad)]
         own += self.sparse.not_finite()
         found = store.session.gather(f"{store.name}/not finite", "\n".join(own[:100]).encode())
-        guilty = {rank: text.decode().split("\n") for rank, text in enumerate(found) if text}
-        whose = "; ".join(f"worker {rank} pushed that of {listed(theirs)}" for rank, theirs in guilty.items())
-        return NonFiniteError(
-            f"worker {store.rank}: the merged gradient of {listed(names)} is NaN or Inf in round {round}: "
-            f"{whose or 'the sum of finite gradients is too large'}; {WAY_OUT}"
-        )
+        pushed = {rank: text.decode().split("\n") for rank, text in enumerate(found) if text}
+        return merged_not_finite(store.rank, names, round, pushed)
 
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""

@@ -111,9 +111,14 @@ class MergedUpdate(ExchangingStrategy):
             name = next(name for name, one, _ in self.named if one is param)
             raise PacelineError(
                 f"the gradient of {name!r} is summed over the workers already, and would be summed again: with "
-                "reduction='sum' call zero_grad before the next backward, set backward_passes_per_step, or use no_sync"
+                "reduction='sum' call optimizer.zero_grad() before the next backward, set backward_passes_per_step, or "
+                "use no_sync"
             )
         self._sums.discard(param)
+
+    def zeroed(self) -> None:
+        """Note that no gradient is a sum any more: what is there at the next merge belongs to this worker alone."""
+        self._sums.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

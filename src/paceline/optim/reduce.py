@@ -11,14 +11,15 @@ from typing import Literal
 import torch
 
 from paceline.counting import ALIKE, difference_of, mixture_of
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, NonFiniteError
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
+from paceline.optim.binding import is_finite, merged_not_finite
 from paceline.optim.buffers import buffers_of, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
-from paceline.tensors import as_floats, real_view, set_from_floats
+from paceline.tensors import as_floats, floats, real_view, set_from_floats
 from paceline.worker.traffic import Carried
 
 Tensors = Mapping[str, torch.Tensor]
@@ -29,7 +30,7 @@ _COUNTS, _SUMS = "counts", "sums"
 #: Says that a worker knows the number of its samples.
 _CERTAIN = 1.0
 
-#: Bytes of the shapes of a worker's inputs, for a line about them.
+#: Bytes of what a worker tells the others for a line or an error: the shapes of its inputs, names of parameters.
 _LONGEST = 240
 
 #: Of exchanges, which every worker makes in the same order.
@@ -64,6 +65,9 @@ class ReduceExchange(Exchange):
         self._name = f"{store.type} {next(_numbers)}"
         self._mean_samples = 0.0
         self._has_said = False
+        self._not_finite: list[str] = []
+        """Parameters whose own gradient of the last round was not finite."""
+        self._is_suspicious = True
         if model is not None and not self._alone:
             refuse_renormalising(model)
             self._broadcast(shared_of(model, trained))
@@ -96,15 +100,19 @@ class ReduceExchange(Exchange):
         for param in params.values():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
         grads = _real((name, param.grad) for name, param in params.items() if param.grad is not None)
+        doubts = [0.0] * self._store.num_workers
+        doubts[self._store.rank] = self._doubt(grads, weight)
         if weight == 0:
             torch._foreach_zero_(list(grads.values()))  # they may be NaN
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
-        counts = torch.tensor([weight, *self._code(carried), *present], dtype=torch.float64)
+        counts = torch.tensor([weight, *self._code(carried), *doubts, *present], dtype=torch.float64)
         buffers = {} if self._model is None else buffers_of(self._model)
         self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
-        codes, owners = rest[: self._store.num_workers], rest[self._store.num_workers :]
+        count = self._store.num_workers
+        codes, doubts, owners = rest[:count], rest[count : 2 * count], rest[2 * count :]
+        self._is_suspicious = any(doubts) or not isinstance(self._store, AllReduceStore)  # others may lose precision
         for param, number in zip(params.values(), owners, strict=True):
             if not number:
                 param.grad = None
@@ -130,6 +138,29 @@ class ReduceExchange(Exchange):
             codes[self._store.rank] = _CERTAIN if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
         return codes
 
+    def _doubt(self, grads: Tensors, weight: float) -> float:
+        """Return 1 where a gradient of this worker may make the sum NaN or Inf, else 0; notes those that are it now."""
+        self._not_finite = []
+        if not weight:
+            return 0.0
+        norms = floats([one.norm() if one.is_sparse else torch.linalg.vector_norm(one) for one in grads.values()])
+        large = []
+        for (name, one), norm in zip(grads.items(), norms, strict=True):
+            if not norm * max(weight, 1.0) * self._store.num_workers < torch.finfo(one.dtype).max / 2:
+                large.append(name)
+        self._not_finite = [name for name in large if not is_finite(grads[name])]
+        return float(bool(large))
+
+    def suspicious(self) -> bool:
+        """Return whether merged gradients of the last round may hold NaN or Inf. False is certain, True is not."""
+        return self._is_suspicious
+
+    def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
+        """Return the error about merged gradients that are not finite. All workers find them in the same step."""
+        said = [] if self._alone else self._tell("not finite", "\n".join(self._not_finite))
+        pushed = {rank: text.strip("\n").split("\n") for rank, text in enumerate(said) if text}
+        return merged_not_finite(self._store.rank, names, round, pushed) if said else super().blame(names, round)
+
     def _compare(self, codes: Sequence[float], own_inputs: str | None) -> None:
         """Compare how the workers count; all of them come to the same result.
 
@@ -143,13 +174,18 @@ class ReduceExchange(Exchange):
         if self._has_said or not difference_of(inputs):
             return
         self._has_said = True
-        texts = torch.zeros(self._store.num_workers, _LONGEST, dtype=torch.float64)
-        own = torch.tensor(list((own_inputs or "").encode()[:_LONGEST]), dtype=torch.float64)
-        texts[self._store.rank, : len(own)] = own
-        self._store.pushpull("inputs", texts, texts)
-        said = {worker: bytes(int(one) for one in texts[worker] if one).decode() for worker in inputs}
+        texts = self._tell("inputs", own_inputs or "")
+        said = {worker: texts[worker] for worker in inputs}
         if self._store.rank == 0:
             logger.warning("%s, %s", difference_of(said), ALIKE)
+
+    def _tell(self, key: str, text: str) -> list[str]:
+        """Return the texts of all workers, cut to a length. Every worker calls it."""
+        texts = torch.zeros(self._store.num_workers, _LONGEST, dtype=torch.float64)
+        own = torch.tensor(list(text.encode()[:_LONGEST]), dtype=torch.float64)
+        texts[self._store.rank, : len(own)] = own
+        self._store.pushpull(key, texts, texts)
+        return [bytes(int(byte) for byte in row if byte).decode(errors="replace") for row in texts.tolist()]
 
     def _sum(self, summed: Tensors, first: Tensors) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""

@@ -179,6 +179,9 @@ class Strategy:
         """Return a context in which backward passes only accumulate gradients, as with DistributedDataParallel."""
         return contextlib.nullcontext()
 
+    def zeroed(self) -> None:
+        """Note that all gradients were set to None or to zeros."""
+
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from paceline.tensors import real_view
+from paceline.tensors import floats, real_view
 
 #: Steps between two comparisons, at most. Before that they are powers of 2. One costs less than a tenth of a step.
 _INTERVAL = 512
@@ -49,8 +49,8 @@ def sums_of(weights: Mapping[str, torch.Tensor], step: int) -> list[tuple[str, f
     signs = _Signs(step)
     parts = [_part_of(one, signs) for one in named.values()]
     sums, norms = (
-        _floats([_sum_of(one, signs) for one in parts]),
-        _floats([torch.linalg.vector_norm(one) for one in parts]),
+        floats([_sum_of(one, signs) for one in parts]),
+        floats([torch.linalg.vector_norm(one) for one in parts]),
     )
     finite = [(norm, one.numel()) for norm, one in zip(norms, parts, strict=True) if math.isfinite(norm)]
     usual = math.sqrt(sum(norm * norm for norm, _ in finite) / max(sum(count for _, count in finite), 1))
@@ -100,13 +100,6 @@ def _sum_of(part: torch.Tensor, signs: _Signs) -> torch.Tensor:
     whole = part if part.dim() > 1 else part[: len(part) // _ROW * _ROW].view(-1, _ROW)
     rest = part[whole.numel() :] if part.dim() == 1 else part.new_empty(0)
     return torch.dot(torch.mv(whole, elements), rows[: len(whole)]) + torch.dot(rest, elements[: len(rest)])
-
-
-def _floats(values: list[torch.Tensor]) -> list[float]:
-    """Return the values as numbers; those of one device in one copy."""
-    if len({(one.device, one.dtype) for one in values}) == 1:
-        return torch.stack(values).tolist()
-    return [one.item() for one in values]
 
 
 def _joined(sums: list[tuple[str, float, float]]) -> Iterator[tuple[str, float, float]]:
