@@ -132,7 +132,7 @@ class Doubt:
         self._times = 0
 
     def is_sure(self, kind: object) -> bool:
-        """Note what a check finds, None if nothing; returns whether :data:`PATIENCE` checks in a row have found it."""
+        """Note a finding, or None for none; returns whether :data:`PATIENCE` checks in a row have found it."""
         self._times = self._times + 1 if kind == self._kind else 1
         self._kind = kind
         return kind is not None and self._times >= PATIENCE

@@ -21,7 +21,7 @@ _LEAST, _LEAST_S = 0.05, 0.002
 
 
 class _Usual:
-    """What is usual of one figure of the rounds, and the sum of the deviations from it (a cusum)."""
+    """The usual value of a figure of the rounds, and the sum of the deviations from it (a cusum)."""
 
     __slots__ = ("_spread", "_sum", "_usual")
 

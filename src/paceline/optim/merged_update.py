@@ -117,7 +117,7 @@ class MergedUpdate(ExchangingStrategy):
         self._sums.discard(param)
 
     def zeroed(self) -> None:
-        """Note that no gradient is a sum any more: what is there at the next merge belongs to this worker alone."""
+        """Note that gradients at the next merge are this worker's own, and no sums."""
         self._sums.clear()
 
     @contextmanager
