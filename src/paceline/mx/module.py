@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import itertools
 import logging
 import os
@@ -11,25 +10,24 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional
 from torch import nn
 
-from paceline.errors import CheckpointError, CheckpointNotFoundError
-from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.checkpoint import optimizer_states, tensor_file
+from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.kvstore.factory import create
 from paceline.mx.batch import BatchResult, BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
 from paceline.mx.context import ContextLike, cpu
 from paceline.mx.gluon.optimizer_plan import OptimizerLike
 from paceline.mx.gluon.replicate import replicate
-from paceline.mx.gluon.store_choice import needs_optimizer
 from paceline.mx.gluon.trainer import Trainer
 from paceline.mx.init import Initializer
 from paceline.mx.io import as_pair, data_of
 from paceline.mx.metric import EvalMetric, MetricLike, MetricSet
+from paceline.mx.model_files import load_model, model_path, save_model, states_path
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -38,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 Batches = Iterable[Any]
 
-_KIND = "model"
+#: Key of the number of samples.
+_SAMPLES = "samples of the batch"
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,7 @@ class Module:
         self._compression = compression_params
         self._runner = BatchRunner(self.net, loss, self._slicer)
         self._trainer: Trainer | None = None
+        self._given: tuple[OptimizerLike, Mapping[str, Any] | None] = "", None
         self._states_to_load: str | None = None
         self._last: BatchResult | None = None
         self._fix(fixed_param_names or ())
@@ -143,7 +143,7 @@ class Module:
         optimizer_params: Mapping[str, Any] | None = None,
         force_init: bool = False,
     ) -> None:
-        """Choose store and optimizer. Does nothing the second time unless ``force_init``.
+        """Choose store and optimizer. Does nothing the second time unless ``force_init``, and says so if they differ.
 
         Args:
             kvstore: a store type, a store, or None.
@@ -151,11 +151,17 @@ class Module:
             optimizer_params: options; by default a learning rate of 0.01 for names and classes.
             force_init: replace an existing store and optimizer.
         """
-        if self._trainer is not None and not force_init:
-            return
         given = isinstance(optimizer, torch.optim.Optimizer)
         options = optimizer_params if optimizer_params is not None or given else {"learning_rate": 0.01}
-        self._trainer = Trainer(self.net, optimizer, options, kvstore, self._compression)
+        if self._trainer is not None and not force_init:
+            if self._given != (optimizer, options):
+                logger.warning(
+                    "the module goes on with the optimizer that it has, %r with %r: force_init=True makes %r with %r",
+                    *self._given, optimizer, options,
+                )  # fmt: skip
+            return
+        self._given = optimizer, options
+        self._trainer = Trainer(self.net, optimizer, options, _averaging(kvstore), self._compression)
 
     def init_params(self, initializer: Initializer) -> None:
         """Set new values of all parameters; see :meth:`ParameterDict.initialize`."""
@@ -172,12 +178,15 @@ class Module:
         eval_metric.update(torch.cat([torch.as_tensor(one) for one in _as_list(labels)])[: len(output)], output)
 
     def update(self, batch_size: int | None = None) -> None:
-        """Update the parameters from the gradients of a batch of ``batch_size`` samples, by default the last one."""
+        """Update the parameters from the gradients of a batch of ``batch_size`` samples, by default the last one.
+
+        The update is the mean over the samples of all workers in lock step, whose batches may differ in size.
+        """
         batch_size = self._done().batch_size if batch_size is None else batch_size
         if self._states_to_load is not None:
             self.trainer.load_states(self._states_to_load)
             self._states_to_load = None
-        self.trainer.step(batch_size * self._workers_per_update())
+        self.trainer.step(self._divisor(batch_size))
 
     def fit(
         self,
@@ -277,10 +286,10 @@ class Module:
         With several workers, call it on one of them. With ``save_optimizer_states`` and compressed gradients call it on
         all workers, because each holds residuals (see :meth:`Trainer.save_states`).
         """
-        states = _states_path(prefix, epoch) if save_optimizer_states else None
+        states = states_path(prefix, epoch) if save_optimizer_states else None
         if states is not None:
             self.trainer.save_states(states)
-        _save_model(_model_path(prefix, epoch), self.net.state_dict(), epoch, states)
+        save_model(model_path(prefix, epoch), self.net.state_dict(), epoch, states)
 
     @classmethod
     def load(
@@ -304,8 +313,8 @@ class Module:
             CheckpointNotFoundError: no such checkpoint.
             CheckpointError: the file is damaged.
         """
-        states = _states_path(prefix, epoch) if load_optimizer_states else None
-        state = _load_model(_model_path(prefix, epoch), states)
+        states = states_path(prefix, epoch) if load_optimizer_states else None
+        state = load_model(model_path(prefix, epoch), states)
         module = cls(net, **options)
         module.net.load_state_dict(state)
         module._states_to_load = None if states is None else os.fspath(states)
@@ -324,10 +333,19 @@ class Module:
             for param in fixed:
                 param.grad_req = "null"
 
-    def _workers_per_update(self) -> int:
-        """Return the number of workers whose batches make one update: all in lock-step stores, else one."""
+    def _divisor(self, batch_size: int) -> float:
+        """Return by how much this worker's sum over samples is divided.
+
+        Servers weigh the means of the workers by their samples. Other stores sum, so that is all workers' samples.
+        """
         store = self.trainer.kvstore
-        return 1 if store is None or needs_optimizer(store.type) else store.num_workers
+        if store is None or store.num_workers == 1 or isinstance(store, DistStore):
+            return batch_size
+        if isinstance(store, KVStore):
+            return batch_size * store.num_workers
+        total = torch.tensor([batch_size], dtype=torch.float64)
+        store.pushpull(_SAMPLES, total)
+        return float(total)
 
     def _train_epoch(
         self, epoch: int, batches: Batches, metric: MetricSet, callbacks: Sequence[BatchCallback]
@@ -365,6 +383,15 @@ class Module:
                 replica.train(mode)
 
 
+def _averaging(kvstore: str | KVStoreBase | None) -> str | KVStoreBase | None:
+    """Return the store; of one whose workers go in lock step one of its kind that merges to the mean over samples."""
+    if isinstance(kvstore, str) and kvstore.lower().startswith("dist"):
+        kvstore = create(kvstore)
+    if isinstance(kvstore, DistStore) and kvstore.policy.merge == "all":
+        return kvstore.for_optimizer(mean=True)
+    return kvstore
+
+
 @contextlib.contextmanager
 def _noting(where: str) -> Iterator[None]:
     """Add a note to errors of the user's model and loss. This is the border to code that may raise anything."""
@@ -390,58 +417,3 @@ def _log(end: EpochEnd) -> None:
         for name, value in values.items():
             logger.info("Epoch[%d] %s-%s=%f", end.epoch, kind, name, value)
     logger.info("Epoch[%d] Time cost=%.3f", end.epoch, end.seconds)
-
-
-def _model_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
-    """Return the path of an epoch's model: ``<prefix>-0007.safetensors``."""
-    return Path(f"{os.fspath(prefix)}-{epoch:04d}.safetensors")
-
-
-def _states_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
-    """Return the path of an epoch's optimizer state: ``<prefix>-0007.states``."""
-    return Path(f"{os.fspath(prefix)}-{epoch:04d}.states")
-
-
-def _save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int, states: Path | None = None) -> None:
-    """Write a model's state, replacing the file only when all of it is written.
-
-    Args:
-        path: the file.
-        state: tensors by name; tied ones are written once per name.
-        epoch: epochs trained so far.
-        states: the file with the optimizer's state that belongs to it.
-
-    Raises:
-        CheckpointError: the file cannot be written; an old file is unchanged.
-    """
-    digest = None if states is None else _digest_of(states)
-    tensor_file.write(path, _KIND, state, {"epoch": epoch, "states": digest})
-
-
-def _load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor]:
-    """Read a file of :func:`_save_model`.
-
-    Args:
-        path: the file.
-        states: the file with the optimizer's state that must belong to it.
-
-    Raises:
-        CheckpointNotFoundError: no such checkpoint; the message names the existing ones.
-        CheckpointError: the file is damaged, is not a checkpoint, or belongs to another save than ``states``.
-    """
-    if not path.is_file():
-        stem = path.name.rsplit("-", 1)[0]
-        there = sorted(one.name for one in path.parent.glob(f"{glob.escape(stem)}-*.safetensors"))
-        raise CheckpointNotFoundError(
-            f"there is no checkpoint {path}; there are {', '.join(there) or 'none with this prefix'}"
-        )
-    if states is not None and not states.is_file():
-        raise CheckpointNotFoundError(f"there is no {states}; save with save_optimizer_states=True")
-    found = tensor_file.read(path, _KIND)
-    if states is not None and found.manifest["states"] != _digest_of(states):
-        raise CheckpointError(f"{states} was not saved together with {path}: they belong to different saves")
-    return found.tensors
-
-
-def _digest_of(states: Path) -> str:
-    return tensor_file.read(states, optimizer_states.KIND, with_tensors=False).digest
