@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 
 #: For ranks whose weights differ.
 _WAY_OUT = (
-    "Load them on every rank, or call hvd.broadcast_parameters(model.state_dict(), root_rank=0) on every rank after it "
-    "(with kvstore='allreduce': optimizer.broadcast_weights())"
+    "Load weights on every rank, or call hvd.broadcast_parameters(model.state_dict(), root_rank=0) on every rank after "
+    "it (with kvstore='allreduce': optimizer.broadcast_weights()); and step alike on every rank"
 )
 
 #: Interval at which stalls are looked for, and at which ranks that wait hear of the coordinator. A stall's warning must

@@ -24,8 +24,8 @@ from paceline.wire import messages as m
 _KEPT = 8
 
 WAY_OUT = (
-    "Load them before that (all workers then get worker 0's), or on every worker, or call "
-    "optimizer.broadcast_weights() on every worker after it"
+    "Load weights before that (all workers then get worker 0's), or on every worker, or call "
+    "optimizer.broadcast_weights() on every worker after it; and step alike on every worker"
 )
 
 
@@ -104,6 +104,7 @@ def _line(step: int, alike: list[list[int]], found: Mapping[int, m.WeightSums]) 
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"{describe_workers(apart)} {'has' if len(apart) == 1 else 'have'} other weights than {describe_workers(most)} "
-        f"after step {step}: parameter {names[0]!r}{more}. Nothing brings them together: weights that one worker alone "
-        "loads or changes after DistributedOptimizer was made stay its own"
+        f"after step {step}: parameter {names[0]!r}{more}. Nothing brings them together: what one worker alone loads "
+        "or changes after the optimizer or Trainer was made stays its own, be it weights, gradients after backward, "
+        "learning rates, or the batch size of Trainer.update"
     )

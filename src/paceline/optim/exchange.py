@@ -57,7 +57,6 @@ from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.wire import messages as m
 from paceline.worker.traffic import Carried
-from paceline.worker.weight_sums import sums_of
 
 
 class Exchange:
@@ -360,9 +359,7 @@ class ServerExchange(Exchange):
 
     def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         """Let the scheduler compare the weights of workers in lock step, if there are several. Does not wait."""
-        store = self._store
-        if store.policy.merge == "all" and store.num_workers > 1 and (found := weights()):
-            store.session.note_weights(m.WeightSums(store.name, step, sums_of(found, step)))
+        self._store.compare_weights(self._store.name, step, weights())
 
     def refresh_weights(self) -> None:
         """Copy the values of the arena to the weights: a pull may have brought newer ones."""

@@ -30,6 +30,7 @@ from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
+from paceline.worker.weight_sums import sums_of
 
 RowAnswer: TypeAlias = Literal["merged", "changed"]
 
@@ -389,6 +390,19 @@ class DistStore(KVStore):
     def barrier(self) -> None:
         """Wait until all workers of the store have called this; servers do not wait for their pushes meanwhile."""
         self.lifecycle.barrier()
+
+    def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait.
+
+        Only workers in lock step are compared.
+
+        Args:
+            name: name of the optimizer, the same on all workers.
+            step: number of the step, which is the same on all workers.
+            weights: tensors by name.
+        """
+        if self.policy.merge == "all" and self.num_workers > 1 and weights:
+            self.session.note_weights(m.WeightSums(name, step, sums_of(weights, step)))
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from paceline.keys import Key
+from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.checkpoint import optimizer_states as state_files
+from paceline.kvstore.dist import DistStore
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer
+from paceline.worker.weight_sums import is_due
+
+#: Of trainers with all-reduce stores, which every worker makes in the same order.
+_numbers = itertools.count()
 
 
 class DeviceUpdates:
@@ -42,6 +49,11 @@ class DeviceUpdates:
     ) -> None:
         self._plan, self._store, self._clip, self._prefix = plan, store, clip, prefix
         self._takes_rows = takes_rows
+        self._shared = store if isinstance(store, DistStore | AllReduceStore) and store.num_workers > 1 else None
+        if isinstance(self._shared, AllReduceStore):
+            self._name = f"trainer {next(_numbers)}"
+        elif self._shared is not None:
+            self._name = self._shared.name
         self._optimizers: list[KeyedOptimizer] = [plan.build(plan.key_options()) for _ in contexts]
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
@@ -53,9 +65,13 @@ class DeviceUpdates:
                 optimizer.add(key, param)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
-        """Sum the gradients, then update."""
-        self.allreduce(trained)
-        self.update(trained, scale, step)
+        """Sum the gradients, then update.
+
+        Workers scale before the sum, because each has its own batch size. So all get the same gradient.
+        """
+        before, after = (1.0, scale) if self._store is None or self._store.num_workers == 1 else (scale, 1.0)
+        self.allreduce(trained, before)
+        self.update(trained, after, step)
 
     def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
         """Sum the gradients, times ``scale``, over devices and workers, in place."""
@@ -80,6 +96,8 @@ class DeviceUpdates:
                 if key not in optimizer.keys:
                     optimizer.add(key, trained[str(key)].on_devices()[index])
             optimizer.update(merged, self._clip(list(merged.values()), scale) if self._clip else scale)
+        if self._shared is not None and is_due(step + 1):
+            self._shared.compare_weights(self._name, step + 1, {key: one.data() for key, one in trained.items()})
 
     def _private(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return gradients that may be overwritten, without repeated rows."""
@@ -141,12 +159,7 @@ class WorkerUpdates(DeviceUpdates):
         self._options_of = store
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
-        """Sum the gradients, then update.
-
-        Workers scale before the sum, because each has its own batch size. So all get the same gradient.
-        """
+        """Tell the servers the options, which they compare between workers; sum the gradients, then update."""
         self._options_of.samples = samples
-        # The servers compare the options between workers.
         self._options_of.set_options(self._plan.groups_at(step), self._plan.key_options())
-        self.allreduce(trained, scale)
-        self.update(trained, 1.0, step)
+        super().step(trained, scale, step, samples)
