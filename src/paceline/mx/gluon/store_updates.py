@@ -13,10 +13,14 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.inprocess import InProcessStore
 from paceline.mx.gluon.clip import GradientClip, ServerClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
+from paceline.mx.gluon.held_values import HeldValues
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
+from paceline.optim.binding import same_bits
 from paceline.updaters import KeyOptions, Options
 from paceline.updaters.rows import LAZY
+
+_ON_DEVICES = "make the Trainer with update_on_kvstore=False"
 
 
 class StoreUpdates:
@@ -27,21 +31,46 @@ class StoreUpdates:
     def __init__(self, plan: OptimizerPlan, store: KVStore) -> None:
         self._plan, self._store = plan, store
         self._sent: tuple[list[Options], dict[Key, KeyOptions]] | None = None
+        self._held = HeldValues()
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
         """Send the optimizer and the initial values to the store."""
         keys, precision = self._plan.key_options(), self._plan.multi_precision
         self._store.set_optimizer(self._plan.optimizer, keys=keys, multi_precision=precision, **self._plan.options)
         broadcast(self._store, everything, by_rows=True)
+        self._held.note(everything)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
-        """Push all gradients and pull all values."""
+        """Push all gradients and pull all values.
+
+        Raises:
+            PacelineError: a value was changed where the store does not see it.
+        """
+        self._check_unchanged(trained)
+        self._held.forget(trained)  # where the step fails, nobody knows what is in the store
         options = self._options(step), self._plan.key_options()
         if options != self._sent:
             self._store.set_options(*options)
             self._sent = options
         self._store.samples = samples
         self._exchange(trained, scale)
+        self._held.note(trained)
+
+    def _check_unchanged(self, trained: Mapping[str, Parameter]) -> None:
+        changed = next((key for key in self._held.changed(trained) if not self._is_stored(key, trained[key])), None)
+        if changed is not None:
+            raise PacelineError(
+                f"parameter {changed!r} was changed after the last step, where the {self._store.type} store does not "
+                f"see it, which holds the values. After such a change {self._way_out}"
+            )
+
+    def _is_stored(self, key: str, parameter: Parameter) -> bool:
+        """Return whether the store is known to hold a parameter's value."""
+        return False
+
+    @property
+    def _way_out(self) -> str:
+        return f"make a new Trainer, or {_ON_DEVICES}"
 
     def _options(self, step: int) -> list[Options]:
         return self._plan.groups_at(step)
@@ -135,11 +164,22 @@ class InProcessUpdates(StoreUpdates):
     def assign(self, key: str, value: torch.Tensor) -> None:
         """Set a stored value."""
         self._values.assign(key, value)
+        self._held.forget([key])
 
     def take(self, everything: Mapping[str, Parameter]) -> None:
         """Put the values of all parameters into the store."""
         for key, one in everything.items():
             self._values.assign(key, one.data())
+        self._held.note(everything)
+
+    def _is_stored(self, key: str, parameter: Parameter) -> bool:
+        stored = [torch.empty_like(one) for one in parameter.list_data()]
+        self._values.pull(key, stored)
+        return all(same_bits(*pair) for pair in zip(parameter.list_data(), stored, strict=True))
+
+    @property
+    def _way_out(self) -> str:
+        return "call trainer.take_weights(), or set values with net.load_state_dict or set_data of the parameter"
 
 
 class ServerUpdates(StoreUpdates):
@@ -168,3 +208,9 @@ class ServerUpdates(StoreUpdates):
             self._servers.set_values(list(everything), [one.data() for one in everything.values()])
         self._servers.barrier()
         self._servers.pull(list(everything), [one.list_data() for one in everything.values()])
+        self._held.note(everything)
+
+    @property
+    def _way_out(self) -> str:
+        ours = "call trainer.take_weights() on every worker, which takes those of rank 0"
+        return f"{ours}, or {_ON_DEVICES}" if self._servers.policy.merge == "all" else ours
