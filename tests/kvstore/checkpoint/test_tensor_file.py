@@ -1,4 +1,5 @@
 import json
+import os
 import random
 
 import pytest
@@ -102,6 +103,14 @@ def test_a_file_of_any_other_length_is_refused(path):
     path.write_bytes(good + b"\0")
     with pytest.raises(CheckpointError, match="damaged"):
         tensor_file.read(path, "test")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among files")
+@pytest.mark.timeout(60)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="pipe is no regular file"):
+        tensor_file.read(tmp_path / "pipe", "test")
 
 
 def test_other_kinds_versions_and_things_are_refused(path, tmp_path, monkeypatch):

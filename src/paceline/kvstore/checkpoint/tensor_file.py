@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,10 @@ def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> 
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        # A pipe that nobody writes to is opened at once, and refused, instead of waited for.
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CheckpointError(f"{path} is no regular file, but a pipe, a device or a socket")
             digest = _check_header(path, file)
             # Read the open file, even if another file replaces it meanwhile.
             with safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as opened:
@@ -129,6 +133,10 @@ def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> 
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read, or is damaged: {error}") from error
     return TensorFile(path, manifest, tensors, digest)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has none, and no pipes among files
 
 
 def _header(manifest: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], digest: str) -> bytes:
