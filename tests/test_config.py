@@ -160,6 +160,7 @@ def test_member_of_a_job_needs_its_key_unless_the_job_is_insecure(changes: dict[
     [
         (b"num_worker = 2", "unknown settings num_worker"),
         (b"num_workers = [", "job.toml"),
+        pytest.param(b"num_workers = " + 5000 * b"[" + 5000 * b"]", "job.toml: maximum recursion depth", id="deep"),
         (b"job_id = '\xff'", "job.toml"),
         (b"num_workers = 'x'", "job.toml: num_workers='x'"),
     ],

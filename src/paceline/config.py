@@ -229,7 +229,7 @@ def parse(field: str, text: str, source: str) -> Any:
 def _from_file(path: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:  # missing, not UTF-8, not TOML
+    except (OSError, ValueError, RecursionError) as error:  # missing, not UTF-8, not TOML, lists in lists without end
         raise ConfigError(f"PACELINE_CONFIG={path}: {error}") from error
     unknown = sorted(set(table) - set(_TYPES))
     if unknown:

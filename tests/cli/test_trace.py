@@ -129,3 +129,11 @@ def test_story_needs_one_job(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_that_cannot_work_says_why(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) in (1, 2)
     assert error in capsys.readouterr().err
+
+
+def test_profile_without_an_end_of_lists_in_lists_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep.json").write_text(f"{5000 * '['}{5000 * ']'}")
+    assert main(["trace", "--merge", str(tmp_path / "deep.json")]) == 2
+    assert "deep.json: maximum recursion depth exceeded" in capsys.readouterr().err

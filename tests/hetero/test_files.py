@@ -38,6 +38,7 @@ def test_speeds_are_read_in_order() -> None:
         ("a 0", "line 1"),
         ("a nan", "line 1"),
         ("a 1\na 2", "'a' occurs twice"),
+        pytest.param(1000 * "a b ", r"line 1: 'a b .{10,100}\[...\]' is not", id="long"),
     ],
 )
 def test_wrong_line_is_named(text: str, why: str) -> None:

@@ -171,6 +171,14 @@ def test_profile_of_torch_is_moved_to_its_worker() -> None:
         merged(trace, {})
 
 
+@pytest.mark.parametrize(
+    "events", [[3], [{"pid": []}], [{"pid": 101, "ts": "soon"}], [{"pid": 101, "ts": []}], [{"pid": 101}, None]]
+)
+def test_damaged_profile_of_torch_is_refused(events: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"events are not those of torch\.profiler|could not convert"):
+        merged(ChromeTrace(job(), 0.25, 1.0), {"traceEvents": events})
+
+
 def test_file_is_whole_json_after_every_write(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     file = TraceFile(path, {"a": 1})

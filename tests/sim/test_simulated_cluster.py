@@ -56,6 +56,7 @@ def test_file_is_read_as_it_says(tmp_path: Path) -> None:
         ("[[workers]]\nbatch_s = 1\n[servers]\ncount = 0", "at least one server"),
         ("[servers]\ncount = 1", "needs workers"),
         ("[[workers", "cannot be read"),
+        pytest.param(f"workers = {5000 * '['}{5000 * ']'}", "cannot be read: maximum recursion depth", id="deep"),
     ],
 )
 def test_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, why: str) -> None:

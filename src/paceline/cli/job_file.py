@@ -58,7 +58,7 @@ def fill_in(options: argparse.Namespace, command: Sequence[str], table: Sequence
 def _read(path: str) -> Mapping[str, Any]:
     try:
         return tomllib.loads(read_text(path, "the job file"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists in lists, thousands of them
         raise UsageError(f"the job file {path!r} is not TOML: {error}") from error
 
 

@@ -71,7 +71,7 @@ def run(name: str, words: Sequence[str]) -> int:
 def _profile(path: str) -> Mapping[str, Any]:
     try:
         found = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--merge {path}: {error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"--merge {path}: it is no file of torch.profiler")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,7 +37,8 @@ def parse_speeds(text: str) -> dict[str, float]:
         if not words:
             continue
         if len(words) != 2 or not _is_time(words[1]):
-            raise ValueError(f"line {number}: {line.strip()!r} is not 'NAME SECONDS', as in 'node1:0 0.25'")
+            shown = textwrap.shorten(line, 100)
+            raise ValueError(f"line {number}: {shown!r} is not 'NAME SECONDS', as in 'node1:0 0.25'")
         if words[0] in speeds:
             raise ValueError(f"line {number}: {words[0]!r} occurs twice; name workers by rank or host:slot")
         speeds[words[0]] = float(words[1])

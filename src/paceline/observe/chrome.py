@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -194,12 +194,19 @@ def merged(trace: ChromeTrace, profile: Mapping[str, Any]) -> list[TraceEvent]:
     events = profile.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError("it has no traceEvents")
+    try:
+        return _moved(trace, events, profile.get("baseTimeNanoseconds", 0))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"its events are not those of torch.profiler: {error}") from error
+
+
+def _moved(trace: ChromeTrace, events: Sequence[Mapping[str, Any]], base_ns: float) -> list[TraceEvent]:
     pids = {one.get("pid") for one in events}
     wrote = [one for one in trace.order.processes.values() if one.source.pid in pids and one.source.role == "worker"]
     if not wrote:
         raise ValueError("none of its processes is a worker of this job")
     source = wrote[0].source
-    shift = 1e-9 * profile.get("baseTimeNanoseconds", 0) - source.unix + source.offset - trace.begin
+    shift = 1e-9 * base_ns - source.unix + source.offset - trace.begin
     found = []
     for one in events:
         is_own = one.get("pid") == source.pid

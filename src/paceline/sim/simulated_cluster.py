@@ -100,7 +100,7 @@ def read_cluster(path: str | os.PathLike[str]) -> SimulatedCluster:
     """
     try:
         tables = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cluster file {path} cannot be read: {why}") from error
     _check_names(path, tables, {"workers", *_SECTIONS}, "table")
