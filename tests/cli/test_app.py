@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,26 @@ def test_agent_on_a_host_needs_little() -> None:
     loaded = python("import sys, paceline.launch.remote.agent; print(*sys.modules)").stdout.split()
     assert "psutil" in loaded
     assert not set(HEAVY) & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "why"), [("hello\n", "Expecting value"), ('["dance"]\n', "'dance' is not understood")]
+)
+def test_agent_that_no_launcher_talks_to_says_so(stdin: str, why: str) -> None:
+    command = [sys.executable, "-m", "paceline", "agent"]
+    ended = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "paceline agent: stdin is not that of a launcher" in ended.stderr
+    assert why in ended.stderr
+
+
+def test_agent_with_a_file_as_stdin_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "agent"]
+    (tmp_path / "words").touch()
+    with (tmp_path / "words").open() as stdin:
+        ended = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert "paceline agent: stdin is not that of a launcher" in ended.stderr
 
 
 def test_every_module_of_launcher_and_command_line_does_without_torch() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.cli.options import Parser, UsageError
+from paceline.errors import LaunchError
 from paceline.launch import Machine, backend
 from paceline.launch.job_spec import from_json
 from paceline.launch.remote.agent import main
@@ -39,7 +40,11 @@ in the variable {SPEC_VARIABLE}.""",
 
 
 def run_agent(name: str, words: Sequence[str]) -> int:
-    """Serve a launcher until it hangs up."""
+    """Serve a launcher until it hangs up.
+
+    Raises:
+        LaunchError: stdin is not that of a launcher.
+    """
     Parser(
         name,
         (),
@@ -48,4 +53,9 @@ def run_agent(name: str, words: Sequence[str]) -> int:
 Start and watch the processes of one host, for a launcher that talks to it on stdin and stdout. It ends everything it
 has started when its stdin ends. paceline launch starts it on each host.""",
     ).parse(words)
-    return main()
+    try:
+        return main()
+    except (ValueError, PermissionError) as error:  # a file, or what somebody types
+        raise LaunchError(
+            f"stdin is not that of a launcher: {error}; paceline launch starts the agent of each host"
+        ) from error
