@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import socket
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -105,7 +106,7 @@ def host_id() -> str:
     parts = [str(systems.user_id()), socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/user"):
         try:
-            parts.append(os.readlink(path) if "/ns/" in path else open(path).read())  # noqa: SIM115
+            parts.append(os.readlink(path) if "/ns/" in path else Path(path).read_text())
         except OSError:
             parts.append(f"unknown-{os.getpid()}")
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.launch import ProcessName
 from paceline.launch.supervise.blame import Blame, describe
 
@@ -89,6 +89,14 @@ def test_worker_that_others_survived_is_no_cause_of_a_later_failure() -> None:
     blame.note_exit(SERVER, 9, 105.0)
     assert blamed(blame) == (SERVER, 9, "exit code 9", 5.0)
     assert (blame.aftermath, blame.survived[W0].code) == ({}, 139)
+
+
+def test_exit_code_is_said_once_where_the_scheduler_was_told_it() -> None:
+    early = "its process ended before it joined: "
+    assert describe(4, early + describe_code(4)) == "exit code 4: its process ended before it joined"
+    killed = "killed by SIGKILL (exit code 137)"
+    assert describe(137, early + describe_code(137)) == f"{killed}: its process ended before it joined"
+    assert describe(0, early + describe_code(0)) == early + "exit code 0"
 
 
 def test_exit_code_decides_once_all_workers_have_said_goodbye() -> None:

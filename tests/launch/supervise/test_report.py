@@ -28,6 +28,8 @@ def test_taken_port_gets_a_hint() -> None:
     tail = [b"Traceback", b"DistNetworkError: code: -98, name: EADDRINUSE, message: address already in use"]
     block = failure_block(Failure(ProcessName("worker", 0), 1, "exit code 1", 1.0), tail, {})
     assert block.splitlines()[2].startswith(b"another program has its port; if that is MASTER_PORT, leave it unset")
+    server = failure_block(Failure(ProcessName("server", 0), 1, "exit code 1", 1.0), tail, {})
+    assert b"MASTER_PORT" not in server
 
 
 def test_block_names_the_command_that_shows_the_last_events() -> None:

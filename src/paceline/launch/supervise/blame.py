@@ -213,7 +213,9 @@ def describe(code: int, reason: str = "") -> str:
     """Return in words how a process ended, and what others saw of it."""
     if code == 0:
         return reason
-    return f"{describe_code(code)}: {reason}" if reason else describe_code(code)
+    ended = describe_code(code)
+    reason = reason.removesuffix(f": {ended}")  # of an end that the scheduler was told by the same code
+    return f"{ended}: {reason}" if reason else ended
 
 
 def failure_block(
@@ -264,7 +266,7 @@ def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:
     """Return what to do about failures that are known."""
     if failure.code == 137:
         return [b"something outside the job killed it; if the machine ran out of memory, dmesg says so"]
-    if any(b"address already in use" in line.lower() for line in tail):
+    if failure.member.role == "worker" and any(b"address already in use" in line.lower() for line in tail):
         return [
             b"another program has its port; if that is MASTER_PORT, leave it unset for a free one, or choose another: "
             b"--env MASTER_PORT=29501"
