@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Args:
         words: the arguments without the program's name; those of this process by default.
     """
+    _open_standard_streams()
     try:
         from paceline.cli import app  # only here: Ctrl-C may come during imports
 
@@ -19,6 +21,15 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
         return 130  # 128 + SIGINT
+
+
+def _open_standard_streams() -> None:
+    """Open those that were closed (``<&-``): a pipe that got such a number would end in the place of another one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            file = open(os.devnull, mode)  # noqa: SIM115 - it gets the lowest free number, and stays open
+            os.set_inheritable(file.fileno(), True)
+            setattr(sys, name, file)
 
 
 __all__ = ["main"]

@@ -219,3 +219,24 @@ def test_full_disk_ends_a_log_file_and_not_the_job(files: dict[int, int], tmp_pa
     said = f"{tmp_path}/worker-0.log cannot be written: No space left on device; it has no more of what worker 0 prints"
     assert written(files[ERR]).decode() == f"[launch] {said}\n"
     assert (tmp_path / "worker-1.log").read_bytes() == b"a\n"
+
+
+def test_stdout_on_a_full_disk_is_said_once(files: dict[int, int]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        console = Console({OUT: full, ERR: files[ERR]})
+        for _ in range(2):
+            console.feed(W0, OUT, b"a\n")
+    finally:
+        os.close(full)
+    assert written(files[ERR]) == b"[launch] stdout cannot be written: No space left on device\n"
+
+
+def test_reader_that_has_left_is_no_news(files: dict[int, int]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        Console({OUT: write, ERR: files[ERR]}).feed(W0, OUT, b"a\n")
+    finally:
+        os.close(write)
+    assert written(files[ERR]) == b""

@@ -167,5 +167,7 @@ class Console:
                 rest = rest[os.write(fd, rest) :]
             except BlockingIOError:  # another process that shares this descriptor made it non-blocking
                 select.select([], [fd], [])
-            except OSError:
+            except OSError as error:
                 self._gone.add(stream)
+                if not isinstance(error, BrokenPipeError):  # that is no news to whoever wrote `| head`
+                    self.say(f"{'stdout' if stream == OUT else 'stderr'} cannot be written: {error.strerror}")
