@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,6 +47,51 @@ def test_quiet_launch_says_nothing_on_a_terminal_either() -> None:
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_launch_works_without_its_standard_streams(closed: str, tmp_path: Path) -> None:
+    words = shlex.join([sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "0", "--log-dir", str(tmp_path)])
+    script = f"exec {words} -- sh -c 'echo out; echo err >&2; exit 3' {closed}"
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 3
+    assert "Traceback" not in ended.stderr
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"out\nerr\n"}
+
+
+SHADOWED = """
+import torch
+from paceline import kvstore
+
+store = kvstore.create("dist_sync")
+store.init("w", torch.ones(2))
+store.set_optimizer("mine:Half")
+store.push("w", torch.ones(2))
+store.pull("w", out := torch.zeros(2))
+print("weights", out.tolist())
+"""
+
+HALF = """
+import torch
+
+class Half(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.5)
+"""
+
+
+def test_files_of_the_directory_hide_no_module_and_are_found_by_allow(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text(SHADOWED)
+    (tmp_path / "src" / "mine.py").write_text(HALF)
+    (tmp_path / "mine.py").write_text(HALF)
+    for name in ("queue", "random", "paceline"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} of the directory')\n")
+    launch = ["-P", "-m", "paceline", "launch", "-n", "1", "-s", "1", "--allow", "mine:Half"]
+    command = [sys.executable, *launch, "--", sys.executable, "src/train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "weights [0.5, 0.5]" in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -373,6 +419,7 @@ def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixt
     ("text", "message"),
     [
         ("n = [", "is not TOML"),
+        pytest.param(f"n = {5000 * '['}{5000 * ']'}", "is not TOML: maximum recursion depth exceeded", id="deep"),
         ("num_worker = 2", "'num_worker' is not an option; did you mean 'num-workers'?"),
         ("num_workers = 'two'", "num_workers: 'two' is not a whole number"),
         ("n = 2.5", "n: '2.5' is not a whole number"),

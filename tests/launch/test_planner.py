@@ -24,8 +24,8 @@ def env(made: JobPlan, role: str, rank: int = 0) -> dict[str, object]:
 def test_plan_starts_scheduler_then_servers_then_workers() -> None:
     made = plan()
     assert [str(process.member) for process in made] == ["scheduler", "server 0", "worker 0", "worker 1"]
-    assert made.processes[0].argv == ("/usr/bin/python", "-m", "paceline", "scheduler")
-    assert made.processes[1].argv == ("/usr/bin/python", "-m", "paceline", "server")
+    assert made.processes[0].argv == ("/usr/bin/python", "-P", "-m", "paceline", "scheduler")
+    assert made.processes[1].argv == ("/usr/bin/python", "-P", "-m", "paceline", "server")
     assert made.processes[2].argv == ("train", "-x")
 
 

@@ -9,7 +9,7 @@ def test_every_process_is_shown_with_its_command_and_variables() -> None:
     assert text.startswith("job abc: 1 scheduler, 1 server, 2 workers\n")
     for line in (
         "server 0 on 127.0.0.1",
-        "  /usr/bin/python -m paceline server",
+        "  /usr/bin/python -P -m paceline server",
         "worker 1 on 127.0.0.1",
         "  python 'my train.py'",
         "    PACELINE_RANK=1",

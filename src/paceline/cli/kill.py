@@ -124,7 +124,7 @@ def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], job: str, options: argpa
 
 def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> tuple[int, list[str]]:
     """Run ``paceline kill --here`` on hosts and show its output; return 1 if it fails on any, and its lines."""
-    words = shlex.join(["-m", "paceline", "kill", "--here", *flags])
+    words = shlex.join(["-P", "-m", "paceline", "kill", "--here", *flags])
     search = f'for p in {shlex.quote(sys.executable)} python3; do command -v "$p" >/dev/null && exec "$p" {words}; done'
     path = os.environ.get("PYTHONPATH", "")
     script = f"PYTHONPATH={shlex.quote(path)}; export PYTHONPATH; {search}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(
             "the address of the scheduler is missing; give --scheduler tcp://HOST:PORT or PACELINE_SCHEDULER"
         )
+    if sys.flags.safe_path:  # files beside the script hide no module from us, and --allow finds them
+        sys.path.append("")
     role = importlib.import_module(f"paceline.{name}.process")  # only here, because it imports torch
     return int(role.main(settings))
 

@@ -231,7 +231,7 @@ class Dialogue:
         self.say(f"\nmeasuring the links of {len(hosts)} hosts")
         where = words_of(self._words, _TAKEN, lambda one: one.section == "hosts")
         size = ["-n", str(len(hosts)), "-s", "0", "-H", self._host_list(hosts, [1] * len(hosts))]
-        words = [*size, *where, "--env", KEY_VARIABLE, "--", sys.executable, "-m", "paceline.launch.link_rates"]
+        words = [*size, *where, "--env", KEY_VARIABLE, "--", sys.executable, "-P", "-m", "paceline.launch.link_rates"]
         environ = os.environ | {KEY_VARIABLE: new_job_key()}
         text = output_of(words, "the measure of links", environ, _LINKS_S, lambda pid: None)
         names = [host.name for host in hosts]
@@ -344,7 +344,7 @@ def output_of(
     """
     with tempfile.TemporaryFile() as out:
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "launch", *words],
+            [sys.executable, "-P", "-m", "paceline", "launch", *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -88,7 +88,7 @@ def run(
     environment = dict(os.environ if env is None else env)
     if start_timeout is not None:
         environment["HOROVOD_START_TIMEOUT"] = f"{start_timeout:g}"
-    command = [sys.executable, "-m", "paceline", "launch", *options, "--", executable or sys.executable]
+    command = [sys.executable, "-P", "-m", "paceline", "launch", *options, "--", executable or sys.executable]
     return _results(command, environment, (func, tuple(args), dict(kwargs or {})), count, bool(verbose))
 
 

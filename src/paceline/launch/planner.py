@@ -114,7 +114,7 @@ def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Placemen
     env |= environment.settings(spec)
     env |= environment.of_host(place.host.interface)
     env |= environment.identity(spec, role, rank, place.local_rank)
-    return ProcessSpec(role, rank, (machine.python, "-m", "paceline", role), env, place.host.name)
+    return ProcessSpec(role, rank, (machine.python, "-P", "-m", "paceline", role), env, place.host.name)
 
 
 def _worker(

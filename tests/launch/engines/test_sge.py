@@ -21,7 +21,7 @@ def test_options_become_directives() -> None:
     lines = script(pe="mpi", queue="a.q,b.q", resources="gpu=1", time="1:00:00", project="p")
     for line in ("-pe mpi 3", "-q a.q,b.q", "-l gpu=1", "-l h_rt=1:00:00", "-P p", "-wd /d", "-notify"):
         assert f"#$ {line}" in lines
-    assert lines[-2:] == ["export PYTHONPATH='a b'", "exec /py -m paceline.launch.engines.sge /f"]
+    assert lines[-2:] == ["export PYTHONPATH='a b'", "exec /py -P -m paceline.launch.engines.sge /f"]
 
 
 def test_what_no_directive_can_hold_is_refused() -> None:

@@ -244,7 +244,7 @@ def job_script(
     lines += [f"-l h_rt={options['time']}"] if "time" in options else []
     lines += [f"-P {options['project']}"] if "project" in options else []
     lines += [f"-wd {directory}", f"-o {folder}/out", f"-e {folder}/err", "-S /bin/sh", "-notify", "-r no", "-R yes"]
-    command = shlex.join([python, "-m", "paceline.launch.engines.sge", folder])
+    command = shlex.join([python, "-P", "-m", "paceline.launch.engines.sge", folder])
     path = [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
     return "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), *path, f"exec {command}", ""])
 

@@ -235,7 +235,7 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {directive}" for directive in directives(group, options)]
     lines += [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
-    lines.append(f"exec {shlex.quote(python)} -m paceline run")
+    lines.append(f"exec {shlex.quote(python)} -P -m paceline run")
     return "\n".join(lines) + "\n"
 
 

@@ -29,7 +29,7 @@ cd "$1" || exit {NO_DIRECTORY}
 test -z "$2" || export PYTHONPATH="$2"
 shift 2
 for python in "$@"; do
-  if command -v "$python" >/dev/null 2>&1; then exec "$python" -m paceline agent; fi
+  if command -v "$python" >/dev/null 2>&1; then exec "$python" -P -m paceline agent; fi
 done
 echo "not found: $*" >&2
 exit {NO_PYTHON}"""

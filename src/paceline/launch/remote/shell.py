@@ -141,7 +141,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def shell_command(python: str, request: str) -> list[str]:
     """Return the command of a remote shell that sends a request to the broker of a job."""
-    return [python, "-m", "paceline.launch.remote.shell", SOCKET, request]
+    return [python, "-P", "-m", "paceline.launch.remote.shell", SOCKET, request]
 
 
 class Broker:
@@ -168,7 +168,7 @@ class Broker:
         """
         with open(self._folder / "errors", "wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                [sys.executable, "-P", "-m", self._module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -129,7 +129,7 @@ def test_options_reach_the_pods() -> None:
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "ckpt"}
     assert 'value: "tcp://pl-7f3a-scheduler-0.pl-7f3a:7000"' in made.text
     scheduler = next(one for one in containers(list(made.objects)) if one["name"] == "scheduler")
-    assert scheduler["command"] == ["/venv/bin/python", "-m", "paceline", "scheduler"]
+    assert scheduler["command"] == ["/venv/bin/python", "-P", "-m", "paceline", "scheduler"]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def _role(part: JobPart, resource: specs.Resource, shared: _Shared) -> specs.Rol
         image=shared.image,
         entrypoint=shared.python,
         args=[
+            "-P",
             "-m",
             START,
             _literal(json.dumps(start)),

@@ -73,7 +73,7 @@ def _serve(channel: AgentChannel, directory: str) -> None:
     if channel.receive() is None:
         return
     agent = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "agent"], cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-m", "paceline", "agent"], cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert agent.stdin is not None
     assert agent.stdout is not None

@@ -136,7 +136,8 @@ def _megabytes(text: str) -> int:
 def _component(part: JobPart, options: YarnOptions, directory: str) -> Service:
     if len(part.name) > _NAME_LENGTH:
         raise ValueError(f"group {part.name.removeprefix('worker-')}: its name is too long for YARN's Registry DNS")
-    words = ["exec", options.python, "-m", "paceline.launch.engines.yarn.container", ADDRESS, _INSTANCE, directory]
+    module = "paceline.launch.engines.yarn.container"
+    words = ["exec", options.python, "-P", "-m", module, ADDRESS, _INSTANCE, directory]
     return {
         "name": part.name,
         "number_of_containers": len(part.processes),

@@ -157,7 +157,7 @@ class YarnJob(BrokeredJob):
             raise LaunchError("no address of this machine reaches the ResourceManager: -o address=ADDRESS")
         host = f"[{host}]" if ":" in host else host
         url, user, path = self._services.url, self._services.user, self._request.key_file
-        undo = [sys.executable, "-m", "paceline.launch.engines.yarn.service", url, user, self.id]
+        undo = [sys.executable, "-P", "-m", "paceline.launch.engines.yarn.service", url, user, self.id]
         self._canceller = Canceller([*undo, path] if path else undo)
         try:
             self._pass_key(key)
