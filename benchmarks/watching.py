@@ -4,7 +4,7 @@
 
 The scheduler is a process of its own, with the page, figures for Prometheus and a browser's connection that takes the
 news. The members are simulated: each has an authenticated connection, and sends a heartbeat with the account of a round
-every half second, as real ones do. The last line is JSON.
+every half second, each at its own time, as real ones do. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -80,17 +80,21 @@ class WatchedScheduler:
         turn = began
         while time.monotonic() < began + seconds:
             self._members.round += 1
-            asked = [
-                self._client.ask(channel, self._members.beat(role, rank), "heartbeat")
-                for (role, rank), channel in zip(self._members.members, self._channels, strict=True)
-            ]
+            asked = []
+            for number, (role, rank) in enumerate(self._members.members):
+                self._poll_until(turn + INTERVAL_S * number / len(self._channels))
+                beat = self._members.beat(role, rank)
+                asked.append(self._client.ask(self._channels[number], beat, "heartbeat"))
             turn += INTERVAL_S
             self._client.wait(asked, START_TIMEOUT_S)
-            while (left_s := turn - time.monotonic()) > 0:
-                self._client.poll(left_s)
+            self._poll_until(turn)
         after, took_s = process.cpu_times(), time.monotonic() - began
         user, system = (after.user - before.user) / took_s, (after.system - before.system) / took_s
         return {"share_of_a_core": round(user + system, 4), "kernel": round(system, 4), "news": self.news - news}
+
+    def _poll_until(self, due: float) -> None:
+        while (left_s := due - time.monotonic()) > 0:
+            self._client.poll(left_s)
 
     def __exit__(self, *error: object) -> None:
         self._client.close()

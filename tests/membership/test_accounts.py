@@ -85,7 +85,7 @@ def test_job_without_slow_workers_ends_without_a_line() -> None:
 
 def test_status_keeps_the_last_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = Verdicts()
-    monkeypatch.setattr(verdicts, "_changes", lambda *told: [Verdict(1, "h1", "data", DATA, 2.3, 0.8, 7, 0.0)])
+    monkeypatch.setattr(verdicts, "_of_worker", lambda *told: [Verdict(1, "h1", "data", DATA, 2.3, 0.8, 7, 0.0)])
     for turn in range(70):
         verdicts.note(member(1), beat(turn, 0.2), [], float(turn))
     assert [one.ago_s for one in verdicts.told(70.0)] == [float(ago) for ago in range(50, 0, -1)]

@@ -58,7 +58,7 @@ class Job:
                 for record in SEATS:
                     if record not in self.silent:
                         self.beat(*record)
-            for peer in self.members.lifelines():
+            for peer in self.members.lifelines(self.now):
                 since = self.hosts.get(SEATS[[f"{role}-{rank}".encode() for role, rank in SEATS].index(peer)], self.now)
                 self.members.note_host(peer, None if since is None else self.now - since)
             for suspect in self.members.suspects(self.now):

@@ -510,12 +510,20 @@ def test_silence_is_a_death() -> None:
     for peer in (b"worker-1", b"server-0"):
         members.handle(peer, 2, m.Heartbeat(0), 14.0)
     assert members.tick(15.0) == []
-    for peer in members.lifelines():
+    for peer in members.lifelines(15.1):
         members.note_host(peer, 15.1)
     assert members.tick(15.1)
     ((rank, reason),) = [(one.rank, one.reason) for one in members.deaths]
     assert rank == 0
     assert reason.startswith("its host was not heard for 15.1 s; ")
+
+
+def test_hosts_of_members_that_were_heard_are_not_asked() -> None:
+    members = joined()
+    everybody = members.lifelines(14.0)
+    members.handle(b"worker-1", 2, m.Heartbeat(0), 14.0)
+    assert members.lifelines(17.0) == [peer for peer in everybody if peer != b"worker-1"]
+    assert members.lifelines(18.0) == everybody
 
 
 def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
@@ -708,7 +716,7 @@ class Job(RuleBasedStateMachine):
         for suspect in self.members.suspects(self.now):
             assert (suspect.role, suspect.rank) in self.live
             self.members.note_state(suspect, state, cpu_s, self.now)
-        for peer in self.members.lifelines():
+        for peer in self.members.lifelines(self.now):
             self.members.note_host(peer, host_silent_s)
         self.take(self.members.tick(self.now))
         dead = {(one.role, one.rank) for one in self.members.deaths}

@@ -20,7 +20,7 @@ class Job:
 
     def __init__(self, detector: Detector, kind: str) -> None:
         self.detector, self.kind = detector, kind
-        self.chance, self.round = random.Random(kind), 0
+        self.chance, self.round, self.is_changing = random.Random(kind), 0, True
 
     def beat(self) -> None:
         for rank in range(WORKERS):
@@ -34,9 +34,15 @@ class Job:
         parts[RECEIVE] = 0.1
         self.detector.note_server(0, "node0", [parts], self._figures())
 
+    def run(self, beats: int) -> None:
+        """Send heartbeats; at the end all workers are in one group."""
+        for turn in range(beats):
+            self.is_changing = turn + 1 < beats
+            self.beat()
+
     def _group(self, rank: int) -> int:
         if self.kind == "groups that change":
-            return self.chance.randrange(WORKERS)
+            return self.chance.randrange(WORKERS) if self.is_changing else 0
         return rank if self.kind == "each worker alone" else 0
 
     def _windows(self, rank: int) -> Iterator[tuple[int, int, float, list[float]]]:
@@ -56,9 +62,7 @@ class Job:
 )
 def test_detector_keeps_as_much_after_many_rounds(kind: str) -> None:
     job = Job(Detector(), kind)
-    for _ in range(2 * LONG):
-        job.beat()
+    job.run(2 * LONG)
     before = census(is_whole=True)
-    for _ in range(5 * LONG):
-        job.beat()
+    job.run(5 * LONG)
     assert grown(before, census(is_whole=True), LONG) == {}

@@ -54,6 +54,7 @@ class Job:
         self.said: list[Verdict] = []
         self.hosts = [f"node{worker}" for worker in range(workers)]
         self.send_s = [0.0] * workers
+        self.group = 0
         self.exchange_s = 0.005
         """Time that the servers need for a round."""
         self.way_s = [0.002] * workers
@@ -100,7 +101,9 @@ class Job:
             figures[worker][INTERVAL] = round(1e6 * sum(parts))
             windows = [(self.round, 1, samples[worker], parts)]
             ways = [self.way_s[worker] * self.chance_of_ways.lognormvariate(0, self.jitter)]
-            self.said += self.detector.note_worker(worker, self.hosts[worker], windows, figures[worker], ways=ways)
+            self.said += self.detector.note_worker(
+                worker, self.hosts[worker], windows, figures[worker], self.group, ways=ways
+            )
 
     def run(self, rounds: int, fault: Fault | None = None) -> list[Verdict]:
         before = len(self.said)
@@ -538,6 +541,24 @@ def test_worker_that_does_no_rounds_for_hours_takes_no_more_memory() -> None:
     assert len(pickle.dumps(detector)) < before + 10_000
 
 
+def test_workers_that_come_and_go_take_no_more_memory() -> None:
+    """They are slow, and each time in another group."""
+    job, sizes = Job(0, 0.0), []
+    for turn in range(10):
+        for worker in range(WORKERS):
+            job.detector.leave(worker)
+        job.group = 1 + turn
+        job.run(ONSET)
+        assert [(one.rank, one.cause) for one in job.run(8, longer(DATA, 0.15))] == [(SLOW, "data")]
+        sizes.append(len(pickle.dumps(job.detector)))
+    assert sizes[-1] < sizes[2] + 200
+    for worker in range(WORKERS):
+        job.detector.leave(worker)
+    (loss,) = job.detector.losses
+    assert (loss.rank, loss.causes) == (SLOW, ("data",))
+    assert loss.seconds > 10 * 0.15
+
+
 @pytest.mark.parametrize("figure", [QUEUED, THROTTLED, STALLED, STOLEN, FAULTS])
 def test_worker_that_has_left_is_compared_with_none(figure: int) -> None:
     detector, said = Detector(), []
@@ -553,4 +574,3 @@ def test_worker_that_has_left_is_compared_with_none(figure: int) -> None:
             figures[INTERVAL], figures[BUSY], figures[figure] = 1_000_000, 300_000, 700_000 if is_slow else 1_000
             said += detector.note_worker(rank, "h", [(round, 1, 32.0, parts)], figures)
     assert {one.rank for one in said} == {1}
-    assert detector.recent(3) is None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Sequence
 
 from paceline.consistency.stats import bin_of
 from paceline.membership.effects import Action, MemberKey, Warn
-from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps, joined
-from paceline.observe.detector import Detector
+from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.detector import WARM_UP, Detector
 from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_AMOUNT, MAX_NUMEL
 
-#: Windows of a server that the status shows together.
+#: Windows of a member that the status shows together.
 _SHOWN = 15
 
 #: Changes that the status still shows.
@@ -31,14 +31,57 @@ def why_damaged(role: str, account: m.AccountReport) -> str:
     return ""
 
 
+class _Told:
+    """The account that a member has told: all of it, and its last windows. Sums of microseconds are exact."""
+
+    def __init__(self) -> None:
+        self._last: deque[m.Window] = deque(maxlen=_SHOWN)
+        self._whole: m.Window | None = None
+
+    def add(self, windows: Sequence[m.Window], begun: int) -> None:
+        """Add what a heartbeat has told; windows that began before this round are not shown as the last ones."""
+        if windows:
+            self._whole = _joined([self._whole, *windows] if self._whole is not None else windows)
+        self._last += [one for one in windows if one.round >= begun and one.rounds]
+
+    def forget_last(self) -> None:
+        """Show no last windows: the member has left."""
+        self._last.clear()
+
+    @property
+    def whole(self) -> list[m.Window]:
+        """All of it in one window; none where it is nothing."""
+        return [_bounded(self._whole)] if self._whole is not None else []
+
+    @property
+    def recent(self) -> list[m.Window]:
+        """The last windows in one; none where there are none."""
+        return [_bounded(_joined(self._last))] if self._last else []
+
+
+def _joined(windows: Collection[m.Window]) -> m.Window:
+    """Return the account of all windows together; there is at least one."""
+    first, *_ = windows
+    parts = list(map(sum, zip(*[one.parts for one in windows], strict=True)))
+    rounds, samples = sum([one.rounds for one in windows]), sum([one.samples for one in windows])
+    return m.Window(first.round, rounds, samples, parts, sum([one.way for one in windows]))
+
+
+def _bounded(one: m.Window) -> m.Window:
+    """Return an account whose numbers a message can carry."""
+    parts = [min(part, MAX_AMOUNT) for part in one.parts]
+    return m.Window(
+        one.round, min(one.rounds, MAX_NUMEL), min(one.samples, MAX_AMOUNT), parts, min(one.way, MAX_AMOUNT)
+    )
+
+
 class Verdicts:
     """Says once per change which worker is slow, and why."""
 
     def __init__(self) -> None:
         self._detector = Detector()
-        self._servers: dict[int, list[Steps]] = {}
         self._told: deque[tuple[float, Verdict]] = deque(maxlen=_KEPT)
-        self._whole: dict[MemberKey, Steps] = {}
+        self._accounts: defaultdict[MemberKey, _Told] = defaultdict(_Told)
         self._late: dict[int, tuple[int, int]] = {}
         self._held: dict[int, tuple[int, int]] = {}
         self._staleness: Counter[int] = Counter()
@@ -56,31 +99,24 @@ class Verdicts:
             groups: the groups that fit the measured speeds; none: each worker says its own.
             now: the time.
         """
-        found = [
-            Steps(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts], 1e-6 * one.way)
-            for one in account.windows
-        ]
-        if found:
-            before = self._whole.get((member.role, member.rank))
-            self._whole[member.role, member.rank] = joined([before, *found] if before is not None else found)
-        changes = self._changes(member, account, found, groups)
+        is_worker = member.role == "worker"
+        self._accounts[member.role, member.rank].add(account.windows, 1 + WARM_UP if is_worker else 0)
+        changes = self._of_worker(member, account, groups) if is_worker else self._of_server(member, account)
         self._told += [(now, one) for one in changes]
         return [Warn(sentence(one)) for one in changes]
 
-    def _changes(
-        self, member: m.Member, account: m.AccountReport, found: Sequence[Steps], groups: Sequence[Sequence[int]]
-    ) -> list[Verdict]:
-        if member.role == "server":
-            self._count(member.rank, account)
-            self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
-            self._servers[member.rank] = [*self._servers.get(member.rank, []), *found][-_SHOWN:]
-            parts = [one.seconds for one in found]
-            return self._detector.note_server(member.rank, member.host, parts, account.host)
+    def _of_server(self, member: m.Member, account: m.AccountReport) -> list[Verdict]:
+        self._count(member.rank, account)
+        self._detector.note_late([(rank, times, 1e-6 * late) for rank, times, late in account.late])
+        parts = [[1e-6 * part for part in one.parts] for one in account.windows]
+        return self._detector.note_server(member.rank, member.host, parts, account.host)
+
+    def _of_worker(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Verdict]:
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
-        windows = [(one.round, one.rounds, one.samples, one.seconds) for one in found]
+        windows = [(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts]) for one in account.windows]
         return self._detector.note_worker(
             member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared,
-            [one.way_s for one in found],
+            [1e-6 * one.way for one in account.windows],
         )  # fmt: skip
 
     def _count(self, server: int, account: m.AccountReport) -> None:
@@ -97,6 +133,7 @@ class Verdicts:
         """Forget a member that has left."""
         if member.role == "worker":
             self._detector.leave(member.rank)
+            self._accounts[member.role, member.rank].forget_last()
 
     @property
     def slow(self) -> list[Verdict]:
@@ -114,18 +151,11 @@ class Verdicts:
 
     def recent(self, key: MemberKey) -> list[m.Window]:
         """Return the account of a member's last windows in one; none where it has said nothing."""
-        role, rank = key
-        if role == "server":
-            steps = self._servers.get(rank)
-            found = joined(steps) if steps else None
-        else:
-            last = self._detector.recent(rank)
-            found = Steps(0, *last) if last else None
-        return [_window(found)] if found else []
+        return self._accounts[key].recent
 
     def whole(self, key: MemberKey) -> list[m.Window]:
         """Return the account of all that a member has told in one window; none where it has said nothing."""
-        return [_window(self._whole[key])] if key in self._whole else []
+        return self._accounts[key].whole
 
     def late(self, key: MemberKey) -> tuple[int, float]:
         """Return how many cohorts a worker was the last of, and how many seconds after the others in all."""
@@ -145,9 +175,3 @@ class Verdicts:
         """Return the line for the end of the job, if workers were slow."""
         text = summary(self._detector.losses)
         return [Warn(text)] if text else []
-
-
-def _window(steps: Steps) -> m.Window:
-    parts = [min(round(1e6 * part), MAX_AMOUNT) for part in steps.seconds]
-    way = min(round(1e6 * steps.way_s), MAX_AMOUNT)
-    return m.Window(steps.round, min(steps.rounds, MAX_NUMEL), min(steps.samples, MAX_AMOUNT), parts, way)

@@ -37,6 +37,10 @@ from paceline.own_time import OwnTime
 #: Share of ``heartbeat_timeout_s`` after which a silent member is a suspect, whose host and state are looked at.
 SUSPECT_SHARE = 0.5
 
+#: The same after which the kernel of its host is asked, which is a system call: early enough that the answer tells most
+#: of the silence of a suspect.
+_QUIET_SHARE = 0.25
+
 #: How long a sighting of another member counts, beside two of its heartbeats.
 _SIGHTING_SLACK_S = 0.5
 
@@ -107,6 +111,10 @@ class Liveness:
             for one in records
             if self._is_suspect(one, now)
         ]
+
+    def is_quiet(self, record: MemberRecord, now: float) -> bool:
+        """Tell whether the kernel of a member's host should be asked for how long it is silent."""
+        return record.live and now - record.heard > _QUIET_SHARE * self._settings.heartbeat_timeout_s
 
     def note_state(self, record: MemberRecord, state: str, cpu_s: float, now: float) -> None:
         """Note the state in which a member's process was seen, and the CPU time that it has used since it began."""

@@ -124,6 +124,8 @@ class Membership:
         self.complete = False
         self._ending: float | None = None
         self._code = 0
+        self._departed: set[int] = set()
+        """The workers that have left."""
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -251,9 +253,9 @@ class Membership:
         if key is not None and self._roster[key].peer == peer and self._roster[key].closed_since is None:
             self._roster[key].closed_since = now
 
-    def lifelines(self) -> list[bytes]:
-        """Return the connections whose hosts :meth:`note_host` should tell of before every :meth:`tick`."""
-        return [record.peer for record in self._roster.live()]
+    def lifelines(self, now: float) -> list[bytes]:
+        """Return the connections whose hosts :meth:`note_host` should tell of before the next :meth:`tick`."""
+        return [record.peer for record in self._roster.values() if self._liveness.is_quiet(record, now)]
 
     def note_host(self, peer: bytes, silent_s: float | None) -> None:
         """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
@@ -413,6 +415,7 @@ class Membership:
         record.left = True
         self.advice.verdicts.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
+        self._departed.update(rounds)
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
         workers = self._roster.of_role("worker")
@@ -425,8 +428,7 @@ class Membership:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
-        left = {record.member.rank for record in self._roster.of_role("worker") if record.left}
-        out = sorted(left | self.losses.ranks)
+        out = sorted(self._departed | self.losses.ranks)
         ends, groups = self._ending is not None, self.advice.following.groups
         lost, trace = list(self.losses.deaths), self.traces.number
         return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)

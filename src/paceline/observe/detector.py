@@ -20,10 +20,9 @@ workers that wait for each other. :mod:`paceline.observe.causes` has how a part 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 
 from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS
 from paceline.observe.causes import WORTH, WORTH_S, Cause, of_own_time, of_waits, of_way
@@ -34,7 +33,6 @@ from paceline.observe.history import (
     ON_WAY,
     OUT_OF_QUOTA,
     PARTS,
-    USUAL,
     History,
     LateReport,
     Ranking,
@@ -116,10 +114,10 @@ class Detector:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}
-        self._rankings: defaultdict[int, Ranking] = defaultdict(Ranking)
+        self._rankings: dict[int, Ranking] = {}
         """Of each group, the workers that have told enough."""
-        self._left: list[Cost] = []
-        """Costs of workers that have left."""
+        self._left: dict[int, Cost] = {}
+        """Costs of workers that have left, by rank."""
         self._servers = SlowServers()
         self._heartbeats = 0
         self._in_step = False
@@ -209,9 +207,9 @@ class Detector:
         """Forget a worker that has left; the time it has cost is kept."""
         worker = self._workers.pop(rank, None)
         if worker is not None:
-            if worker.ranking is not None:
-                worker.ranking.remove(worker)
-            self._left += _costs([worker], self._is_ddp)
+            self._unrank(worker)
+            for cost in _costs([worker], self._is_ddp):
+                self._left[rank] = cost.joined(self._left.get(rank))
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -222,20 +220,9 @@ class Detector:
     @property
     def losses(self) -> list[Cost]:
         """The workers that were slow in this job, the most expensive first."""
-        return sorted([*self._left, *_costs(self._workers.values(), self._is_ddp)], key=lambda one: -one.seconds)
-
-    def recent(self, rank: int) -> tuple[int, float, list[float]] | None:
-        """Return rounds, samples and seconds by part of a worker's last windows; None where there are none."""
-        worker = self._workers.get(rank)
-        last = [] if worker is None else list(worker.rounds)[-USUAL:]
-        if not last:
-            return None
-        weights = [one.weight for one in last]
-        samples, *seconds = (
-            sum(map(mul, column, weights))
-            for column in zip(*[(one.samples, *one.seconds) for one in last], strict=True)
+        return sorted(
+            [*self._left.values(), *_costs(self._workers.values(), self._is_ddp)], key=lambda one: -one.seconds
         )
-        return sum(weights), samples, seconds
 
     @property
     def rate(self) -> float:
@@ -260,14 +247,19 @@ class Detector:
 
     def _compare(self, worker: _Worker) -> None:
         """Rank a worker with those of its group, if it has told enough."""
+        self._unrank(worker)
+        if len(worker.rounds) >= FIRST:
+            self._rankings.setdefault(worker.group, Ranking()).add(worker)
+
+    def _unrank(self, worker: _Worker) -> None:
+        """Rank a worker no more, and keep no ranking of nobody."""
         if worker.ranking is not None:
             worker.ranking.remove(worker)
-        if len(worker.rounds) >= FIRST:
-            self._rankings[worker.group].add(worker)
+            self._rankings = {group: one for group, one in self._rankings.items() if not one.is_empty}
 
     def _reference(self, worker: _Worker) -> Reference | None:
-        ranking = self._rankings[worker.group]
-        if ranking.has_others(worker):
+        ranking = self._rankings.get(worker.group)
+        if ranking is not None and ranking.has_others(worker):
             return ranking.reference(worker)
         others = any(one.group == worker.group and one is not worker for one in self._workers.values())
         past = [] if others else list(worker.rounds)[: -2 * GOOD]
@@ -285,12 +277,14 @@ class Detector:
 
     def _count(self, worker: _Worker, one: Round, reference: Reference, of_host: float) -> None:
         """Add the deviations of a window to the sums of its parts; of figures of the host, this part of them."""
-        floor = floor_of(reference.own_s)
+        floor, onset = floor_of(reference.own_s), (one.round, worker.heard)
         for part in self._parts():
             value, usual, before = one.parts[part], reference.usual[part], worker.sums[part]
-            deviation = math.log((value + floor) / (usual + floor)) / reference.noise(part) if value > usual else 0.0
             if before == 0.0:
-                worker.onsets[part] = one.round, worker.heard
+                worker.onsets[part] = onset
+                if value <= usual:
+                    continue
+            deviation = math.log((value + floor) / (usual + floor)) / reference.noise(part) if value > usual else 0.0
             doubt, counts = (OF_HEARTBEAT, of_host) if part in (KEPT_WAITING, OUT_OF_QUOTA) else (1, 1.0)
             counted = counts * min(deviation - DRIFT - doubt * reference.doubt, MOST)
             worker.sums[part] = min(2 * ALARM, max(0.0, before + counted))

@@ -328,6 +328,11 @@ class Ranking:
         self._windows = 0
         """Windows of all of them."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it ranks nobody."""
+        return not self._members
+
     def has_others(self, one: History) -> bool:
         """Tell whether it ranks a worker beside this one."""
         return len(self._members) > (one.ranking is self)

@@ -107,7 +107,8 @@ class PageHistory:
         for row, name in zip(rows, names, strict=True):
             row["name"] = name
             row["sends"], row["receives"] = self._rates(name, row["sent"], row["received"], span)
-        rate = Point(round(at - span, 3), span, (round(rate_of(rows) * span, 3),))
+        of_job = rate_of(rows)
+        rate = Point(round(at - span, 3), span, (round(of_job * span, 3),))
         self._rate.add(rate)
         lanes = {name: point for name, one in zip(names, status.states, strict=True)
                  if (point := self._point(name, one.whole, at)) is not None}  # fmt: skip
@@ -117,9 +118,9 @@ class PageHistory:
         self._events += events
         self._state = {
             "at": at,
-            "head": progress(status, self._workers, self._servers),
+            "head": progress(status, self._workers, self._servers, rows),
             "round": max((row["round"] for row in rows if row["role"] == "worker"), default=0),
-            "rate": round(rate_of(rows), 3),
+            "rate": round(of_job, 3),
             "rows": rows,
             "slow": status.verdicts,
             "auto": status.auto,

@@ -29,13 +29,22 @@ def missing(status: m.Status, workers: int, servers: int) -> list[str]:
     return [f"{role} {rank}" for role, count in wanted for rank in range(count) if (role, rank) not in joined]
 
 
-def progress(status: m.Status, workers: int, servers: int) -> list[str]:
-    """Return how far a job of so many processes is: its start, or its round and rate."""
+def progress(
+    status: m.Status, workers: int, servers: int, rows: Sequence[Mapping[str, Any]] | None = None
+) -> list[str]:
+    """Return how far a job of so many processes is: its start, or its round and rate.
+
+    Args:
+        status: the scheduler's status.
+        workers: their number.
+        servers: their number.
+        rows: those of the status, where they are known.
+    """
     absent = missing(status, workers, servers)
     if absent and not status.deaths:
         count = workers + servers
         return [f"{count - len(absent)} of {count} processes have joined", f"not yet: {_few(absent)}"]
-    rows = rows_of(status)
+    rows = rows_of(status) if rows is None else rows
     first, rate = max((row["round"] for row in rows if row["role"] == "worker"), default=0), rate_of(rows)
     if not first:
         return ["all have joined, no step yet"]

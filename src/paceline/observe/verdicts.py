@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: By cause: the subject that explains a slow worker, and what to do. Subjects of parts of steps are told with a share.
 CAUSES: Mapping[str, tuple[str, str]] = {
@@ -118,6 +118,13 @@ class Cost:
     seconds: float
     gain: float = 0.0
     is_ddp: bool = False
+
+    def joined(self, before: Cost | None) -> Cost:
+        """Return it with what the same rank has cost before."""
+        if before is None:
+            return self
+        causes = tuple(dict.fromkeys((*before.causes, *self.causes)))
+        return replace(self, causes=causes, seconds=before.seconds + self.seconds, gain=max(before.gain, self.gain))
 
 
 def sentence(one: Verdict) -> str:

@@ -21,6 +21,7 @@ from paceline.membership import Membership
 from paceline.observe import page, prometheus
 from paceline.observe.page_history import PageHistory
 from paceline.observe.tracking import TrackerThread, by_step, overview
+from paceline.observe.verdicts import Verdict
 from paceline.scheduler.web import Dashboard, Metrics, address_of
 from paceline.wire import messages as m
 
@@ -49,7 +50,8 @@ class Exports:
 
     def __init__(self, settings: Settings) -> None:
         self._job = settings.job_id
-        self._text = prometheus.text(m.Status([], [], []), [], self._job, paceline.__version__, time.time())
+        self._picture = m.Status([], [], []), list[Verdict](), time.time()
+        """The last status, the processes that were slow then, and the time. Nobody changes it."""
         self._next, self._next_overview, self._told = -math.inf, -math.inf, 0
         try:
             self._trackers = [TrackerThread(one.strip(), self._job) for one in settings.report_to.split(",") if one]
@@ -58,7 +60,7 @@ class Exports:
         about = self._job, settings.num_workers, settings.num_servers
         self._history = PageHistory(*about, time.time(), time.monotonic())
         self._report = _checked(settings.report)
-        self.metrics = Metrics(settings.metrics, lambda: self._text) if settings.metrics else None
+        self.metrics = Metrics(settings.metrics, self._text) if settings.metrics else None
         self.page = Dashboard(settings.dashboard, self._history.copy) if settings.dashboard else None
         if self.metrics is not None and address_of(settings.metrics)[1] == 0:
             logger.warning("metrics of this job: %s", self.metrics.url)
@@ -74,11 +76,14 @@ class Exports:
         status = membership.status(now)
         self._draw(status, now)
         if self.metrics is not None:
-            self._text = prometheus.text(
-                status, membership.advice.verdicts.slow, self._job, paceline.__version__, time.time()
-            )
+            self._picture = status, membership.advice.verdicts.slow, time.time()
         if self._trackers:
             self._track(membership, status, now)
+
+    def _text(self) -> str:
+        """Return the last figures for Prometheus. Called by the threads of requests."""
+        status, slow, now = self._picture
+        return prometheus.text(status, slow, self._job, paceline.__version__, now)
 
     @property
     def _has_page(self) -> bool:

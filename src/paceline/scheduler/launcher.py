@@ -66,7 +66,7 @@ class Launcher:
     def __init__(self, ready_fd: int | None, ended_fd: int | None) -> None:
         self._ready_fd, self._ended_fd = ready_fd, ended_fd
         self._text = b""
-        self._said: set[str] = set()
+        self._said: set[tuple[object, ...]] = set()
         self.reports_ends = ended_fd is not None
         if ended_fd is not None:
             os.set_blocking(ended_fd, False)
@@ -83,15 +83,15 @@ class Launcher:
 
     def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
         """Say which process failed first, or that a worker has died and the others go on."""
-        self._write(json.dumps(["lost", [role, rank], reason, goes_on]))
+        self._write_once("lost", (role, rank), reason, goes_on)
 
     def report_complete(self) -> None:
         """Say that all members have joined."""
-        self._write(json.dumps(["complete"]))
+        self._write_once("complete")
 
     def report_over(self) -> None:
         """Say that all workers have said goodbye."""
-        self._write(json.dumps(["over"]))
+        self._write_once("over")
 
     def report_status(self, status: str) -> None:
         """Say how all members do. No write waits for a launcher that does not read: the answer fits the pipe."""
@@ -102,9 +102,13 @@ class Launcher:
             fits = len(line) + _SPARE_BYTES <= _size_of(self._ready_fd)
             os.write(self._ready_fd, (line if fits else json.dumps(["status", ""])).encode() + b"\n")
 
+    def _write_once(self, *news: object) -> None:
+        if news not in self._said:
+            self._said.add(news)
+            self._write(json.dumps(news))
+
     def _write(self, line: str) -> None:
-        if self._ready_fd is not None and line not in self._said:
-            self._said.add(line)
+        if self._ready_fd is not None:
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
 

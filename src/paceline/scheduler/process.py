@@ -97,7 +97,7 @@ class Scheduler:
 
     def _look_around(self, now: float) -> None:
         """Note the kernels' knowledge of the members' hosts, and of silent processes of this host."""
-        for peer in self._membership.lifelines():
+        for peer in self._membership.lifelines(now):
             self._membership.note_host(peer, self._listener.host_silent_s(peer))
         for suspect in self._membership.suspects(now):
             if suspect.host_id == self._host_id:
