@@ -89,7 +89,7 @@ def test_collections_are_the_cause_although_most_of_their_time_is_waiting_for_a_
 def test_more_computation_is_the_cause_and_not_the_queue_that_it_waits_in(load: float) -> None:
     for seed in range(20):
         host = BusyHost(load, seed)
-        for round in range(1, 80):
+        for round in range(1, 120):
             host.step(round, COMPUTE, 0.0, 0.02 if round >= ONSET else 0.0)
         assert set(host.names) <= {(SLOW, "compute"), (SLOW, "")}
         assert host.names

@@ -358,6 +358,18 @@ def test_worker_that_waits_for_processors_far_longer_than_the_others_is_named() 
     assert [(one.rank, one.cause) for one in starved(0.03, 8.0, spread=0.2).run(30)] == [(SLOW, "busy")]
 
 
+@pytest.mark.parametrize("jitter", [0.1, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_long_round_of_a_worker_that_waits_for_processors_is_not_named(seed: int, jitter: float) -> None:
+    """Its waits are longer than the others' all the time, and not by so much that other processes were the reason."""
+    job = Job(seed, jitter)
+    job.queued_s = lambda worker: 0.05 if worker == SLOW else 0.02
+    assert job.run(ONSET) == []
+    assert job.run(1, longer(COMPUTE, 0.5)) == []
+    assert job.run(20) == []
+    assert [(one.rank, one.cause) for one in job.run(10, longer(COMPUTE, 0.5))] == [(SLOW, "compute")]
+
+
 def test_fault_that_is_larger_than_all_waits_for_processors_is_named() -> None:
     assert [(one.rank, one.cause) for one in starved(0.1, spread=0.2).run(60, longer(COMPUTE, 0.4))] == [
         (SLOW, "compute")

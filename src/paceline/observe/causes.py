@@ -106,6 +106,12 @@ def of_own_time(
     return Cause(name, part, since, excess_s) if name else None
 
 
+def is_usual_excess(rounds: Sequence[Round], part: int, usual: Means) -> bool:
+    """Tell whether the usual one of some rounds has most of the excess of a part, and not a long one among them."""
+    excess_s = means_of(rounds).parts[part] - usual.parts[part]
+    return middle([one.parts[part] for one in rounds]) - usual.parts[part] > MOST_OF_IT * excess_s
+
+
 def of_way(rounds: Sequence[Round], usual: Means, others_s: float) -> Cause | None:
     """Return that requests and answers of a worker are on the way for longer, and that it comes later for it.
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS
-from paceline.observe.causes import WORTH, WORTH_S, Cause, of_own_time, of_waits, of_way
+from paceline.observe.causes import WORTH, WORTH_S, Cause, is_usual_excess, of_own_time, of_waits, of_way
 from paceline.observe.history import (
     KEPT_WAITING,
     LEAST_S,
@@ -337,7 +337,9 @@ class Detector:
             return None
         usual = reference.means(spent_s)
         others = [one for one in self._workers.values() if one is not worker]
-        long = [part for part in self._parts() if worker.sums[part] > 0.0] if KEPT_WAITING in alarmed else alarmed
+        # Waits of more computation count for the part that has grown.
+        grown = [part for part in self._parts() if worker.sums[part] > 0.0] if KEPT_WAITING in alarmed else []
+        long = {*alarmed, *(part for part in grown if is_usual_excess(last, part, usual))}
         found = [of_own_time(worker, others, last, usual, long)]
         if ON_WAY in alarmed and self._servers.are_quick(worker.onsets[ON_WAY][1]):
             found.append(of_way(last, usual, reference.slowest_s if self._in_step else usual.own_s))
