@@ -37,6 +37,13 @@ SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a layer without bias": lambda out: (TARGETS @ WEIGHT.T @ WEIGHT).square().sum(),
     "scaled": lambda out: torch.amp.GradScaler("cpu").scale(out.square().sum()),
 }
+OVER_LABELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "weights of classes": lambda out: F.cross_entropy(out, LABELS, weight=torch.tensor([1.0, 2.0, 3.0])),
+    "ignored labels": lambda out: F.cross_entropy(out, LABELS, ignore_index=1),
+    "with smoothed labels": lambda out: F.cross_entropy(out, LABELS, ignore_index=1, label_smoothing=0.1),
+    "of pixels": lambda out: F.cross_entropy(out.view(N, 3, 1, 1), LABELS.view(N, 1, 1), ignore_index=0),
+    "with another mean": lambda out: F.mse_loss(out, TARGETS) + F.cross_entropy(out, LABELS, ignore_index=2) / 4,
+}
 UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a mean by hand": lambda out: out.square().sum() / N,
     "a mean by a factor": lambda out: out.square().sum() * (1 / N),
@@ -47,7 +54,12 @@ UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 CASES = [
     (f"{wanted.value}: {name}", wanted, loss)
-    for wanted, table in ((Reduced.MEAN, MEANS), (Reduced.SUM, SUMS), (Reduced.UNKNOWN, UNKNOWN))
+    for wanted, table in (
+        (Reduced.MEAN, MEANS),
+        (Reduced.SUM, SUMS),
+        (Reduced.OVER_LABELS, OVER_LABELS),
+        (Reduced.UNKNOWN, UNKNOWN),
+    )
     for name, loss in table.items()
 ]
 

@@ -374,3 +374,16 @@ def test_loops_that_cannot_be_exact_end_with_the_way_out() -> None:
             assert "needs a DistributedSampler of torch with shuffle=True" in streams
             assert "batches of one loader at a time" in zips
             assert all("leave out --shares measured" in text for text in (sums, mixes, streams, zips))
+
+
+def weighted() -> None:
+    opened()
+    model = DistributedDataParallel(net())
+    for x, y in loader_of():
+        cross_entropy(model(x), y, weight=torch.tensor([1.0, 2.0, 3.0]).double()).backward()
+
+
+def test_a_mean_over_weights_of_labels_is_told() -> None:
+    with LocalJob(num_workers=WORKERS, num_servers=1) as job:
+        job.run(weighted)
+        assert job.report().count("It is one over labels, by weights of classes or without ignored ones") == 1

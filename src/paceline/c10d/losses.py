@@ -3,9 +3,10 @@
 | the last operation of the loss | the loss is |
 |---|---|
 | a loss of ``torch.nn.functional`` with ``reduction`` | as ``reduction`` says |
+| likewise, with weights of classes, or with ignored labels | a mean over labels: batches have more or fewer of them |
 | ``mean``; a sum over the samples | a mean; a sum |
 | a sum over a parameter | unknown: it has nothing of the samples |
-| a sum of terms | a sum if one of them is, else a mean if one of them is |
+| a sum of terms | a sum if one of them is, else a mean over labels, else a mean if one of them is |
 | a term times a number | as the term; unknown if that is a sum, and the number small |
 | a term divided by a number | a mean if the term is, else unknown |
 | anything else | unknown |
@@ -24,14 +25,19 @@ class Reduced(Enum):
 
     MEAN = "mean"
     SUM = "sum"
+    OVER_LABELS = "mean over labels"
     UNKNOWN = "unknown"
 
 
 #: The numbers by which losses of PyTorch save their ``reduction``.
-_SAVED = {1: Reduced.MEAN, 2: Reduced.SUM}
+_MEAN = 1
+_SAVED = {_MEAN: Reduced.MEAN, 2: Reduced.SUM}
 
 #: A factor that is no larger may be one divided by a number of samples.
 _SMALL = 0.5
+
+#: What the terms of a sum make of it.
+_STRONGEST = (Reduced.SUM, Reduced.OVER_LABELS, Reduced.MEAN)
 
 _OF_TERMS = ("AddBackward", "SubBackward")
 _OF_ELEMENTS = ("PowBackward", "AbsBackward", "MulBackward")
@@ -52,18 +58,25 @@ def _of(node: Any, samples: int) -> Reduced:
     name = "" if node is None else node.name()
     saved = getattr(node, "_saved_reduction", 0)
     if saved in _SAVED:
-        return _SAVED[saved]
+        return Reduced.OVER_LABELS if saved == _MEAN and _counts_labels(node) else _SAVED[saved]
     if name.startswith("MeanBackward"):
         return Reduced.MEAN
     if name.startswith("SumBackward"):
         return _of_sum(node, samples)
     if name.startswith(_OF_TERMS + _PLAIN):
         terms = {_of(term, samples) for term, _ in node.next_functions}
-        return next((one for one in (Reduced.SUM, Reduced.MEAN) if one in terms), Reduced.UNKNOWN)
+        return next((one for one in _STRONGEST if one in terms), Reduced.UNKNOWN)
     if name.startswith(("MulBackward", "DivBackward")):
         found = _of(node.next_functions[0][0], samples)
         return Reduced.UNKNOWN if found is Reduced.SUM and _makes_small(node) else found
     return Reduced.UNKNOWN
+
+
+def _counts_labels(node: Any) -> bool:
+    """Return whether a negative log-likelihood divides by the weights of its labels, or leaves some out."""
+    if not node.name().startswith("NllLoss"):
+        return False
+    return node._saved_weight is not None or bool((node._saved_target == node._saved_ignore_index).any())
 
 
 def _of_sum(node: Any, samples: int) -> Reduced:

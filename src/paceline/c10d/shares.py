@@ -53,6 +53,17 @@ _LEAST_TO_NORMALISE = 2
 
 _OUT = "; leave out --shares measured"
 
+#: Why it is not certain that samples weigh alike.
+_NO_MEAN = {
+    Reduced.OVER_LABELS: (
+        ". It is one over labels, by weights of classes or without ignored ones, so samples weigh unlike; for equal "
+        "weights take reduction='none', and the mean over the samples"
+    ),
+    Reduced.UNKNOWN: (
+        ", which its graph does not show; a sum, or a mean over something else, as words, would weigh samples unlike"
+    ),
+}
+
 _register_comm_hook = DistributedDataParallel.register_comm_hook
 
 
@@ -267,12 +278,12 @@ class MeasuredShares:
                 "the loss is a sum over this worker's samples, and --shares measured weights means; take "
                 f"reduction='mean', or divide the sum by the samples of the batch (len(x)){_OUT}"
             )
-        if Reduced.UNKNOWN in self._reduced and not self._session.rank and not self._has_asked:
+        reason = next((text for kind, text in _NO_MEAN.items() if kind in self._reduced), "")
+        if reason and not self._session.rank and not self._has_asked:
             self._has_asked = True
             logger.warning(
-                "--shares measured takes the loss for a mean over the samples of each worker's batch, which its graph "
-                "does not show; a sum, or a mean over something else, as words, would weigh samples unlike%s", _OUT
-            )  # fmt: skip
+                "--shares measured takes the loss for a mean over the samples of each worker's batch%s%s", reason, _OUT
+            )
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
