@@ -20,6 +20,9 @@ def test_progress_is_who_is_missing_then_the_round_and_the_rate() -> None:
     ]  # fmt: skip
     assert progress(status(*[0.0] * 7, round=0), 7, 0) == ["all have joined, no step yet"]
     assert progress(status(*[0.1] * 7), 7, 0) == ["round 1,310", "2,240 samples/s"]
+    dead = status(0.0, round=0)
+    dead.deaths.append(m.Death("worker", 1, "h1", "its process ended before it joined"))
+    assert progress(dead, 2, 0) == ["no step yet"]
 
 
 def test_progress_is_the_slowest_workers_way_to_the_last_step_where_a_total_is_known() -> None:

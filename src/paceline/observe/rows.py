@@ -47,7 +47,7 @@ def progress(
     rows = rows_of(status) if rows is None else rows
     first, rate = max((row["round"] for row in rows if row["role"] == "worker"), default=0), rate_of(rows)
     if not first:
-        return ["all have joined, no step yet"]
+        return ["no step yet" if absent else "all have joined, no step yet"]
     far = _way_to_the_last_step(status)
     return [far[0] if far else f"round {first:,}", *([f"{rate:,.0f} samples/s"] if rate else []), *far[1:]]
 
