@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from paceline.launch import ProcessName
 from paceline.launch.supervise.blame import Failure, failure_block
 
@@ -30,6 +32,12 @@ def test_taken_port_gets_a_hint() -> None:
     assert block.splitlines()[2].startswith(b"another program has its port; if that is MASTER_PORT, leave it unset")
     server = failure_block(Failure(ProcessName("server", 0), 1, "exit code 1", 1.0), tail, {})
     assert b"MASTER_PORT" not in server
+
+
+@pytest.mark.parametrize("last", [b"EOFError: EOF when reading a line", b"bdb.BdbQuit"])
+def test_question_that_nobody_can_answer_gets_a_hint(last: bytes) -> None:
+    block = failure_block(Failure(ProcessName("worker", 1), 1, "exit code 1", 1.0), [b"Traceback", last], {})
+    assert block.splitlines()[2].startswith(b"processes of a job have no stdin: give what is asked for as an argument")
 
 
 def test_block_names_the_command_that_shows_the_last_events() -> None:

@@ -271,4 +271,9 @@ def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:
             b"another program has its port; if that is MASTER_PORT, leave it unset for a free one, or choose another: "
             b"--env MASTER_PORT=29501"
         ]
+    if any(line.startswith((b"EOFError: EOF when reading a line", b"bdb.BdbQuit")) for line in tail):
+        return [
+            b"processes of a job have no stdin: give what is asked for as an argument; to use a debugger, run the "
+            b'script alone, with kvstore.create("local")'
+        ]
     return []
