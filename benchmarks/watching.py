@@ -3,8 +3,9 @@
     python -m benchmarks.watching
 
 The scheduler is a process of its own, with the page, figures for Prometheus and a browser's connection that takes the
-news. The members are simulated: each has an authenticated connection, and sends a heartbeat with the account of a round
-every half second, each at its own time, as real ones do. The last line is JSON.
+news. The members are simulated: each has an authenticated connection. Their rounds take half a second, and each sends
+heartbeats with the account of the rounds since the last one as often as real ones do in a job of so many
+(``Settings.beat_interval_s``), each at its own time. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from paceline.net.security import Security, new_job_key
 from paceline.net.sockets import SocketHub
 from tests.browser.simulated import SimulatedMembers
 
-INTERVAL_S, START_TIMEOUT_S = 0.5, 60.0
+ROUND_S, START_TIMEOUT_S = 0.5, 60.0
 
 
 class WatchedScheduler:
@@ -44,7 +45,8 @@ class WatchedScheduler:
         command = [sys.executable, "-m", "paceline", "scheduler"]
         self._process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
         self._url = self._page() if dashboard else ""
-        settings = Settings(job_id="watched", job_key=key)
+        settings = Settings(job_id="watched", job_key=key, num_workers=workers, num_servers=servers)
+        self._interval_s = settings.beat_interval_s
         self._client = Client(SocketHub(Security.of(settings)))
         self._channels = [self._client.connect(address, role, "scheduler") for role, _ in self._members.members]
         self.news = 0
@@ -77,20 +79,21 @@ class WatchedScheduler:
         """Send heartbeats for so long; returns the scheduler's processor time per second, and the news of the page."""
         process, news = psutil.Process(self._process.pid), self.news
         before, began = process.cpu_times(), time.monotonic()
-        turn = began
+        turn, rounds = began, max(1, round(self._interval_s / ROUND_S))
         while time.monotonic() < began + seconds:
-            self._members.round += 1
+            self._members.round += rounds
             asked = []
             for number, (role, rank) in enumerate(self._members.members):
-                self._poll_until(turn + INTERVAL_S * number / len(self._channels))
-                beat = self._members.beat(role, rank)
+                self._poll_until(turn + self._interval_s * number / len(self._channels))
+                beat = self._members.beat(role, rank, rounds)
                 asked.append(self._client.ask(self._channels[number], beat, "heartbeat"))
-            turn += INTERVAL_S
+            turn += self._interval_s
             self._client.wait(asked, START_TIMEOUT_S)
             self._poll_until(turn)
         after, took_s = process.cpu_times(), time.monotonic() - began
         user, system = (after.user - before.user) / took_s, (after.system - before.system) / took_s
-        return {"share_of_a_core": round(user + system, 4), "kernel": round(system, 4), "news": self.news - news}
+        return {"share_of_a_core": round(user + system, 4), "kernel": round(system, 4), "news": self.news - news,
+                "heartbeats_per_s": round(len(asked) / self._interval_s)}  # fmt: skip
 
     def _poll_until(self, due: float) -> None:
         while (left_s := due - time.monotonic()) > 0:

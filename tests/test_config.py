@@ -182,3 +182,25 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_server_takes_its_share_of_the_cores(cores: int, members: int, threads: int) -> None:
     assert share_of(cores, members) == threads
+
+
+@pytest.mark.parametrize(
+    ("members", "changes", "interval_s"),
+    [
+        (5, {}, 0.5),
+        (40, {}, 0.5),
+        (60, {}, 0.75),
+        (80, {}, 1.0),
+        (1000, {}, 1.0),
+        (1000, {"heartbeat_timeout_s": 8.0}, 2.0),
+        (1000, {"heartbeat_timeout_s": 1.0}, 0.5),
+        (1000, {"heartbeat_interval_s": 1.5}, 1.5),
+        (40, {"heartbeat_interval_s": 0.1}, 0.5),
+        (4, {"heartbeat_interval_s": 0.1}, 0.1),
+    ],
+)
+def test_members_of_large_jobs_send_fewer_heartbeats(
+    members: int, changes: dict[str, float], interval_s: float
+) -> None:
+    settings = Settings(num_workers=members - 1, num_servers=1).replace(**changes)
+    assert settings.beat_interval_s == interval_s

@@ -39,6 +39,9 @@ PLACEMENTS = ("balanced", "layered", "hash")
 ON_WORKER_DEATH = ("", "stop", "continue")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
+#: Heartbeats of all members that a scheduler gets in a second, and of each member in ``heartbeat_timeout_s`` at least.
+BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
+
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -122,7 +125,8 @@ class Settings:
     timeout_s: float = 300.0
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
-    """Interval of the heartbeats that a member sends to the scheduler."""
+    """Interval of the heartbeats that a member sends to the scheduler. It is longer in jobs of more than 40 processes:
+    a second in those of 80 or more (:attr:`beat_interval_s`)."""
     heartbeat_timeout_s: float = 4.0
     """Silence after which a member is named in the log and in ``paceline status``."""
     stall_timeout_s: float = 30.0
@@ -171,6 +175,16 @@ class Settings:
             merge: the merge setting of the store's policy.
         """
         return self.local_merge and not (self.regroup_rounds and merge == "groups")
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Interval of heartbeats in a job of so many members, all of which know it.
+
+        The scheduler's work grows with the heartbeats of all. Each member sends several in ``heartbeat_timeout_s``
+        anyway, so a late one is no silence.
+        """
+        of_all_s = (self.num_workers + self.num_servers) / BEATS_PER_S
+        return max(self.heartbeat_interval_s, min(of_all_s, self.heartbeat_timeout_s / BEATS_PER_TIMEOUT))
 
     @property
     def measures_servers(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.config import Settings
@@ -18,13 +19,13 @@ ROUND_S, COMPUTE_S = 1.0, 0.5
 SAMPLES = 32
 
 
-def account(rank: int, round: int, is_slow: bool, random_: random.Random) -> m.AccountReport:
+def window(round: int, is_slow: bool, random_: random.Random) -> m.Window:
     """Return what a worker tells of one round."""
     parts = [0] * len(WORKER_PARTS)
     own = COMPUTE_S * random_.uniform(0.9, 1.1)
     parts[COMPUTE], parts[DATA] = round_(own), round_(0.45 if is_slow else 0.05)
     parts[WAIT] = round_(ROUND_S) - parts[COMPUTE] - parts[DATA]
-    return m.AccountReport([m.Window(round, 1, SAMPLES, parts)], [0] * len(FIGURES))
+    return m.Window(round, 1, SAMPLES, parts)
 
 
 def round_(seconds: float) -> int:
@@ -49,26 +50,28 @@ class SimulatedMembers:
         (role, rank), name = self.members[number], host.format(number)
         return m.Hello(job_id, role, rank, 0, name, name, 9, "", *self._sizes)
 
-    def beat(self, role: str, rank: int) -> m.Heartbeat:
-        """Return a member's heartbeat of this round."""
-        return self._worker(rank) if role == "worker" else self._server(rank)
+    def beat(self, role: str, rank: int, rounds: int = 1) -> m.Heartbeat:
+        """Return a member's heartbeat of this round and those before, of so many."""
+        told = range(self.round - rounds + 1, self.round + 1)
+        return self._worker(rank, told) if role == "worker" else self._server(rank, told)
 
-    def _worker(self, rank: int) -> m.Heartbeat:
-        is_slow = rank == self._slow
-        told = account(rank, self.round, is_slow, self._random)
-        step_s = 1e-6 * (told.windows[0].parts[COMPUTE] + told.windows[0].parts[DATA])
-        loss = [m.ReportedFigures(self.round, SAMPLES, {"loss": 2.0 / (1 + self.round)})]
+    def _worker(self, rank: int, rounds: Sequence[int]) -> m.Heartbeat:
+        windows = [window(one, rank == self._slow, self._random) for one in rounds]
+        told = m.AccountReport(windows, [0] * len(FIGURES))
+        step_s = 1e-6 * (windows[-1].parts[COMPUTE] + windows[-1].parts[DATA])
+        loss = [m.ReportedFigures(one, SAMPLES, {"loss": 2.0 / (1 + one)}) for one in rounds]
         size = 2**20 * self.round
         return m.Heartbeat(self.round, memory=500 * 2**20, sent=size, received=2 * size, step_s=step_s, account=told,
                            reports=loss)  # fmt: skip
 
-    def _server(self, rank: int) -> m.Heartbeat:
+    def _server(self, rank: int, rounds: Sequence[int]) -> m.Heartbeat:
         parts = [0] * len(SERVER_PARTS)
         parts[MERGE], parts[APPLY] = round_(0.1 + 0.02 * rank), round_(0.05)
         parts[RECEIVE] = round_(ROUND_S) - parts[MERGE] - parts[APPLY]
         staleness = [(1, 12), (2, 5), (3, 2), (4, 1)]
-        told = m.AccountReport([m.Window(self.round, 1, 20.0, parts)], [0] * len(FIGURES), [(self._slow, 18, 7_200_000),
-                               (0, 2, 20_000)], staleness=staleness, held=(1_000_000, 8))  # fmt: skip
+        windows = [m.Window(one, 1, 20.0, parts) for one in rounds]
+        told = m.AccountReport(windows, [0] * len(FIGURES), [(self._slow, 18, 7_200_000), (0, 2, 20_000)],
+                               staleness=staleness, held=(1_000_000, 8))  # fmt: skip
         size = 2**20 * self.round
         return m.Heartbeat(0, memory=700 * 2**20, sent=3 * size, received=3 * size, account=told)
 

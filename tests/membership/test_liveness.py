@@ -6,7 +6,8 @@ import pytest
 
 from paceline.config import Settings
 from paceline.membership import Action, Membership, Warn
-from paceline.membership.liveness import GONE
+from paceline.membership.liveness import GONE, Liveness
+from paceline.membership.roster import MemberRecord
 from paceline.own_time import LONGEST_TURN_S, OwnTime
 from paceline.wire import messages as m
 
@@ -308,6 +309,19 @@ def test_closed_connection_is_given_its_grace_after_a_pause_of_the_scheduler() -
     assert job.run(TICK_S) == ""
     job.silent = set()
     assert job.run(10) == ""
+
+
+def test_sighting_by_a_member_of_a_large_job_counts_until_its_next_heartbeats() -> None:
+    """Neighbours see a process, whose connection has closed, with every second of their heartbeats."""
+    settings = JOB.replace(num_workers=100)
+    liveness = Liveness(settings, 0.0)
+    record = MemberRecord(m.Member("worker", 1, 0, "h", "h", 9, "", b""), b"worker-1", 0.0, 1)
+    record.closed_since = 0.0
+    for turn in range(1, 15):
+        liveness.note_state(record, "S", 0.0, 2 * turn * settings.beat_interval_s)
+        before_next = 2 * (turn + 1) * settings.beat_interval_s
+        assert liveness.why_dead(record, True, before_next) == ""
+    assert liveness.why_dead(record, True, before_next + 1.0).startswith("its connection closed")
 
 
 def test_own_time_of_a_slow_process_still_counts() -> None:

@@ -144,7 +144,7 @@ class Liveness:
         return min(now - record.heard, record.host_silent_s or 0.0)
 
     def _state(self, record: MemberRecord, now: float) -> str:
-        valid_s = 2 * self._settings.heartbeat_interval_s + _SIGHTING_SLACK_S
+        valid_s = 2 * self._settings.beat_interval_s + _SIGHTING_SLACK_S
         return record.state if now - record.state_at <= valid_s else ""
 
     def _state_of_most(self, record: MemberRecord, now: float) -> str:

@@ -41,7 +41,7 @@ The states of the job::
 
 Which timeout must exceed which:
 
-- ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``: a late heartbeat is no silence.
+- ``heartbeat_timeout_s`` > several ``beat_interval_s``: a late heartbeat is no silence.
 - ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names a silent member before it is dead; > the
   longest outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s
   with Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.

@@ -17,7 +17,7 @@ Times. The left one must be shorter than the right one, by a few times where it 
 |---|---|---|
 | ``CHECK_INTERVAL_S`` | ``PROBE_AFTER_S`` | overdue requests are found only at a check |
 | ``PROBE_AFTER_S`` | ``heartbeat_timeout_s`` | a lost heartbeat is repaired before silence counts as death |
-| ``heartbeat_interval_s`` | ``heartbeat_timeout_s`` | one late heartbeat is no death |
+| ``beat_interval_s`` | ``heartbeat_timeout_s`` | one late heartbeat is no death |
 | 1 s, within which a hub connects again | ``disconnect_grace_s`` | a connection that blinks is no death |
 | ``stall_timeout_s``, ``disconnect_grace_s`` | ``timeout_s`` | a death is reported as a death, not as a deadline |
 | the longest step of the slowest worker | ``timeout_s`` | the answer to a push may wait for all workers |

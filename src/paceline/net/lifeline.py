@@ -21,7 +21,7 @@ itself did not run, because another one held Python's lock or the process was st
 
 | time | must exceed |
 |---|---|
-| ``heartbeat_timeout_s`` | several ``heartbeat_interval_s`` |
+| ``heartbeat_timeout_s`` | several ``beat_interval_s`` |
 | ``stall_timeout_s`` | ``heartbeat_timeout_s``; the outages that a job survives; a starved scheduler's pauses |
 | ``start_timeout_s`` and 5 s | the scheduler's ``start_timeout_s``: it knows who is missing |
 | ``timeout_s`` of requests | ``stall_timeout_s``: a death is reported as a death, not as a deadline |
@@ -209,7 +209,7 @@ class Lifeline:
             now = time.monotonic()
             if now >= next_beat or self._is_beat_due:
                 self._is_beat_due = False
-                next_beat = now + self._settings.heartbeat_interval_s
+                next_beat = now + self._settings.beat_interval_s
                 self._send_heartbeat()
             self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
             self._watch_scheduler(time.monotonic())
