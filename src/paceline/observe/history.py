@@ -297,8 +297,8 @@ def _spread(values: Sequence[float], usual: float, floor: float) -> float:
     """Return the standard deviation of logarithms around the usual value, from their median absolute deviation."""
     if max(values) < floor / 20:
         return 0.0
-    ratios = [(one + floor) / (usual + floor) for one in values]
-    around = sorted([one if one >= 1 else 1 / one for one in ratios])
+    base = usual + floor
+    around = sorted([(one + floor) / base if one >= usual else base / (one + floor) for one in values])
     low, high = (len(around) - 1) // 2, len(around) // 2
     return _MAD * (math.log(around[low]) + math.log(around[high])) / 2
 

@@ -29,9 +29,9 @@ from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
-#: Longest and shortest interval of liveness checks: each looks at all members, and many send messages all the time.
-#: Requests are carried out at once, and a connection that closes is looked at at once.
-CHECK_INTERVAL_S, LEAST_INTERVAL_S = 0.2, 0.05
+#: Interval of liveness checks: each looks at all members. Requests are carried out at once. Connections that close, and
+#: processes whose end the launcher tells, are looked at at once.
+CHECK_INTERVAL_S = 0.2
 
 
 class Scheduler:
@@ -51,7 +51,7 @@ class Scheduler:
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
         )
         self._answerer = Answerer(listener, self._membership.is_member)
-        self._interval_s, self._clock = settings.heartbeat_interval_s, RoundTrips(is_same_clock=True)
+        self._interval_s, self._clock = settings.beat_interval_s, RoundTrips(is_same_clock=True)
         self._clock.note(0.0, 0.0, 0.0)
         if ring.active is not None:
             ring.active.align(0.0, 0.0)
@@ -59,10 +59,10 @@ class Scheduler:
 
     def run(self) -> int:
         """Serve until the job has ended; returns the exit code."""
-        checked, wait_s = -math.inf, CHECK_INTERVAL_S
+        due = -math.inf
         while True:
             lost = self._listener.lost()  # their earlier messages are among those received now
-            for peer, frames in self._listener.receive(wait_s):
+            for peer, frames in self._listener.receive(0.0 if lost else max(0.0, due - time.monotonic())):
                 request = self._answerer.take(peer, frames)
                 if request is not None:
                     seq, body, _ = request
@@ -70,21 +70,21 @@ class Scheduler:
                     self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
             for peer in lost:
                 self._membership.lost(peer, time.monotonic())
-            self._take_news_of_launcher()
-            left_s = checked + LEAST_INTERVAL_S - time.monotonic()
-            wait_s = CHECK_INTERVAL_S if left_s <= 0 else left_s
-            if left_s > 0 and not lost:
+            ended, now = self._take_news_of_launcher(), time.monotonic()
+            if now < due and not lost and not ended:
                 continue
-            checked = time.monotonic()
-            self._look_around(checked)
-            self._take_events(checked)
+            due = now + CHECK_INTERVAL_S
+            self._look_around(now)
+            self._take_events(now)
             code = self._perform(self._membership.tick(time.monotonic()))
             self._exports.note(self._membership, time.monotonic())
             if code is not None:
                 self._exports.close(self._membership)
                 return code
 
-    def _take_news_of_launcher(self) -> None:
+    def _take_news_of_launcher(self) -> bool:
+        """Take the news of the launcher; tells whether processes have ended."""
+        has_ended = False
         for one in self._launcher.news():
             now = time.monotonic()
             if isinstance(one, StartProgress):
@@ -93,7 +93,9 @@ class Scheduler:
                 self._launcher.report_status(msgspec.json.encode(self._membership.status(now)).decode())
             else:
                 self._perform(self._membership.ended(*one, now))
+                has_ended = True
         self._membership.is_supervised = self._launcher.reports_ends
+        return has_ended
 
     def _look_around(self, now: float) -> None:
         """Note the kernels' knowledge of the members' hosts, and of silent processes of this host."""
