@@ -83,7 +83,9 @@ def _run(name: str, words: Sequence[str]) -> int:
     except (UsageError, PacelineError) as error:
         known = f" {name}" if name in COMMANDS else ""
         more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""
-        print(f"paceline{known}: {error}{more}", file=sys.stderr)
+        from paceline.observe.table import plain  # errors quote other hosts
+
+        print(plain(f"paceline{known}: {error}{more}", "\n\t"), file=sys.stderr)
         return _code(error)
 
 

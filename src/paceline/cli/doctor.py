@@ -13,7 +13,7 @@ from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_script, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import ssh_command
-from paceline.observe.table import table
+from paceline.observe.table import plain, table
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),
@@ -53,7 +53,7 @@ def shown(findings: Sequence[Finding]) -> str:
     """Return the table of findings, and what to fix."""
     head = ("host", "ssh", "python", "paceline", "torch", "cores", "clock", "address", "reaches", "directory")
     lines = [table(head, [_row(finding) for finding in findings])]
-    problems = [f"  {finding.host.name}: {problem}" for finding in findings for problem in finding.problems]
+    problems = [plain(f"  {finding.host.name}: {problem}") for finding in findings for problem in finding.problems]
     return "\n".join([*lines, "", *(["to fix:", *problems] if problems else ["nothing to fix"])])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Finding
-from paceline.observe.table import plural, table
+from paceline.observe.table import plain, plural, table
 from paceline.sim.hosts_plan import HostPlanner, HostsPlan, PlannedJob
 
 WIDTH = 80
@@ -35,7 +35,7 @@ def shown_findings(findings: Sequence[Finding]) -> str:
     lines += _indented(table(("host", "python", "torch", "cores", "address", "reaches"), rows))
     for one in findings:
         for problem in one.problems:
-            lines += wrapped(f"{one.host.name}: {problem}", "  ", "    ")
+            lines += wrapped(plain(f"{one.host.name}: {problem}"), "  ", "    ")
     return "\n".join(lines)
 
 

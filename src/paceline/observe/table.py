@@ -16,9 +16,9 @@ class Size(NamedTuple):
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table with aligned columns; numbers stand to the right.
 
-    Control characters are shown as text: cells have words of other processes and users, and a terminal would obey them.
+    Control characters are shown as text.
     """
-    rows = [[_plain(cell) for cell in row] for row in rows]
+    rows = [[plain(cell) for cell in row] for row in rows]
     columns = list(zip(head, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [all(_is_number(cell) for cell in column[1:]) and len(column) > 1 for column in columns]
@@ -54,8 +54,16 @@ def plural(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-def _plain(cell: str) -> str:
-    return cell if cell.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in cell)
+def plain(text: str, kept: str = "") -> str:
+    """Return words of other processes, hosts and users without control characters, which a terminal would obey.
+
+    Args:
+        text: the words.
+        kept: characters that stay all the same.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
 
 
 def _is_number(cell: str) -> bool:

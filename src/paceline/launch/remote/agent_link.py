@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import LaunchError
 from paceline.launch import processes
 from paceline.launch.plan import ProcessName
-from paceline.launch.supervise.child import Child
+from paceline.launch.supervise.child import ENDING, Child
+from paceline.launch.supervise.events import event_of, process_name
 from paceline.own_time import OwnTime
 from paceline.systems import signal
 
@@ -28,6 +29,14 @@ LONGEST_TURN_S = 2 * PING_S
 
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
+
+#: Bytes of a line, and of what comes before the first one, that are kept: a host may never end its output.
+_LONGEST_LINE, _NOISE_BYTES = 16 << 20, 4096
+
+#: What an agent says of its host, by name: in its first line, and to ``paceline doctor``.
+_ABOUT = {"python": str, "version": str, "cores": int, "host": str, "reached_at": str, "clock": float, "pid": int}
+_FACTS = {"versions": dict, "address": str, "problem": str, "shared": bool}
+_VERSIONS = {"paceline": str, "torch": str}
 
 #: Signs in the output of ssh that no answer came in time, or that the server has closed the connection at once.
 _UNANSWERED = ("timed out", "banner exchange", "kex_exchange_identification")
@@ -52,8 +61,12 @@ def data(text: str) -> bytes:
 
 
 def members(given: Iterable[list[Any]]) -> list[ProcessName]:
-    """Return members, whom JSON has as lists."""
-    return [ProcessName(str(role), int(rank)) for role, rank in given]
+    """Return members, whom JSON has as lists.
+
+    Raises:
+        TypeError: they are none.
+    """
+    return [process_name(one) for one in given]
 
 
 class AgentLines:
@@ -72,24 +85,65 @@ class AgentLines:
         """Take in bytes and return the lines they complete.
 
         Raises:
-            ValueError: a line is not a JSON list.
+            ValueError: a line is not a JSON list, or too long.
         """
         self._pending += more
         if self._magic:
             before, found, after = self._pending.partition(self._magic)
-            self.noise = before[-4096:]
+            self.noise = before[-_NOISE_BYTES:]
             if not found:
+                self._pending = self.noise
                 return []
             self._magic, self._pending = b"", after
         *lines, self._pending = self._pending.split(b"\n")
+        if len(self._pending) > _LONGEST_LINE:
+            raise ValueError(f"a line of more than {_LONGEST_LINE >> 20} MiB is not one of the agent's protocol")
         return [_line(line) for line in lines]
 
 
 def _line(line: bytes) -> list[Any]:
-    found = json.loads(line)
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):  # lists in lists without an end
+        found = None
     if not isinstance(found, list) or not found:
         raise ValueError(f"{line[:80]!r} is not a line of the agent's protocol")
     return found
+
+
+def _is_said_by_agents(line: list[Any]) -> bool:
+    """Tell whether a line has the words and types of one from an agent; its processes may be unknown ones.
+
+    Raises:
+        TypeError: an event or a process in it has other fields.
+    """
+    match line:
+        case ["out", str(), int(), 1 | 2, str()] | ["closed", str(), int(), 1 | 2] | ["pong"] | ["refused", str()]:
+            return True
+        case ["address", str() as address, int() as port]:  # they come into the environment of all processes
+            return address.isprintable() and port in range(65536)
+        case ["hello", dict() as about]:
+            return _has(about, _ABOUT) and _are_texts(about.get("addresses"))
+        case ["facts", dict() as facts, int() as port]:
+            return _has(facts, _FACTS) and _has(facts["versions"], _VERSIONS) and port in range(65536)
+        case ["reached", dict() as reached]:
+            return _are_texts(list(reached.values()))
+        case ["signalled", int() as signum]:
+            return signum in ENDING
+        case ["living", list() as left]:
+            members(left)
+            return True
+    return event_of(line) is not None
+
+
+def _has(found: Mapping[str, Any], kinds: Mapping[str, type]) -> bool:
+    return all(isinstance(found.get(name), kind) for name, kind in kinds.items()) and math.isfinite(
+        found.get("clock", 0.0)
+    )
+
+
+def _are_texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, str) for one in found)
 
 
 # ---- the launcher's end ----------------------------------------------------------------------------------------------
@@ -103,7 +157,7 @@ class AgentLink:
         argv: the command that runs an agent there.
         selector: the loop's selector.
         register: called in the new process.
-        take: is called with each line of the agent.
+        take: is called with each line of the agent, which has the words and types of one.
         say: shows a line that the remote shell wrote to stderr.
     """
 
@@ -184,6 +238,12 @@ class AgentLink:
         """Kill the remote shell: it has not reached an agent, and may be stuck."""
         processes.send(signal.SIGKILL, {self._child.pid})
 
+    def refuse(self, why: str) -> None:
+        """End the remote shell: what it says is not what an agent says, and nothing more of it is read."""
+        self.errors.append(why)
+        self._end(self._out)
+        self.kill()
+
     def drain(self) -> None:
         """Read the rest in the pipes. Does not wait."""
         for _ in range(64):
@@ -223,14 +283,27 @@ class AgentLink:
         try:
             lines = self._lines.feed(more)
         except ValueError as error:
-            raise LaunchError(f"{self.host}: {error}") from error
+            self.refuse(str(error))
+            return True
         for line in lines:
-            self._take(self, line)
+            if self._out in self._open:
+                self._take_checked(line)
         return True
+
+    def _take_checked(self, line: list[Any]) -> None:
+        try:
+            is_right = _is_said_by_agents(line)
+        except TypeError:
+            is_right = False
+        if is_right:
+            self._take(self, line)
+        else:
+            self.refuse(f"{json.dumps(line)[:80]} is not a line of the agent's protocol, or of another version's")
 
     def _read_errors(self) -> None:
         more = self._next(self._err)
         *lines, self._err_text = (self._err_text + (more or b"\n" * bool(self._err_text))).split(b"\n")
+        self._err_text = self._err_text[-_NOISE_BYTES:]
         for line in lines:
             text = line.decode(errors="replace").strip("\r")
             if text:

@@ -91,13 +91,16 @@ class Doctor:
             for link in links:
                 stack.callback(link.close)
             self._wait(links, lambda one: bool(one.about))
-            live = [link for link in links if self._is_open(link)]
+            live = [link for link in links if self._has_said(link, bool(self._findings[link.host].about))]
             for link in live:
                 link.send("facts", self._findings[link.host].host.interface, witness.name)
-            self._wait(live, lambda one: bool(one.facts) and one.host.name in self._ports)
+            self._wait(live, lambda one: bool(one.facts))
+            live = [link for link in live if self._has_said(link, bool(self._findings[link.host].facts))]
             for link in live:
                 link.send("reach", self._targets(link.host))
             self._wait(live, lambda one: one.reached is not None)
+            for link in live:
+                self._has_said(link, self._findings[link.host].reached is not None)
 
     def _open(self, finding: Finding, guardian: Guardian) -> AgentLink:
         host = finding.host
@@ -105,13 +108,14 @@ class Doctor:
             host.name, self._command(host), self._selector, guardian.register, self._heard, lambda text: None
         )
 
-    def _is_open(self, link: AgentLink) -> bool:
-        finding = self._findings[link.host]
-        if not finding.about:
+    def _has_said(self, link: AgentLink, has: bool) -> bool:
+        """Return whether a host has said what it was asked for; if not, that is a problem."""
+        if not has:
+            finding = self._findings[link.host]
             link.drain()
             silent = f"host {link.host} did not answer within {self._timeout_s:g} s"
             finding.problems.append(silent if link.code is None else self._explain(finding.host, link))
-        return bool(finding.about)
+        return has
 
     def _wait(self, links: list[AgentLink], done: Callable[[Finding], bool]) -> None:
         def is_over() -> bool:
@@ -124,7 +128,7 @@ class Doctor:
         match line:
             case ["hello", dict() as about]:
                 link.about = finding.about = about
-                finding.skew_s = float(about["clock"]) - time.time()
+                finding.skew_s = about["clock"] - time.time()
             case ["facts", dict() as facts, int() as port]:
                 finding.facts = facts
                 self._ports[link.host] = port

@@ -71,6 +71,11 @@ class RemoteCrew(Processes):
         if self._failed is not None:
             raise self._failed
         now = time.monotonic()
+        ended = next(
+            (one for one in self._links.values() if one.about and not one.address and one.code is not None), None
+        )
+        if ended is not None:
+            raise LaunchError(self._request.explain(self._hosts[ended.host], ended))
         silent = [link for link in self._links.values() if not link.about]
         for link in silent:
             if link.code is not None:
@@ -187,6 +192,10 @@ class RemoteCrew(Processes):
             link.send("address", self._interfaces[link.host], others)
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
+        stranger = next((one for one in _named(line) if one not in self._host_of), None)
+        if stranger is not None:
+            link.refuse(f"it says something of {stranger}, which is no process of this job")
+            return
         match line:
             case ["hello", dict() as about]:
                 link.about = about
@@ -241,6 +250,18 @@ class RemoteCrew(Processes):
         why = self._request.explain(self._hosts[link.host], link) if there else ""
         for member in sorted(there, key=lambda member: member.role != "worker"):
             self._happened(link, Exited(member, LOST_CODE, why))
+
+
+def _named(line: list[Any]) -> Collection[ProcessName]:
+    """Return the processes that a line is about."""
+    match line:
+        case ["out" | "closed", str() as role, int() as rank, *_]:
+            return (ProcessName(role, rank),)
+        case ["living" | "stopped", list() as given]:
+            return members(given)
+        case [_, [str() as role, int() as rank], *_]:
+            return (ProcessName(role, rank),)
+    return ()
 
 
 def _interfaces(plan: JobPlan) -> dict[str, list[str]]:

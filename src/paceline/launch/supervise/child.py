@@ -130,7 +130,7 @@ def _die_with(launcher: int) -> None:
 
 
 #: Signals that end a job. One that is ignored when the launcher starts (``nohup``, ``&``) stays ignored.
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalPipe:
@@ -141,7 +141,7 @@ class SignalPipe:
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write_fd, False)
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        caught = [signum for signum in _ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
+        caught = [signum for signum in ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
         self._before = {signum: signal.signal(signum, _noted) for signum in (signal.SIGCHLD, *caught)}
         forks.in_children(self, SignalPipe._restore)
         return self
@@ -162,7 +162,7 @@ class SignalPipe:
     def read(self) -> list[int]:
         """Return the signals that end a job and came since the last call, in order, repeated ones included."""
         try:
-            return [signum for signum in os.read(self.fd, 4096) if signum in _ENDING]  # a script may handle more
+            return [signum for signum in os.read(self.fd, 4096) if signum in ENDING]  # a script may handle more
         except BlockingIOError:
             return []
 
@@ -174,7 +174,7 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 @contextmanager
 def _held() -> Iterator[set[signal.Signals]]:
     """Block the signals that end a job while a child is made; yields the mask that the child must restore."""
-    before = {signal.Signals(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)}
+    before = {signal.Signals(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)}
     try:
         yield before
     finally:
@@ -184,7 +184,7 @@ def _held() -> Iterator[set[signal.Signals]]:
 def _restore_in_child(mask: set[signal.Signals]) -> None:
     """Undo the launcher's changes to signals in a new child, so that none reaches the launcher's pipe."""
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, *_ENDING):
+    for signum in (signal.SIGCHLD, *ENDING):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, one_row, without_moves
+from paceline.observe.table import plain
 from paceline.systems import os
 
 OUT, ERR = 1, 2
@@ -100,8 +101,8 @@ class Console:
             os.close(self._files.popitem()[1])
 
     def say(self, text: str) -> None:
-        """Show a line of the launcher itself."""
-        self._write(ERR, self._format(None, ERR, Line(text.encode(errors="surrogateescape"), b"\n")))
+        """Show a line of the launcher itself. It may quote a host, so it has no control characters."""
+        self._write(ERR, self._format(None, ERR, Line(plain(text, "\n\t").encode(), b"\n")))
 
     def block(self, data: bytes) -> None:
         """Show a block of whole lines on stderr as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_origin, get_type_hints
 
 from paceline.launch.plan import ProcessName
 
@@ -125,6 +125,16 @@ _WORDS: dict[str, type[Any]] = {
     "runs": Runs,
 }
 
+#: By the same word, the fields of the event and the types that JSON may give them.
+_TYPES: dict[str, list[tuple[str, Any]]] = {
+    word: [(name, (float, int) if hint is float else get_origin(hint) or hint)
+           for name, hint in get_type_hints(kind).items()]
+    for word, kind in _WORDS.items()
+}  # fmt: skip
+
+#: Largest number in an event.
+_MOST = 2**53
+
 
 def words_of(event: Event) -> list[Any]:
     """Return an event as JSON has it: its word, then its fields."""
@@ -140,14 +150,29 @@ def event_of(words: Sequence[Any]) -> Event | None:
         TypeError: it has other fields.
     """
     word, *values = words
-    if word not in _WORDS:
+    if not isinstance(word, str) or word not in _WORDS:
         return None
-    if _WORDS[word] is Stopped:
-        return Stopped(frozenset(ProcessName(*one) for one in values[0]))
+    kind = _WORDS[word]
     if values and isinstance(values[0], list):
-        values[0] = ProcessName(*values[0])
-    event: Event = _WORDS[word](*values)
+        values[0] = frozenset(map(process_name, values[0])) if kind is Stopped else process_name(values[0])
+    event: Event = kind(*values)
+    for name, types in _TYPES[word]:
+        value = getattr(event, name)
+        if not isinstance(value, types) or (isinstance(value, float | int) and not abs(value) <= _MOST):
+            raise TypeError(f"{name} of {word!r} cannot be {value!r:.80}")
     return event
+
+
+def process_name(words: Any) -> ProcessName:
+    """Return a process, which JSON has as a list.
+
+    Raises:
+        TypeError: it is none.
+    """
+    match words:
+        case [str() as role, int() as rank]:
+            return ProcessName(role, rank)
+    raise TypeError(f"{words!r} is no process")
 
 
 @dataclass(frozen=True)
