@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import typing
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,7 +40,7 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
         case info.BytesType():
             return st.binary(max_size=20)
         case info.ListType():
-            return st.lists(values_of(kind.item_type), max_size=3)
+            return st.lists(values_of(kind.item_type), max_size=min(3, kind.max_length or 3))
         case info.DictType():
             return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=3)
         case info.TupleType():
@@ -54,7 +55,14 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
 def structs(cls: type[msgspec.Struct]) -> st.SearchStrategy[msgspec.Struct]:
     described = msgspec.inspect.type_info(cls)
     assert isinstance(described, msgspec.inspect.StructType)
-    return st.builds(cls, **{field.name: values_of(field.type) for field in described.fields})
+    values = {field.name: values_of(field.type) for field in described.fields}
+    if cls is m.Status:  # a state for each member
+        pairs = st.lists(st.tuples(structs(m.Member), structs(m.MemberState)), max_size=3)
+        both = pairs.map(lambda found: [list(one) for one in zip(*found, strict=True)] or [[], []])
+        return both.flatmap(lambda found: st.builds(cls, **values | {
+            "members": st.just(found[0]), "states": st.just(found[1])
+        }))  # fmt: skip
+    return st.builds(cls, **values)
 
 
 BODIES = st.sampled_from(KINDS).flatmap(structs)
@@ -254,6 +262,44 @@ def test_host_names_have_no_characters_that_a_terminal_obeys(host: str) -> None:
         with pytest.raises(FramingError):
             decode([encode(1, 0, msgspec.structs.replace(hello, **{field: host}))])
     decode([encode(1, 0, msgspec.structs.replace(hello, host="<b>Müller's 日本 \u2028</b>"))])
+
+
+MEMBER = m.Member("worker", 0, 0, "h", "h", 1, "", b"")
+STATE = m.MemberState(7, 1.0, 0.1, 0, 0, 0, "live", "0 12", 0.1)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"verdicts": ["worker 1 is slow\x1b]52;c;aGk=\x07"]}, {"auto": ["a\nb"]},
+    {"told": [m.Told("worker", 1, 1.0, "\x9b1m")]},
+    *({"states": [msgspec.structs.replace(STATE, **{field: value})]} for field, value in [
+        ("phase", "live\n"), ("phase", "\x1b[2J"), ("waits_for", "0 x"), ("waits_for", "1 " * 9),
+        ("waits_for", "9" * 5000), ("pace", math.nan), ("silent_s", math.inf),
+        ("recent", [m.Window(0, 1, 1.0, [])] * 2),
+    ]),
+])  # fmt: skip
+def test_status_that_a_terminal_would_obey_or_a_table_cannot_show_is_refused(wrong: dict[str, Any]) -> None:
+    status = m.Status([MEMBER], [STATE], [], ["Müller's choice"], ["<b>"])
+    decode([encode(1, 0, status)])
+    with pytest.raises(FramingError):
+        decode([encode(1, 0, msgspec.structs.replace(status, **wrong))])
+
+
+def test_status_without_a_state_for_each_member_is_refused() -> None:
+    status = m.Status([], [], [])
+    status.members.append(MEMBER)
+    with pytest.raises(FramingError, match="1 members with 0 states"):
+        decode([encode(1, 0, status)])
+
+
+def test_status_may_have_many_workers_that_are_waited_for() -> None:
+    state = msgspec.structs.replace(STATE, waits_for=" ".join(map(str, range(10_000))))
+    decode([encode(1, 0, m.Status([MEMBER], [state], []))])
+
+
+@pytest.mark.parametrize("role", ["", "worker\n", "Worker", "workers", "server "])
+def test_role_that_there_is_not_is_refused(role: str) -> None:
+    with pytest.raises(FramingError):
+        decode([encode(1, 0, m.Claim(role, 0, b""))])
 
 
 def test_range_of_a_bucket_is_cut_at_its_ends() -> None:

@@ -20,8 +20,11 @@ from paceline.wire.limits import (
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
-HostName: TypeAlias = Annotated[str, Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
+_SHOWN = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
+HostName: TypeAlias = Annotated[str, Meta(max_length=1024, pattern=_SHOWN)]
 """A name without control characters: logs, tables and pages show it."""
+Line: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT, pattern=_SHOWN)]
+"""A line without control characters, for tables and pages."""
 KeyName: TypeAlias = int | Name
 Rank: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_RANK)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMEL)]
@@ -33,7 +36,7 @@ Finite: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_i
 """A figure that is neither infinite nor NaN."""
 FigureName: TypeAlias = Annotated[str, Meta(max_length=MAX_FIGURE_NAME, pattern=FIGURE_NAME)]
 """Name of a figure that a script reports."""
-Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern="^(worker|server|scheduler)$")]
+Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern=r"^(worker|server|scheduler)\Z")]
 Letter: TypeAlias = Annotated[str, Meta(max_length=1)]
 Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Note: TypeAlias = Annotated[bytes, Meta(max_length=64)]

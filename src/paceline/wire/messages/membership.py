@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS
+from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS, MAX_TEXT
 from paceline.wire.messages.fields import (
     Amount,
     Count,
@@ -17,6 +17,7 @@ from paceline.wire.messages.fields import (
     HostName,
     KeyName,
     Letter,
+    Line,
     Message,
     Microseconds,
     Name,
@@ -318,22 +319,21 @@ class MemberState(Message):
     """How a member does."""
 
     round: Number
-    pace: float
+    pace: Finite
     """Rounds per second, of late."""
-    silent_s: float
+    silent_s: Finite
     """Seconds since its last message."""
     memory: Number
     """Bytes."""
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Name
-    """``live``, ``left`` or ``dead``."""
-    waits_for: Name
+    phase: Annotated[str, Meta(pattern=r"^(live|silent|left|dead)\Z")]
+    waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
     """Seconds that a worker computes in a step, without its waits; 0: not known."""
-    recent: list[Window] = msgspec.field(default_factory=list)
+    recent: Annotated[list[Window], Meta(max_length=1)] = msgspec.field(default_factory=list)
     """The account of its last rounds in one window; none: it has said nothing yet."""
     whole: list[Window] = msgspec.field(default_factory=list)
     """The same of all its rounds so far."""
@@ -354,7 +354,7 @@ class Told(Message):
     role: Role
     rank: Rank
     ago_s: Amount
-    text: Text
+    text: Line
 
 
 class Status(Message, tag=12):
@@ -363,9 +363,9 @@ class Status(Message, tag=12):
     members: list[Member]
     states: list[MemberState]
     deaths: list[Death]
-    auto: list[Text] = msgspec.field(default_factory=list)
+    auto: list[Line] = msgspec.field(default_factory=list)
     """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
-    verdicts: list[Text] = msgspec.field(default_factory=list)
+    verdicts: list[Line] = msgspec.field(default_factory=list)
     """The processes that are slow now: why, since when, what it costs, and what to do."""
     told: list[Told] = msgspec.field(default_factory=list)
     """The last changes of these, the oldest first."""
@@ -375,6 +375,10 @@ class Status(Message, tag=12):
     """Cohorts of several workers that servers have merged."""
     staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
     """How many updates of servers had which staleness so far."""
+
+    def __post_init__(self) -> None:
+        if len(self.members) != len(self.states):
+            raise ValueError(f"{len(self.members)} members with {len(self.states)} states")
 
 
 class AskAbsent(Message, tag=13):

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from paceline.wire.limits import MAX_AMOUNT, MAX_TRACE_BYTES
-from paceline.wire.messages.fields import Amount, Count, HostName, Message, Number, Rank, Role, Text
+from paceline.wire.messages.fields import Amount, Count, HostName, Line, Message, Number, Rank, Role
 
 _Time = Annotated[float, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """Seconds on a clock, or between two."""
@@ -62,5 +62,5 @@ class TraceIs(Message, tag=45):
     parts: list[TracePart]
     is_over: bool
     """No part follows."""
-    says: Text
+    says: Line
     """Why the trace has less than was asked for."""
