@@ -50,6 +50,10 @@ def test_hosts_may_be_a_list() -> None:
         ("a weight=0", "host a: weight=0; it is above 0"),
         ("a:99999", "port 99999 does not exist"),
         ("-oProxyCommand=x", "is not the name of a host"),
+        ("ada@-oProxyCommand=x", "is not the name of a host"),
+        ("h;id", "is not the name of a host"),
+        ("h$(id)", "is not the name of a host"),
+        ("h';id;'", "is not the name of a host"),
         ("a:b", "'a:b' is not a host or host:port"),
     ],
 )

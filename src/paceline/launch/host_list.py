@@ -10,6 +10,8 @@ LOCALHOST = "127.0.0.1"
 
 #: ``name``, ``name:port``, ``[IPv6]`` or ``[IPv6]:port``, each with ``user@`` in front.
 _NAME = re.compile(r"(?P<name>(?:[^\s@\[\]]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+))(?::(?P<number>\d+))?")
+#: Signs that no name of a host has, and that a shell on the way would obey: ssh's ProxyCommand, qrsh, mpirun.
+_SHELL = re.compile(r"""[\s'"`$;&<>|(){}]""")
 #: Words of Open MPI's hostfiles that change nothing here.
 _IGNORED = frozenset({"max_slots", "max-slots"})
 
@@ -36,7 +38,7 @@ class Host:
     """Network interface by name, address or CIDR; empty: the job's."""
 
     def __post_init__(self) -> None:
-        if not self.name or self.name.startswith("-"):
+        if not self.name or self.name.startswith("-") or "@-" in self.name or _SHELL.search(self.name):
             raise ValueError(f"{self.name!r} is not the name of a host")
         if self.port is not None and not 1 <= self.port <= 65535:
             raise ValueError(f"host {self.name}: port {self.port} does not exist")
