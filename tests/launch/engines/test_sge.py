@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import LaunchError
 from paceline.launch import Host, JobSpec, Machine, WorkerGroup
 from paceline.launch.engines import sge
 from paceline.launch.engines.sge import agent_file, job_script, on_allocation, options_of, read_hostfile
@@ -64,6 +65,18 @@ def test_job_inside_a_job_ends_by_the_notice_of_the_end_only(tmp_path: Path, mon
         for one, handler in zip(numbers, before, strict=True):
             signal.signal(one, handler)
     assert told == [signal.SIGTERM]
+
+
+def test_folder_that_somebody_else_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts would run the script of an agent that is in it."""
+    monkeypatch.setenv("PE_HOSTFILE", str(tmp_path / "hosts"))
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "agent").write_text("touch pwned\n")
+    request = sge.SgeRequest(JobSpec(("x",), 1, 1), Machine("py"), "", str(tmp_path / "job"), "", {}, inside=True)
+    monkeypatch.setattr(sge, "_heed_notices", lambda: None)
+    with pytest.raises(LaunchError, match="the folder of the job cannot be made"):
+        sge.InsideJob(request).wait()
+    assert (tmp_path / "job" / "agent").exists()
 
 
 def free(spec: JobSpec, **slots: int) -> dict[str, int | None]:

@@ -75,6 +75,8 @@ def test_groups_take_the_nodes_of_their_components() -> None:
         ({"queue": "x"}, "launcher 'slurm' has no option 'queue'"),
         ({"nodes": "two"}, "-o nodes=two is not a number"),
         ({"signal": "soon"}, "-o signal=soon"),
+        ({"partition": "a\n#SBATCH --uid=0\nrm x"}, "a request to Slurm has no control characters"),
+        ({"output": "a\nrm x"}, "a request to Slurm has no control characters"),
     ],
 )
 def test_wrong_option_is_explained(options: dict[str, str], message: str) -> None:

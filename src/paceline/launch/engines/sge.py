@@ -119,7 +119,10 @@ class InsideJob(Job):
         """Run the job and return its exit code."""
         _heed_notices()
         folder = Path(self._request.folder)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700)  # one that is there may have a script of somebody else
+        except OSError as error:
+            raise LaunchError(f"the folder of the job cannot be made: {error}") from error
         try:
             return _run(self._request.spec, self._request.machine, folder)
         finally:

@@ -227,6 +227,9 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
     """Return a script for sbatch: one component of a heterogeneous job per worker group, then our launcher.
 
     Slurm sends SIGTERM to the launcher ``signal`` seconds before the time limit; the launcher passes it on.
+
+    Raises:
+        ValueError: a request has a line feed, after which it would be a command of the script.
     """
     options = spec.options
     lines = ["#!/bin/sh", f"#SBATCH --job-name=paceline-{spec.job_id}", f"#SBATCH --output={output(spec)}"]
@@ -234,6 +237,9 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
     for index, group in enumerate(spec.worker_groups):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {directive}" for directive in directives(group, options)]
+    broken = next((line for line in lines if not line.isprintable()), None)
+    if broken is not None:
+        raise ValueError(f"{broken!r}: a request to Slurm has no control characters, line feeds neither")
     lines += [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
     lines.append(f"exec {shlex.quote(python)} -P -m paceline run")
     return "\n".join(lines) + "\n"
