@@ -113,12 +113,23 @@ def read_request(connection: socket.socket) -> Any:
     return json.loads(text)
 
 
-def accept_all(listener: socket.socket, take: Callable[[socket.socket], None]) -> None:
-    """Give every connection to ``take``, each in a thread; returns at once."""
+def accept_all(
+    listener: socket.socket,
+    take: Callable[[socket.socket], None],
+    note: Callable[[socket.socket], None] = lambda connection: None,
+) -> None:
+    """Give every connection to ``take``, each in a thread; returns at once.
+
+    Args:
+        listener: accepts the connections.
+        take: is called with each of them, and ends with it.
+        note: is called with each of them first, one after the other, and does not wait.
+    """
 
     def accept() -> None:
         while True:
             connection, _ = listener.accept()
+            note(connection)
             threading.Thread(target=take, args=[connection], daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()

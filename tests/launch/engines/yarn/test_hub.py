@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +91,27 @@ def test_shell_whose_container_does_not_come_has_a_deadline(ask: Ask, monkeypatc
     monkeypatch.setattr(module, "_REJOIN_S", 0.05)
     text = b"the container worker-0 has not connected within 0.05 s\n"
     assert frames(ask("worker-0")) == [(ERR, text), (EXIT, str(LOST).encode())]
+
+
+def test_connections_that_never_speak_keep_no_container_out(tmp_path: Path, key: str) -> None:
+    """More of them than the hub has descriptors."""
+    path, most = str(tmp_path / "socket"), 300
+    asked = json.dumps({"socket": path, "port": 0, "key": key, "names": ["worker-0"]})
+    code = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most})); " \
+           "runpy.run_module('paceline.launch.engines.yarn.hub', run_name='__main__')"  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        hub = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(hub.kill)
+        assert hub.stdin is not None
+        assert hub.stdout is not None
+        hub.stdin.write(f"{asked}\n")
+        hub.stdin.flush()
+        port = int(hub.stdout.readline())
+        for _ in range(2 * most):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+        channel = connect("127.0.0.1", port, key, "worker-0")
+        assert hub.stdout.readline() == "all\n"
+        assert len(os.listdir(f"/proc/{hub.pid}/fd")) < most
+        channel.close()

@@ -26,6 +26,8 @@ from paceline.systems import socket
 
 #: How long a shell waits for its container, which connects again after each run of a job.
 _REJOIN_S = 60.0
+#: Connections that have not proven yet to hold the key. One more ends the oldest: each has a thread and a descriptor.
+_MOST_STRANGERS = 256
 _START = b"agent"
 
 
@@ -41,15 +43,28 @@ class ContainerHub:
         self._key, self._names = key, frozenset(names)
         self._came: set[str] = set()
         self._waiting: dict[str, AgentChannel] = {}
+        self._strangers: dict[socket.socket, None] = {}
         self._changed = threading.Condition()
+
+    def note(self, sock: socket.socket) -> None:
+        """Make room for a connection that :meth:`admit` gets next."""
+        with self._changed:
+            if len(self._strangers) >= _MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):  # its thread notices
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[sock] = None
 
     def admit(self, sock: socket.socket) -> None:
         """Let a container wait, if it is one of this job."""
         try:
             channel = accept(sock, self._key)
         except (OSError, HandshakeError, PacelineError):  # a stranger, or a container that died
+            self._forget(sock)
             sock.close()
             return
+        self._forget(sock)
         if channel.name not in self._names:
             channel.close()
             return
@@ -63,6 +78,10 @@ class ContainerHub:
             old.close()
         if complete:
             print("all", flush=True)
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._changed:
+            self._strangers.pop(sock, None)
 
     def serve(self, connection: socket.socket) -> None:
         """Join a remote shell and the container that it asks for, when that is there."""
@@ -117,7 +136,7 @@ def main() -> int:
             return 1
         door.bind(asked["socket"])
         door.listen(1024)
-        accept_all(listener, hub.admit)
+        accept_all(listener, hub.admit, hub.note)
         accept_all(door, hub.serve)
         print(listener.getsockname()[1], flush=True)
         sys.stdin.read()
