@@ -36,7 +36,9 @@ def private(path: Path, way_out: str) -> Path:
         path.mkdir(mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != systems.user_id() or found.st_mode & 0o077:
-        raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set {way_out}")
+        is_own = found.st_uid == systems.user_id()
+        way = "remove it" if is_own else f"it is user {found.st_uid}'s, who or root can remove it"
+        raise LaunchError(f"{path} is not a folder that only you can use; {way}, or set {way_out}")
     return path
 
 

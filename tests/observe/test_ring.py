@@ -251,3 +251,12 @@ def test_link_in_the_place_of_the_folder_is_refused_with_a_way_out(tmp_path: Pat
     (tmp_path / "paceline").symlink_to(tmp_path / place)
     with pytest.raises(LaunchError, match="is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR"):
         ring.jobs_folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives folders away")
+def test_folder_of_another_user_is_refused_with_who_can_remove_it(tmp_path: Path) -> None:
+    (tmp_path / "paceline").mkdir(mode=0o700)
+    os.chown(tmp_path / "paceline", 12345, 12345)
+    said = "only you can use; it is user 12345's, who or root can remove it, or set XDG_RUNTIME_DIR"
+    with pytest.raises(LaunchError, match=said):
+        ring.jobs_folder()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,31 @@ def test_store_and_horovod_end_such_a_child_before_they_join(start, monkeypatch:
     with pytest.raises(SystemExit) as second:
         start()
     assert second.value.code == 1, "only the first child of a parent says why"
+
+
+def by_another_user(path: Path) -> None:
+    path.touch()
+    os.chown(path, 12345, 12345)
+
+
+ODD = [
+    Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to("nothing"),
+    pytest.param(by_another_user, marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("imports_main")
+@pytest.mark.parametrize("make", ODD)
+def test_what_others_put_in_place_of_the_file_neither_hides_the_line_nor_blames_the_guard(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    path = folder / f"paceline-{os.getuid()}-no-guard-4711"
+    make(path)
+    with pytest.raises(SystemExit, match="the script has no main guard"):
+        guard.end_child()
+    assert not guard.ended_a_child()
+    assert os.path.lexists(path)
 
 
 def test_error_of_the_parent_is_one_line_that_names_the_guard(

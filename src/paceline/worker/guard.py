@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -32,18 +33,29 @@ def end_child() -> None:
     process = sys.modules.get("multiprocessing.process")  # every spawned child has it
     if process is None or not getattr(process.current_process(), "_inheriting", False):  # what multiprocessing asks
         return
+    path = _file(os.getppid())
     try:
-        os.close(os.open(_file(os.getppid()), os.O_CREAT | os.O_EXCL | systems.NO_FOLLOW | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        raise SystemExit(1) from None
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | systems.NO_FOLLOW | os.O_WRONLY, 0o600))
+    except OSError:
+        if _is_own(path):
+            raise SystemExit(1) from None
     raise SystemExit(_LINE)
 
 
 def ended_a_child() -> bool:
     """Return whether a child of this process has ended for want of a guard; forget it."""
+    path = _file(os.getpid())
+    if not _is_own(path):
+        return False
+    path.unlink(missing_ok=True)
+    return True
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file is there that this user has made: every user of the host can make one of that name."""
     with contextlib.suppress(OSError):
-        _file(os.getpid()).unlink()
-        return True
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_uid == systems.user_id()
     return False
 
 
