@@ -43,6 +43,8 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
 
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
+#: Most processes of a role, largest other whole number, largest speed, and characters of a name: messages take no more.
+_MOST_PROCESSES, _MOST, _MOST_SPEED, _LONGEST_NAME = 1_000_000, 2**48, 1e15, 200
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -236,7 +238,7 @@ def parse(field: str, text: str, source: str) -> Any:
             return float(text)
     except ValueError:
         wanted = {"bool": "0 or 1", "float": "a number"}.get(kind, "a whole number")
-        raise ConfigError(f"{source}={text!r} is not {wanted}") from None
+        raise ConfigError(f"{source}={text!r:.100} is not {wanted}") from None
     return text
 
 
@@ -320,8 +322,20 @@ def check(settings: Settings) -> None:
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
     _check_scheduler(settings)
-    if settings.rank < -1:
-        raise ConfigError(f"rank is {settings.rank}; it counts from 0, and -1 lets the scheduler choose")
+    for name in ("job_id", "host"):
+        text = getattr(settings, name)
+        if not text.isprintable() or len(text) > _LONGEST_NAME:
+            raise ConfigError(f"{name} {text!r:.100} is not a name of at most {_LONGEST_NAME} printable characters")
+    for name in ("rank", "local_rank"):
+        if getattr(settings, name) < -1:
+            raise ConfigError(
+                f"{name} is {getattr(settings, name)}; it counts from 0, and -1 lets the scheduler choose"
+            )
+    for name in (name for name, kind in _TYPES.items() if kind.startswith("int")):
+        value, is_count = getattr(settings, name), name in ("num_workers", "num_servers", "rank", "local_rank")
+        most = _MOST_PROCESSES if is_count else _MOST
+        if value is not None and value > most:
+            raise ConfigError(f"{name} is {value}; it is at most {most:,}")
     for path in settings.allow.split(",") if settings.allow else ():
         if not _IMPORT_PATH.fullmatch(path):
             raise ConfigError(f"allow {path!r} is not pkg.mod:Name, as in mylib.optim:Lion")
@@ -358,7 +372,7 @@ def check(settings: Settings) -> None:
         )
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
-    if not settings.weight > 0:
+    if not 0 < settings.weight <= _MOST_SPEED:
         raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.regroup_rounds < 0:
         raise ConfigError(f"regroup_rounds is {settings.regroup_rounds}; it is a number of rounds, 0 or more")
@@ -391,7 +405,7 @@ def _check_speeds(settings: Settings) -> None:
     except ValueError:
         speeds = [0.0]
     is_wrong_count = bool(settings.scheduler) and len(speeds) not in (0, settings.num_servers)
-    if is_wrong_count or not all(speed > 0 for speed in speeds):
+    if is_wrong_count or not all(0 < speed <= _MOST_SPEED for speed in speeds):
         raise ConfigError(
             f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
             f"{settings.num_servers} servers, as in 1,2.5; nor measured"

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from paceline.errors import ConfigError
 from paceline.hvd.negotiation.messages import NegotiationSettings
 
+#: Largest number of a variable.
+_MOST = 1e15
+
 
 @dataclass(frozen=True)
 class HvdSettings:
@@ -51,9 +54,12 @@ class HvdSettings:
 def _number(name: str, default: float) -> float:
     text = os.environ.get(name, "")
     try:
-        return float(text) if text else default
+        value = float(text) if text else default
     except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a number") from None
+        raise ConfigError(f"{name}={text!r:.100} is not a number") from None
+    if not 0 <= value <= _MOST:
+        raise ConfigError(f"{name}={text!r:.100} is not a number from 0 to {_MOST:g}")
+    return value
 
 
 def _flag(name: str, default: bool) -> bool:
