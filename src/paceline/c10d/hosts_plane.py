@@ -30,10 +30,6 @@ from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that ranks of one host exchange at a time. Each exchange waits for the slowest rank, which a busy host wakes up
-#: late; more bytes are no longer read from the cores' caches.
-AREA_BYTES = 2 * 2**20
-
 #: Seconds by which each level waits longer than the one below it.
 _LATER_S = 2.0
 
@@ -74,7 +70,7 @@ class HostsPlane:
     def _share(self, session: Session, near: Sequence[int], timeout_s: float) -> tuple[bool, Neighbours | None]:
         """Map the memory of this host's other members; returns whether all members of the group could, and it."""
         others = [rank for rank in near if rank != session.rank]
-        offer = Offer(others, AREA_BYTES) if others and session.settings.shared_memory else None
+        offer = Offer(others) if others and session.settings.shared_memory else None
         described = json.dumps([] if offer is None else offer.describe()).encode()
         offers = dict(zip(self._members, map(json.loads, self._all.swap_bytes(described)), strict=True))
         found = None

@@ -1,9 +1,13 @@
 """Collective operations of ranks on one host, through shared memory.
 
 An operation goes in steps: each rank writes a chunk into an area of its segment, sends a mark to every other member,
-waits for theirs, and reads their areas. Two areas take turns: a rank with all marks of step k + 1 knows that all ranks
-have read those of step k, so a step needs one wait. That holds for the plane of all ranks of the host, which has two
-areas for itself. Planes of other process sets share two more, and end each operation with one more wait.
+waits for theirs, and reads their areas. A rank shows the next chunk before it waits for the marks of this one. So ranks
+of about the same pace find marks that are there already, and do not sleep: to wake up takes longer than a chunk.
+
+Four areas take turns. A rank that has sent the mark of step k has read the areas of step k - 2. One that writes the
+chunk of step k + 1 has the marks of step k - 1 from all, so all have read step k - 3, whose areas it takes. That holds
+for planes of all ranks of the host, which have four areas for themselves. Planes of other process sets share four more,
+and end each operation with one more wait.
 
 A mark names the operation, and is compared before an area is read: no rank takes elements of another operation.
 
@@ -23,7 +27,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -32,17 +39,38 @@ from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import Reduction
 from paceline.hvd.silence import Silence
 from paceline.net.memory import SharedTensor, map_foreign
+from paceline.net.streaming import stream_copy
 from paceline.systems import os, select
 
-#: Bytes of an area: half of a core's own cache, so that written bytes are read from there.
-AREA_BYTES = 512 * 1024
-_AREAS = 4
+#: Bytes of an area. Each step costs Python 20 us; more bytes are no faster.
+AREA_BYTES = 1024 * 1024
+
+#: Chunks that a rank shows before it waits for those of the others, and areas that take turns for that.
+_AHEAD = 1
+_TURNS = 2 * _AHEAD + 2
+_AREAS = 2 * _TURNS
 
 #: Bytes of a mark: fewer than a pipe takes at once, so marks arrive whole.
 _MARK_BYTES = 64
 
+#: Returns the area of a rank.
+_AreaOf: TypeAlias = Callable[[int], torch.Tensor]
+
 #: Interval at which a rank that is waited for is looked at.
 _LOOK_S = 1.0
+
+
+@dataclass
+class Turns:
+    """Areas that take turns.
+
+    Attributes:
+        first: the first of them.
+        step: steps so far, the same on all ranks that use them.
+    """
+
+    first: int
+    step: int = 0
 
 
 class Offer:
@@ -93,6 +121,7 @@ class Neighbours:
 
     Attributes:
         what: the operation, for those who do not agree on their order before; unlike ones are refused.
+        turns: the areas of planes of all ranks of this host.
 
     Raises:
         OSError, ProtocolError: this process may not open what another one offers.
@@ -100,7 +129,7 @@ class Neighbours:
 
     def __init__(self, rank: int, offer: Offer, described: Mapping[int, Sequence[object]], timeout_s: float) -> None:
         self.rank, self.timeout_s, self.what = rank, timeout_s, ""
-        self._offer, self.area_bytes = offer, offer.area_bytes
+        self._offer, self.area_bytes, self.turns = offer, offer.area_bytes, Turns(0)
         self.areas: dict[int, torch.Tensor] = {rank: offer.segment.tensor}
         self._writers: dict[int, int] = {}
         self._pids: dict[int, int] = {}
@@ -116,19 +145,31 @@ class Neighbours:
             on_error.pop_all()
         self._polls: dict[int, select.poll] = {}
 
-    def meet(self, others: Sequence[int]) -> None:
-        """Wait until all others have come here, too.
+    def call(self, others: Sequence[int]) -> None:
+        """Send a mark to all others.
 
         Raises:
-            HorovodInternalError: one of them ended, or did not come in time.
-            ProtocolError: one of them is in another operation.
+            HorovodInternalError: one of them ended.
         """
-        mark = self.what.encode()[:_MARK_BYTES].ljust(_MARK_BYTES)
+        mark = self._mark
         for rank in others:
             try:
                 os.write(self._writers[rank], mark)
             except OSError as error:
                 raise RankEndedError(f"rank {rank} ended during an operation: {error}") from error
+
+    @property
+    def _mark(self) -> bytes:
+        return self.what.encode()[:_MARK_BYTES].ljust(_MARK_BYTES)
+
+    def wait(self, others: Sequence[int]) -> None:
+        """Wait for a mark of all others.
+
+        Raises:
+            HorovodInternalError: one of them ended, or did not come in time.
+            ProtocolError: one of them is in another operation.
+        """
+        mark = self._mark
         for place, rank in enumerate(others):
             if (theirs := self._wait(rank, others[place + 1 :])) != mark:
                 raise ProtocolError(
@@ -177,102 +218,112 @@ class SharedPlane:
     Args:
         neighbours: the host's shared memory.
         members: ranks of the process set, ascending.
-        shares_areas: it is not the plane of all ranks of the host.
+        shares_areas: it is not a plane of all ranks of the host.
     """
 
     def __init__(self, neighbours: Neighbours, members: Sequence[int], shares_areas: bool) -> None:
         self._near = neighbours
-        self._step, self._shares_areas = 0, shares_areas
+        self._turns, self._shares_areas = Turns(_TURNS) if shares_areas else neighbours.turns, shares_areas
         self.members = list(members)
         self.index, self.size = self.members.index(neighbours.rank), len(members)
         self._others = [rank for rank in members if rank != neighbours.rank]
         self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
 
-    def _area(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a rank's area of this step."""
-        parity = (self._step & 1) + 2 * self._shares_areas
-        found = self._views.get((rank, parity, dtype))
+    def _area(self, rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a rank's area of a step."""
+        area = self._turns.first + step % _TURNS
+        found = self._views.get((rank, area, dtype))
         if found is None:
             size = self._near.area_bytes
-            whole = self._near.areas[rank][parity * size : (parity + 1) * size]
-            found = self._views[rank, parity, dtype] = whole.view(dtype)
+            found = self._near.areas[rank][area * size : (area + 1) * size].view(dtype)
+            self._views[rank, area, dtype] = found
         return found
 
-    def _steps(self, numel: int, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the chunks; each step ends where the next begins."""
-        chunk = self._near.area_bytes // dtype.itemsize
-        for start in range(0, numel, chunk):
-            yield start, min(numel, start + chunk)
-            self._step += 1
-        if self._shares_areas and numel:
-            self._meet()
+    def _exchange(self, source: torch.Tensor, numel: int, take: Callable[[int, int, _AreaOf], None]) -> None:
+        """Show a tensor chunk by chunk, and take from the areas of all ranks.
 
-    def _meet(self) -> None:
-        self._near.meet(self._others)
+        Args:
+            source: what this rank shows.
+            numel: most elements that a rank shows.
+            take: called for each chunk with its range, when all ranks show it.
+        """
+        chunk, begun = self._near.area_bytes // source.itemsize, self._turns.step
+        starts = range(0, numel, chunk)
+        shown = 0
+        for place, start in enumerate(starts):
+            for ahead in starts[shown : place + 1 + _AHEAD]:
+                part = source[ahead : ahead + chunk]
+                if part.numel():
+                    stream_copy(self._area(self._near.rank, begun + shown, source.dtype)[: part.numel()], part)
+                self._near.call(self._others)
+                shown += 1
+            self._near.wait(self._others)
+            take(start, min(numel, start + chunk), partial(self._area, step=begun + place, dtype=source.dtype))
+            self._turns.step += 1
+        if self._shares_areas and numel:
+            self._near.call(self._others)
+            self._near.wait(self._others)
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce chunk by chunk; every rank computes all of it."""
-        for start, stop in self._steps(source.numel(), source.dtype):
-            self._reduce(source[start:stop], target[start:stop], 0, stop - start, how)
 
-    def _reduce(self, mine: torch.Tensor, target: torch.Tensor, start: int, stop: int, how: Reduction) -> None:
-        """Show a chunk, and reduce all ranks' elements ``start:stop`` of it."""
-        self._area(self._near.rank, mine.dtype)[: mine.numel()].copy_(mine)
-        self._meet()
-        if stop > start:
-            parts = [
-                mine[start:stop] if rank == self._near.rank else self._area(rank, mine.dtype)[start:stop]
-                for rank in self.members
-            ]
-            if self.index > 1 and how.is_plain and parts[self.index].data_ptr() == target.data_ptr():
-                # In place the own elements would be overwritten before it is their turn.
-                parts[self.index] = self._area(self._near.rank, mine.dtype)[start:stop]
-            how.reduce(parts, target)
+        def take(start: int, stop: int, area: _AreaOf) -> None:
+            self._reduce(source[start:stop], target[start:stop], 0, area, how)
+
+        self._exchange(source, source.numel(), take)
+
+    def _reduce(self, mine: torch.Tensor, target: torch.Tensor, start: int, area: _AreaOf, how: Reduction) -> None:
+        """Reduce all ranks' elements of a chunk from ``start`` on; ``mine`` are this rank's."""
+        stop = start + mine.numel()
+        parts = [mine if rank == self._near.rank else area(rank)[start:stop] for rank in self.members]
+        if self.index > 1 and how.is_plain and mine.data_ptr() == target.data_ptr():
+            # In place the own elements would be overwritten before it is their turn.
+            parts[self.index] = area(self._near.rank)[start:stop]
+        how.reduce(parts, target)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the root's tensor chunk by chunk."""
-        for start, stop in self._steps(tensor.numel(), tensor.dtype):
-            area = self._area(self.members[root], tensor.dtype)[: stop - start]
-            if self.index == root:
-                area.copy_(tensor[start:stop])
-            self._meet()
+
+        def take(start: int, stop: int, area: _AreaOf) -> None:
             if self.index != root:
-                tensor[start:stop].copy_(area)
+                tensor[start:stop].copy_(area(self.members[root])[: stop - start])
+
+        self._exchange(tensor if self.index == root else tensor[:0], tensor.numel(), take)
 
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Copy all ranks' tensors chunk by chunk."""
         starts = [sum(counts[:one]) for one in range(self.size)]
-        for start, stop in self._steps(max(counts), target.dtype):
-            self._show(source, start, stop)
+
+        def take(start: int, stop: int, area: _AreaOf) -> None:
             for one, rank in enumerate(self.members):
                 end = min(stop, counts[one])
                 if end > start:
-                    part = target[starts[one] + start : starts[one] + end]
-                    part.copy_(self._area(rank, target.dtype)[: end - start])
+                    target[starts[one] + start : starts[one] + end].copy_(area(rank)[: end - start])
 
-    def _show(self, source: torch.Tensor, start: int, stop: int) -> None:
-        end = min(stop, source.numel())
-        if end > start:
-            self._area(self._near.rank, source.dtype)[: end - start].copy_(source[start:end])
-        self._meet()
+        self._exchange(source, max(counts), take)
 
     def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
         """Show all that is sent; every rank takes its part."""
         firsts = [sum(row[: self.index]) for row in counts]
         places = [sum(row[self.index] for row in counts[:one]) for one in range(self.size)]
-        for start, stop in self._steps(max(map(sum, counts)), target.dtype):
-            self._show(source, start, stop)
+
+        def take(start: int, stop: int, area: _AreaOf) -> None:
             for one, rank in enumerate(self.members):
                 begin, end = max(start, firsts[one]), min(stop, firsts[one] + counts[one][self.index])
                 if end > begin:
                     part = target[places[one] + begin - firsts[one] : places[one] + end - firsts[one]]
-                    part.copy_(self._area(rank, target.dtype)[begin - start : end - start])
+                    part.copy_(area(rank)[begin - start : end - start])
+
+        self._exchange(source, max(map(sum, counts)), take)
 
     def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
         """Show all chunks, and reduce those that hold this rank's part."""
         first = sum(counts[: self.index])
         last = first + counts[self.index]
-        for start, stop in self._steps(source.numel(), source.dtype):
-            begin, end = max(start, first), max(start, min(stop, last))
-            part = target[begin - first : end - first] if end > begin else target[:0]
-            self._reduce(source[start:stop], part, min(begin, end) - start, end - start, how)
+
+        def take(start: int, stop: int, area: _AreaOf) -> None:
+            begin, end = max(start, first), min(stop, last)
+            if end > begin:
+                self._reduce(source[begin:end], target[begin - first : end - first], begin - start, area, how)
+
+        self._exchange(source, source.numel(), take)
