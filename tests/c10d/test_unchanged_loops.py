@@ -349,6 +349,14 @@ def refusals() -> list[str]:
         losses = [cross_entropy(model(x), y) for x, y in itertools.islice(loader_of(), 2)]
         sum(losses).backward()  # type: ignore[union-attr]
 
+    def repeats(model: Any) -> None:
+        for x, y in loader_of():
+            outputs = model(x)
+            with model.no_sync():
+                outputs.mean().backward(retain_graph=True)
+            cross_entropy(outputs, y).backward(retain_graph=True)
+            outputs.abs().mean().backward()
+
     def streams(model: Any) -> None:
         for x, y in DataLoader(Stream(), batch_size=BATCH):
             cross_entropy(model.eval()(x), y).backward()
@@ -358,7 +366,7 @@ def refusals() -> list[str]:
             cross_entropy(model(x), y).backward()
 
     found = []
-    for loop in (streams, zips, sums, mixes):
+    for loop in (streams, zips, sums, mixes, repeats):
         with pytest.raises(ConfigError) as caught:
             loop(DistributedDataParallel(net()))
         found.append(str(caught.value))
@@ -368,7 +376,8 @@ def refusals() -> list[str]:
 
 def test_loops_that_cannot_be_exact_end_with_the_way_out() -> None:
     with LocalJob(num_workers=WORKERS, num_servers=1) as job:
-        for streams, zips, sums, mixes in job.run(refusals):
+        for streams, zips, sums, mixes, repeats in job.run(refusals):
+            assert "Add up the losses, and call backward() once" in repeats
             assert "take reduction='mean', or divide the sum by the samples of the batch" in sums
             assert "call backward() for each" in mixes
             assert "needs a DistributedSampler of torch with shuffle=True" in streams

@@ -29,6 +29,17 @@ class Reduced(Enum):
     UNKNOWN = "unknown"
 
 
+#: Of losses that are no mean over samples, or not certainly: why.
+NO_MEAN = {
+    Reduced.OVER_LABELS: (
+        ". It is one over labels, by weights of classes or without ignored ones, so samples weigh unlike; for equal "
+        "weights take reduction='none', and the mean over the samples"
+    ),
+    Reduced.UNKNOWN: (
+        ", which its graph does not show; a sum, or a mean over something else, as words, would weigh samples unlike"
+    ),
+}
+
 #: The numbers by which losses of PyTorch save their ``reduction``.
 _MEAN = 1
 _SAVED = {_MEAN: Reduced.MEAN, 2: Reduced.SUM}

@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from paceline import dealt
-from paceline.c10d.losses import Reduced, reduced
+from paceline.c10d.losses import NO_MEAN, Reduced, reduced
 from paceline.data.fetching import Dealing
 from paceline.errors import ConfigError, PacelineError
 from paceline.hetero import Shares, Speed, SpeedMeter
@@ -52,17 +52,6 @@ _FIRST, _INTERVAL = 8, 2
 _LEAST_TO_NORMALISE = 2
 
 _OUT = "; leave out --shares measured"
-
-#: Why it is not certain that samples weigh alike.
-_NO_MEAN = {
-    Reduced.OVER_LABELS: (
-        ". It is one over labels, by weights of classes or without ignored ones, so samples weigh unlike; for equal "
-        "weights take reduction='none', and the mean over the samples"
-    ),
-    Reduced.UNKNOWN: (
-        ", which its graph does not show; a sum, or a mean over something else, as words, would weigh samples unlike"
-    ),
-}
 
 _register_comm_hook = DistributedDataParallel.register_comm_hook
 
@@ -108,12 +97,13 @@ class _Model:
         computed: the part of the last forward pass; or why that is not certain.
         part: the part whose weight its gradients have; None: none were computed since the last exchange.
         task: the backward pass that has computed them.
+        exchanges: of all its gradients.
     """
 
     def __init__(self) -> None:
         self.computed: _Part | str = ""
         self.part: _Part | None = None
-        self.task = -1
+        self.task, self.exchanges = -1, 0
 
 
 class MeasuredShares:
@@ -224,13 +214,20 @@ class MeasuredShares:
         state = self._models[model]
         part = state.computed
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
+        passes: list[tuple[int, int]] = []
         for node in nodes:
-            node.register_prehook(lambda *_: self._begin(model, state, part))
+            node.register_prehook(lambda *_: self._begin(model, state, part, passes))
         if not nodes and hides_tensors(outputs) and isinstance(part, _Part):
-            self._begin(model, state, part)
+            self._begin(model, state, part, passes)
 
-    def _begin(self, model: torch.nn.Module, state: _Model, part: _Part | str) -> None:
+    def _begin(self, model: torch.nn.Module, state: _Model, part: _Part | str, passes: list[tuple[int, int]]) -> None:
         """Note that the gradients of a part are computed from now on.
+
+        Args:
+            model: the DDP model.
+            state: its state.
+            part: the part of the forward pass.
+            passes: the first backward pass through it, and the exchanges before that. Is filled.
 
         Raises:
             ConfigError: they could not be weighted.
@@ -238,6 +235,13 @@ class MeasuredShares:
         if isinstance(part, str):
             raise ConfigError(part)
         task = torch._C._current_graph_task_id()
+        if not passes:
+            passes.append((task, state.exchanges))
+        elif passes[0][0] != task and passes[0][1] != state.exchanges:
+            raise ConfigError(
+                "a second backward pass goes through a forward pass whose gradients are exchanged already, and DDP "
+                "does not exchange them again: ranks would step unlike. Add up the losses, and call backward() once"
+            )
         if state.part is not None and state.part is not part:
             if task == state.task >= 0:
                 raise ConfigError(
@@ -278,7 +282,7 @@ class MeasuredShares:
                 "the loss is a sum over this worker's samples, and --shares measured weights means; take "
                 f"reduction='mean', or divide the sum by the samples of the batch (len(x)){_OUT}"
             )
-        reason = next((text for kind, text in _NO_MEAN.items() if kind in self._reduced), "")
+        reason = next((text for kind, text in NO_MEAN.items() if kind in self._reduced), "")
         if reason and not self._session.rank and not self._has_asked:
             self._has_asked = True
             logger.warning(
@@ -305,7 +309,7 @@ class MeasuredShares:
             if self._exchanges <= _FIRST or self._exchanges % _INTERVAL == 0:
                 self._tell(group, part)
         if bucket.is_last():
-            state.part = None
+            state.part, state.exchanges = None, state.exchanges + 1
         work = dist.all_reduce(gradients.mul_(part.weight), group=group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
