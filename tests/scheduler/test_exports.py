@@ -47,6 +47,7 @@ def test_unknown_tool_ends_the_start_of_the_job() -> None:
         {"dashboard": "70000"},
         {"report": "/no/such/a.html"},
         {"report": "/"},
+        {"report": "/dev/null"},
     ],
 )
 def test_page_that_cannot_be_ends_the_start_of_the_job(given: dict[str, str]) -> None:

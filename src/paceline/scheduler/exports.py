@@ -146,8 +146,9 @@ def _checked(report: str) -> str:
         ConfigError: its folder is missing, or nothing can be written there.
     """
     folder = Path(report).parent
-    if report and (Path(report).is_dir() or not os.access(folder, os.W_OK | os.X_OK)):
+    no_file = Path(report).exists() and not Path(report).is_file()  # a new file takes the place of the old one
+    if report and (no_file or not os.access(folder, os.W_OK | os.X_OK)):
         raise ConfigError(
-            f"report {report!r} cannot be written: it is a folder, or {str(folder)!r} is none to write to"
+            f"report {report!r} cannot be written: it is no regular file, or {str(folder)!r} is no folder to write to"
         )
     return report

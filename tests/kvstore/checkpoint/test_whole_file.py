@@ -153,6 +153,14 @@ def test_a_folder_that_is_missing_or_a_target_that_is_a_folder_is_named(tmp_path
     assert names(tmp_path) == ["folder"]
 
 
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="pipe could not be written: it is a pipe, a device or a socket"):
+        put(tmp_path / "pipe", b"new")
+    assert (tmp_path / "pipe").is_fifo()
+    assert names(tmp_path) == ["pipe"]
+
+
 def test_a_folder_that_cannot_be_synced_is_no_error_where_there_is_no_such_thing(old, monkeypatch):
     fsync = os.fsync
 

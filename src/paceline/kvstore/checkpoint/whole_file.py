@@ -58,10 +58,13 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
         path: path of the file.
 
     Raises:
-        CheckpointError: the file cannot be written: the disk is full or read-only, or the folder does not exist.
+        CheckpointError: the file cannot be written: the disk is full or read-only, or the folder does not exist;
+            or ``path`` is no regular file.
     """
     target = Path(os.path.realpath(path))
     try:
+        if target.exists() and not (target.is_file() or target.is_dir()):  # the rename would remove a device
+            raise OSError(errno.EINVAL, "it is a pipe, a device or a socket")
         _remove_stale(target)
         temporary, file = _locked(target)
         try:
