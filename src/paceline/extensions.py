@@ -91,8 +91,9 @@ def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> 
     for point in [one for one in _points(kind) if one.name == name]:
         return register(kind, name)(_load(point, f"{kind} {name!r} of the package {_package(point)}"))
     known = suggestion(name.lower(), {*names(kind), *others})
+    end = "" if known.endswith("?") else "."
     raise ValueError(
-        f"unknown {what or kind} {name!r}{known}. Your own is found by paceline.register, by an entry point of the "
+        f"unknown {what or kind} {name!r}{known}{end} Your own is found by paceline.register, by an entry point of the "
         f"group {GROUPS[kind]}, and on servers by `paceline launch --allow package.module:Name`"
     )
 

@@ -46,6 +46,11 @@ class _Current:
                 raise PacelineError(self._forked_from)
             if self._session is None or self._session.has_left:
                 settings = from_environment()
+                if not settings.scheduler and settings.rank >= 0:
+                    raise ConfigError(
+                        f"a distributed store needs a scheduler and servers, and worker {settings.rank} knows none: "
+                        "start the job without `-s 0`, or create the store `allreduce`, which needs none"
+                    )
                 if not settings.scheduler or settings.role != "worker":
                     raise ConfigError(
                         "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
