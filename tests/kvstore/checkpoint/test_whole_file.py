@@ -101,6 +101,18 @@ def test_a_symbolic_link_stays_one(old):
     assert old.read_bytes() == b"new"
 
 
+def test_what_others_name_like_a_leftover_neither_stops_a_save_nor_is_removed(old):
+    """A pipe would be opened and waited for."""
+    kept = old.with_name("kept")
+    kept.touch()
+    names_of = [old.with_name(f"{old.name}.{module._kernel()}-7-0123456{digit}.partial") for digit in "ab"]
+    os.mkfifo(names_of[0])
+    names_of[1].symlink_to(kept)
+    put(old, b"new")
+    assert old.read_bytes() == b"new"
+    assert all(map(os.path.lexists, [kept, *names_of]))
+
+
 def test_permissions_are_those_of_any_new_file(tmp_path):
     put(tmp_path / "file", b"new")
     (tmp_path / "plain").write_bytes(b"new")

@@ -124,7 +124,7 @@ def _is(path: Path, file: BinaryIO) -> bool:
 def _remove_stale(target: Path) -> None:
     for entry in os.scandir(target.parent):
         matched = entry.name.startswith(f"{target.name}.") and _TEMPORARY.fullmatch(entry.name[len(target.name) + 1 :])
-        if matched:
+        if matched and entry.is_file(follow_symlinks=False):  # to open a pipe would wait for who writes into it
             with contextlib.suppress(OSError):  # it is gone, or we may not remove it
                 _remove_if_dead(Path(entry.path), matched["kernel"] == _kernel())
 
