@@ -240,13 +240,32 @@ def test_account_that_cannot_be_judged_ends_no_job(monkeypatch: pytest.MonkeyPat
     members = joined()
     monkeypatch.setattr(members.advice.verdicts, "note", lambda *told: 1 // 0)
     beat = m.Heartbeat(7, account=m.AccountReport([m.Window(5, 1, 1.0, [1] * len(WORKER_PARTS))]))
-    warned, answer = members.handle(peer_of("worker", 0), 4, beat, 0.0)
+    (answer,) = members.handle(peer_of("worker", 0), 4, beat, 0.0)
+    (warned,) = members.tick(0.1)
     assert isinstance(warned, Warn)
     assert "worker 0 on h could not be judged, verdicts begin anew: ZeroDivisionError" in warned.text
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, m.News)
     assert members.advice.verdicts.recent(("worker", 0)) == []
-    assert len(members.handle(peer_of("worker", 0), 5, beat, 1.0)) == 1
+    members.handle(peer_of("worker", 0), 5, beat, 1.0)
+    assert members.tick(1.1) == []
+
+
+def test_accounts_are_judged_together_with_the_next_look_at_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    members, judged = joined(), list[int]()
+    monkeypatch.setattr(members.advice.verdicts, "note", lambda member, *told: judged.append(member.rank) or [])
+    account = m.AccountReport([m.Window(5, 1, 1.0, [1] * len(WORKER_PARTS))])
+    for rank in (1, 0):
+        members.handle(peer_of("worker", rank), 4, m.Heartbeat(7, account=account), 0.0)
+    assert judged == []
+    assert members.tick(0.1) == []
+    assert judged == [1, 0]
+    members.handle(peer_of("worker", 0), 5, m.Heartbeat(7, account=account), 0.2)
+    members.status(0.2)
+    assert judged == [1, 0, 0], "a status has all that was told"
+    for turn in range(1000):
+        members.handle(peer_of("worker", 1), 6 + turn, m.Heartbeat(7, account=account), 0.2)
+    assert judged.count(1) > 500, "a flood does not pile up"
 
 
 @pytest.mark.parametrize("role", ["worker", "server"])

@@ -155,8 +155,8 @@ class Membership:
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
-                told = self.advice.note(record.member, body, now)
-                return [*self._follow_speeds(), *told, Answer(peer, seq, news), *self._taken_out(key, body)]
+                self.advice.note(record.member, body, now)
+                return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.AskStatus():
@@ -271,7 +271,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
-        actions: list[Action] = []
+        actions = self.advice.judge()
         self.advice.settle(now)
         self.traces.tick(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
@@ -413,7 +413,7 @@ class Membership:
 
     def _left(self, record: MemberRecord, now: float) -> list[Action]:
         record.left = True
-        self.advice.verdicts.leave(record.member)
+        self.advice.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self._departed.update(rounds)
         self.losses.rounds.update(rounds)
