@@ -128,7 +128,8 @@ def mxnet_python() -> Path:
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not re.match("PACELINE_|DMLC_", name)}
-    return clean | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(WORKER_THREADS)} | dict(extra)
+    here = f"{HERE.parent}{os.pathsep}{HERE.parent / 'src'}"  # this copy of the project, whichever is installed
+    return clean | {"PYTHONPATH": here, "OMP_NUM_THREADS": str(WORKER_THREADS)} | dict(extra)
 
 
 def _output(command: Sequence[str], extra: Mapping[str, str], timeout_s: float) -> str:
