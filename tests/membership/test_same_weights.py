@@ -22,7 +22,10 @@ def sums(step: int, *totals: float, store: str = "s") -> list[m.WeightSums]:
 def lines(same: SameWeights, *said: tuple[int, list[m.WeightSums]], live: range = THREE) -> list[str]:
     """Take in what workers say, in this order; return the lines."""
     expected = {("worker", rank) for rank in live}
-    actions = [action for worker, found in said for action in same.note(worker, found, lambda: expected)]
+    actions = []
+    for worker, found in said:
+        same.note(worker, found)
+        actions += same.check(lambda: expected)
     return [one.text for one in actions if isinstance(one, Warn)]
 
 
@@ -93,3 +96,12 @@ def test_heartbeats_carry_the_sums() -> None:
         members.handle(b"worker-%d" % worker, 2, beat, 1.0)
     [line] = [one.text for one in members.tick(1.1) if isinstance(one, Warn)]
     assert "worker 1 has other weights than worker 0" in line
+
+
+def test_workers_that_have_left_before_their_sums_are_compared_are_compared_with_all_others() -> None:
+    members = joined(JOB.replace(num_workers=3))
+    for worker, total in enumerate((3.0, 1.0, 1.0)):
+        members.handle(b"worker-%d" % worker, 2, m.Heartbeat(1, weights=sums(1, total)), 1.0)
+    members.handle(b"worker-2", 3, m.Bye("", 1), 1.0)
+    [line] = [one.text for one in members.tick(1.1) if isinstance(one, Warn)]
+    assert line.startswith("worker 0 has other weights than workers 1-2 after step 1")

@@ -150,7 +150,8 @@ class Coordinator:
 
     def _compare(self, rank: int, body: RankWeights) -> None:
         ranks = body.ranks or range(self.size)
-        for action in self._same_weights.note(rank, [body.sums], lambda: [("worker", one) for one in ranks]):
+        self._same_weights.note(rank, [body.sums])
+        for action in self._same_weights.check(lambda: [("worker", one) for one in ranks]):
             logger.warning("%s", action.text)
 
     def missing(self) -> str:

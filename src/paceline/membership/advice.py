@@ -76,6 +76,7 @@ class Advice:
         heard, self._heard = self._heard, []
         for one in heard:
             self._lines += self._judge(*one)
+        self._lines += self._same_weights.check(self._roster.expected)  # some of these workers may have left since
 
     def _judge(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
         try:
@@ -85,7 +86,7 @@ class Advice:
             who = f"{member.role} {member.rank} on {member.host}"
             told = [Warn(f"the account of {who} could not be judged, verdicts begin anew: {error!r}; please report it")]
         if member.role == "worker":
-            told += self._same_weights.note(member.rank, beat.weights, self._roster.expected)
+            self._same_weights.note(member.rank, beat.weights)
             left_out = self.figures.note(member.rank, beat.reports, now)
             told += [Warn(left_out)] if left_out else []
         return told

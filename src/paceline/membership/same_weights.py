@@ -42,24 +42,23 @@ class SameWeights:
         self._said: list[tuple[str, list[list[int]]]] = []
         """Stores, and which of their workers had the same weights when that was said."""
 
-    def note(
-        self, worker: int, sums: Collection[m.WeightSums], expected: Callable[[], Collection[MemberKey]]
-    ) -> list[Warn]:
-        """Take in a worker's sums; returns a line if weights differ.
-
-        Args:
-            worker: its rank.
-            sums: those since its last heartbeat.
-            expected: returns the workers whose sums are waited for.
-        """
-        if not sums:
-            return []
-        actions: list[Warn] = []
+    def note(self, worker: int, sums: Collection[m.WeightSums]) -> None:
+        """Take in a worker's sums since its last heartbeat; they are compared at the next :meth:`check`."""
         for one in sums:
             self._found.setdefault((one.store, one.step), {})[worker] = one
+
+    def check(self, expected: Callable[[], Collection[MemberKey]]) -> list[Warn]:
+        """Return lines about weights that differ.
+
+        Args:
+            expected: returns the workers whose sums are waited for.
+        """
+        if not self._found:
+            return []
         ranks = {rank for _, rank in expected()}
         whole = [key for key, found in self._found.items() if found.keys() >= ranks]
         late = list(self._found)[:-_KEPT]
+        actions: list[Warn] = []
         for key in [key for key in self._found if key in whole or key in late]:
             actions += self._compare(key, self._found.pop(key))
         return actions

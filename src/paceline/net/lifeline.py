@@ -213,7 +213,7 @@ class Lifeline:
                 self._send_heartbeat()
             self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
             self._watch_scheduler(time.monotonic())
-        if self._settings.role == "worker" and not reports.own().is_empty:
+        if self._is_beat_due or (self._settings.role == "worker" and not reports.own().is_empty):
             self._send_heartbeat()
         self._say_goodbye(self._bye)
 
