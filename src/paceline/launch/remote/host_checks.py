@@ -75,11 +75,14 @@ class Doctor:
         guardian = Guardian()
         witness = Path(f".paceline-doctor-{secrets.token_hex(8)}")
         try:
-            witness.touch()
+            with contextlib.suppress(OSError):  # it cannot be written, so nothing tells whether the hosts share it
+                witness.touch()
+            self._shares = self._shares and witness.exists()
             with selectors.DefaultSelector() as self._selector:
                 self._examine(guardian, witness)
         finally:
-            witness.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # missing_ok does not help where all is read-only
+                witness.unlink()
             guardian.close()
         for finding in self._findings.values():
             self._judge(finding)
