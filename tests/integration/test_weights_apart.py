@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, kvstore
+from paceline.errors import ConfigError
 from paceline.testing import LocalJob
 
 
@@ -74,7 +76,9 @@ def lines_of(*args: object, workers: int = 2) -> list[str]:
 
 
 def test_weights_that_rank_0_alone_loads_after_wrapping_are_named() -> None:
-    [line] = lines_of("state_dict", "worker", 0, workers=3)
+    lines = lines_of("state_dict", "worker", 0, workers=3)
+    assert len(lines) == 1, lines
+    line = lines[0]
     assert "worker 0 has other weights than workers 1-2 after step 1: parameter '0.weight'" in line
     assert "optimizer.broadcast_weights()" in line
 
@@ -96,3 +100,28 @@ def test_frozen_layers_that_rank_0_alone_loads_are_named_also_where_servers_step
 def test_weights_that_all_workers_load_and_untouched_ones_are_no_news() -> None:
     assert lines_of("state_dict", "worker", 0, True) == []
     assert lines_of("never", "worker", 9) == []
+
+
+def by_own_rate(kind: str) -> str:
+    """Let a worker alone change its learning rate; returns the error of the first step in which they differ."""
+    store = kvstore.create(kind)
+    model = net()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), store, model=model, samples=4)
+    for step in range(4):
+        optimizer.zero_grad()
+        try:
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+        except ConfigError as error:
+            return f"step {step}: {error}"
+        optimizer.param_groups[0]["lr"] = 0.5 - 0.25 * (step == 1 and store.rank == 1)
+    return "no error"
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "allreduce"])
+def test_learning_rates_that_are_not_the_same_are_an_error_in_the_step(kind: str) -> None:
+    with LocalJob(2, 1) as job:
+        for error in job.run(by_own_rate, kind):
+            assert error.startswith("step 2: ")
+            assert "lr of param group 0 is 0.5 on worker 0 and 0.25 on worker 1" in error
+            assert "set the same options on every worker before the same step" in error

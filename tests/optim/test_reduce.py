@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -18,8 +19,9 @@ LARGE = 2e38
 def train(options: dict[str, Any], *odd: list[float]) -> tuple[int, str, int]:
     """Step with gradients of ones, and then with an odd one per worker; returns steps, the error and skipped steps."""
     rank = create("allreduce").rank
+    rate = math.nextafter(0.1, rank)  # as on machines that are not alike
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), "allreduce", model=model, **options)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=rate), "allreduce", model=model, **options)
     for step, values in enumerate([[1.0, 1.0], *odd]):
         optimizer.samples = 4
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,8 @@ import torch
 from paceline.consistency import Policy
 from paceline.errors import ConfigError
 from paceline.kvstore.dist import DistStore
-from paceline.server.merge import difference
 from paceline.testing.one_process import OneProcess
-from paceline.updaters import KeyOptions, StepOptions
+from paceline.updaters import KeyOptions, StepOptions, options_apart
 from paceline.wire import messages as m
 
 PLACES = {
@@ -195,6 +195,8 @@ ONE = StepOptions([{"lr": 0.1}])
     ("other", "text"),
     [
         (ONE, ""),
+        (StepOptions([{"lr": math.nextafter(0.1, 1)}]), ""),
+        (StepOptions([{"lr": 0.1001}]), "lr of param group 0 is 0.1 on worker 3 and 0.1001 on worker 5"),
         (StepOptions([{"lr": 0.1}, {}]), "worker 3 has 1 param groups and worker 5 has 2"),
         (StepOptions([{"lr": 0.1, "eps": 1.0}]), "eps of param group 0 is not set on worker 3 and 1.0 on worker 5"),
         (StepOptions([{"lr": 0.1}], {"w": KeyOptions(lr_mult=2.0)}),
@@ -203,7 +205,7 @@ ONE = StepOptions([{"lr": 0.1}])
     ],
 )  # fmt: skip
 def test_the_difference_of_options_is_named(other: StepOptions, text: str) -> None:
-    assert difference(ONE, other, 3, 5) == text
+    assert options_apart(ONE, other, 3, 5) == text
 
 
 # ---- workers that count samples, and workers that do not -----------------------------------------------------------

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
+import msgspec
 import torch
 
 from paceline.counting import ALIKE, difference_of, mixture_of
@@ -20,6 +21,7 @@ from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import as_floats, floats, real_view, set_from_floats
+from paceline.updaters import Options, StepOptions, options_apart
 from paceline.worker.traffic import Carried
 
 Tensors = Mapping[str, torch.Tensor]
@@ -30,8 +32,9 @@ _COUNTS, _SUMS = "counts", "sums"
 #: Says that a worker knows the number of its samples.
 _CERTAIN = 1.0
 
-#: Bytes of what a worker tells the others for a line or an error: the shapes of its inputs, names of parameters.
-_LONGEST = 240
+#: Bytes of what a worker tells the others for a line or an error: the shapes of its inputs, names of parameters; and of
+#: its optimizer's options, for an error.
+_LONGEST, _LONGEST_OPTIONS = 240, 65_536
 
 #: Of exchanges, which every worker makes in the same order.
 _numbers = itertools.count()
@@ -100,22 +103,25 @@ class ReduceExchange(Exchange):
         for param in params.values():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
         grads = _real((name, param.grad) for name, param in params.items() if param.grad is not None)
-        doubts = [0.0] * self._store.num_workers
-        doubts[self._store.rank] = self._doubt(grads, weight)
+        doubt = self._doubt(grads, weight)
         if weight == 0:
             torch._foreach_zero_(list(grads.values()))  # they may be NaN
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
-        counts = torch.tensor([weight, *self._code(carried), *doubts, *present], dtype=torch.float64)
+        told = [self._own(one) for one in (_code(carried), _mark(carried), doubt)]
+        counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64)
         buffers = {} if self._model is None else buffers_of(self._model)
         self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
-        count = self._store.num_workers
-        codes, doubts, owners = rest[:count], rest[count : 2 * count], rest[2 * count :]
+        workers = self._store.num_workers
+        codes, marks, doubts = (rest[first : first + workers] for first in range(0, 3 * workers, workers))
+        owners = rest[3 * workers :]
         self._is_suspicious = any(doubts) or not isinstance(self._store, AllReduceStore)  # others may lose precision
         for param, number in zip(params.values(), owners, strict=True):
             if not number:
                 param.grad = None
+        if len(set(marks)) > 1:
+            self._check_options(carried.options)
         if self._reduction == "mean":
             self._compare(codes, carried.inputs)
         if self._reduction == "mean" and weights:
@@ -131,12 +137,41 @@ class ReduceExchange(Exchange):
             self._mean_samples = total / self._store.num_workers or 1.0
         return samples / self._mean_samples
 
-    def _code(self, carried: Carried) -> list[float]:
-        """Return a number per worker; the own one tells how this worker counts, and the others are 0."""
-        codes = [0.0] * self._store.num_workers
-        if carried.samples:
-            codes[self._store.rank] = _CERTAIN if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
-        return codes
+    def _own(self, number: float) -> list[float]:
+        """Return a number per worker: this worker's, and 0 of the others."""
+        return [number * (worker == self._store.rank) for worker in range(self._store.num_workers)]
+
+    def encoded(self, groups: Sequence[Options]) -> bytes:
+        """Return the options of all param groups, which the workers compare in each step."""
+        return b"" if self._alone else msgspec.msgpack.encode(StepOptions(list(groups)))
+
+    def _check_options(self, own: bytes) -> None:
+        """Compare the options of all workers, which are not the same bytes. Every worker calls it in the same step.
+
+        Raises:
+            ConfigError: they differ by more than rounding.
+        """
+        texts = self._texts(own, _LONGEST_OPTIONS)
+        try:
+            first, *others = [msgspec.msgpack.decode(one, type=StepOptions) for one in texts]
+        except msgspec.DecodeError:
+            apart = "options of its many param groups differ"
+        else:
+            found = (options_apart(first, one, 0, rank) for rank, one in enumerate(others, 1))
+            apart = next(filter(None, found), "")
+        if apart:
+            raise ConfigError(
+                f"worker {self._store.rank}: the workers do not have the same optimizer: {apart}; set the same options "
+                "on every worker before the same step"
+            )
+
+    def _texts(self, own: bytes, longest: int) -> list[bytes]:
+        """Return the bytes of each worker, at most so many. Every worker calls it in the same step."""
+        texts = torch.zeros(self._store.num_workers, longest, dtype=torch.float64)
+        values = torch.tensor(list(own[:longest]), dtype=torch.float64)
+        texts[self._store.rank, : len(values)] = values + 1
+        self._store.pushpull(f"texts of {longest}", texts, texts)
+        return [bytes(int(one) - 1 for one in text if one) for text in texts.tolist()]
 
     def _doubt(self, grads: Tensors, weight: float) -> float:
         """Return 1 where a gradient of this worker may make the sum NaN or Inf, else 0; notes those that are it now."""
@@ -157,9 +192,11 @@ class ReduceExchange(Exchange):
 
     def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
         """Return the error about merged gradients that are not finite. All workers find them in the same step."""
-        said = [] if self._alone else self._tell("not finite", "\n".join(self._not_finite))
-        pushed = {rank: text.strip("\n").split("\n") for rank, text in enumerate(said) if text}
-        return merged_not_finite(self._store.rank, names, round, pushed) if said else super().blame(names, round)
+        if self._alone:
+            return super().blame(names, round)
+        said = self._texts("\n".join(self._not_finite).encode(), _LONGEST)
+        pushed = {rank: text.decode(errors="replace").split("\n") for rank, text in enumerate(said) if text}
+        return merged_not_finite(self._store.rank, names, round, pushed)
 
     def _compare(self, codes: Sequence[float], own_inputs: str | None) -> None:
         """Compare how the workers count; all of them come to the same result.
@@ -174,18 +211,10 @@ class ReduceExchange(Exchange):
         if self._has_said or not difference_of(inputs):
             return
         self._has_said = True
-        texts = self._tell("inputs", own_inputs or "")
-        said = {worker: texts[worker] for worker in inputs}
+        texts = self._texts((own_inputs or "").encode(), _LONGEST)
+        said = {worker: texts[worker].decode(errors="replace") for worker in inputs}
         if self._store.rank == 0:
             logger.warning("%s, %s", difference_of(said), ALIKE)
-
-    def _tell(self, key: str, text: str) -> list[str]:
-        """Return the texts of all workers, cut to a length. Every worker calls it."""
-        texts = torch.zeros(self._store.num_workers, _LONGEST, dtype=torch.float64)
-        own = torch.tensor(list(text.encode()[:_LONGEST]), dtype=torch.float64)
-        texts[self._store.rank, : len(own)] = own
-        self._store.pushpull(key, texts, texts)
-        return [bytes(int(byte) for byte in row if byte).decode(errors="replace") for row in texts.tolist()]
 
     def _sum(self, summed: Tensors, first: Tensors) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""
@@ -217,6 +246,18 @@ class ReduceExchange(Exchange):
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
             self._sum({}, _real((name, param.data) for name, param, _ in self._named))
+
+
+def _code(carried: Carried) -> float:
+    """Return a number that tells how a worker counts; 0: it has no samples."""
+    if not carried.samples:
+        return 0.0
+    return _CERTAIN if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
+
+
+def _mark(carried: Carried) -> float:
+    """Return a number that is another one for other options."""
+    return 1.0 + zlib.crc32(carried.options)
 
 
 def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import torch
 from paceline.compression import Codec
 from paceline.counting import Inputs, mixture_of
 from paceline.ranges import Ranges, common, within
-from paceline.updaters import KeyOptions, StepOptions
+from paceline.updaters import StepOptions, options_apart
 from paceline.updaters.rows import add_rows
 
 #: (worker, note) of pushes.
@@ -215,7 +215,7 @@ class Accumulator:
         if self.options is None:
             self.options, self._options_of = one.options, worker
         elif one.options not in (None, self.options):
-            self.problem = self.problem or difference(self.options, one.options, self._options_of, worker)
+            self.problem = self.problem or options_apart(self.options, one.options, self._options_of, worker)
         self.problem = self.problem or one.problem
         self.skip = self.skip or one.skip
         if one.samples == 0:
@@ -309,33 +309,3 @@ def _dense(values: torch.Tensor) -> torch.Tensor:
 def _cut(one: Contribution, part: slice) -> Contribution:
     values = None if one.values is None else _flat(one.values)[part]
     return replace(one, values=values, absent=within(one.absent, part.start, part.stop))
-
-
-def difference(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
-    """Return how the options of two workers differ; empty when they are the same.
-
-    Args:
-        one: options of the one.
-        other: options of the other.
-        first: rank of the one.
-        second: rank of the other.
-    """
-    if len(one.groups) != len(other.groups):
-        return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"
-    pairs: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
-        (f"param group {number}", *both) for number, both in enumerate(zip(one.groups, other.groups, strict=True))
-    ]
-    mine, theirs = one.keys or {}, other.keys or {}
-    for key in sorted(mine.keys() | theirs.keys(), key=str):
-        pairs.append((f"key {key!r}", _of_key(mine, key), _of_key(theirs, key)))
-    for what, left, right in pairs:
-        for name in sorted(left.keys() | right.keys()):
-            values = left.get(name, "not set"), right.get(name, "not set")
-            if values[0] != values[1]:
-                return f"{name} of {what} is {values[0]} on worker {first} and {values[1]} on worker {second}"
-    return ""
-
-
-def _of_key(keys: Mapping[str | int, KeyOptions], key: str | int) -> Mapping[str, Any]:
-    one = keys.get(key, KeyOptions())
-    return {"group": one.group, "lr_mult": one.lr_mult, "wd_mult": one.wd_mult}

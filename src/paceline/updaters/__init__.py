@@ -17,6 +17,7 @@ from paceline.updaters.spec import (
     defaults_of,
     make_spec,
     option_groups,
+    options_apart,
 )
 from paceline.updaters.torch_optim import TorchUpdater, make_updater
 
@@ -50,4 +51,5 @@ __all__ = [
     "make_spec",
     "make_updater",
     "option_groups",
+    "options_apart",
 ]

@@ -209,4 +209,48 @@ def tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
+#: By how much of itself an option may differ between workers, and by how much a small one.
+_ROUNDING, _ROUNDING_OF_SMALL = 1e-9, 1e-15
+
 _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
+
+
+def options_apart(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
+    """Return how the options of two workers differ; empty when they are the same, to rounding.
+
+    Machines that are not alike work out a schedule's cosine with other last bits.
+
+    Args:
+        one: options of the one.
+        other: options of the other.
+        first: rank of the one.
+        second: rank of the other.
+    """
+    if len(one.groups) != len(other.groups):
+        return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"
+    pairs: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+        (f"param group {number}", *both) for number, both in enumerate(zip(one.groups, other.groups, strict=True))
+    ]
+    mine, theirs = one.keys or {}, other.keys or {}
+    for key in sorted(mine.keys() | theirs.keys(), key=str):
+        pairs.append((f"key {key!r}", _of_key(mine, key), _of_key(theirs, key)))
+    for what, left, right in pairs:
+        for name in sorted(left.keys() | right.keys()):
+            values = left.get(name, "not set"), right.get(name, "not set")
+            if not _is_same(*values):
+                return f"{name} of {what} is {values[0]} on worker {first} and {values[1]} on worker {second}"
+    return ""
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Tell whether two options are the same, or numbers that differ by rounding."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return all(map(_is_same, one, other))
+    if type(one) is type(other) is float:
+        return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING_OF_SMALL) or one != one != other
+    return bool(one == other)
+
+
+def _of_key(keys: Mapping[str | int, KeyOptions], key: str | int) -> Mapping[str, Any]:
+    one = keys.get(key, KeyOptions())
+    return {"group": one.group, "lr_mult": one.lr_mult, "wd_mult": one.wd_mult}
