@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
-from paceline.errors import LaunchError
+from paceline.errors import LaunchError, MissingExtraError
 
 
 def test_results_by_rank_and_failures(tmp_path: Path) -> None:
@@ -65,3 +65,13 @@ def test_hostfiles_name_this_host_only(tmp_path: Path) -> None:
         hvd.run(print, num_proc=2, hostfile=str(tmp_path / "hosts"))
     with pytest.raises(TypeError, match="no argument 'hots'"):
         hvd.run(print, num_proc=2, hots="localhost")
+
+
+def test_function_of_the_main_script_needs_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        pass
+
+    work.__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(MissingExtraError, match=r"cannot import 'work' from the main script: move it to a module"):
+        hvd.run(work, num_proc=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import socket
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import LaunchError
+from paceline.errors import LaunchError, MissingExtraError
 from paceline.hvd.functions import dumps
 
 #: Arguments of Horovod that only ``hvd.elastic`` has a use for.
@@ -76,7 +77,13 @@ def run(
         ValueError: the number of ranks is less than 1, or an argument asks for other hosts, MPI or an elastic job.
         TypeError: an argument that Horovod has not.
         LaunchError: a process failed; the text has the end of the output.
+        MissingExtraError: the function is one that the processes cannot import, and cloudpickle is not installed.
     """
+    if getattr(func, "__module__", "") == "__main__" and importlib.util.find_spec("cloudpickle") is None:
+        raise MissingExtraError(
+            f"the processes of hvd.run cannot import {getattr(func, '__name__', func)!r} from the main script: move it "
+            "to a module, or pip install 'paceline[hvd]'"
+        )
     count = num_proc if np is None else np
     _check_others(others)
     _check_mpi(use_gloo, use_mpi, mpi_args, count)
