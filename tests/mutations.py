@@ -96,12 +96,8 @@ AREAS = (
             ("self._at_low -= 1", "self._at_low -= 0"),
             ("self.level = list(self._finished)", "self.level = list(self.level)"),
             ("self._low = self._at_low = 0", "pass"),
+            ("self.oldest = min(self.oldest, read)", "self.oldest = read"),
         ),
-    ),
-    Area(
-        "consistency/cohort.py",
-        ("consistency/test_rule.py", "consistency/test_age.py"),
-        (("self.oldest = min(self.oldest, read)", "self.oldest = read"),),
     ),
     Area(
         "server/merge.py",
@@ -171,7 +167,7 @@ AREAS = (
             ("        self._slots.join(start, stop, self._joined)", "        pass"),
             ("self._slots.cut(start, stop, Slot.split)", "self._slots.touched(start, stop)"),
             ("self.rule.copy() if number else", "self.rule if number else"),
-            ("            request.waits()", "            pass"),
+            ("            request.unreleased += 1", "            pass"),
             ("bool(self.cohorts or self.pending or", "bool(self.pending or"),
             ("bool(self.cohorts or self.pending or", "bool(self.cohorts or"),
             ("            and self.rule.is_like(right.rule)\n", ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.consistency.actions import Action, Pushed
-from paceline.consistency.cohort import Cohort
+from paceline.consistency.activity import Cohort
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats

@@ -63,8 +63,7 @@ import copy
 from collections.abc import Collection, Sequence
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
-from paceline.consistency.activity import Activity
-from paceline.consistency.cohort import Cohort
+from paceline.consistency.activity import Activity, Cohort
 from paceline.consistency.objections import objection_to_regrouping, objection_to_sum
 from paceline.consistency.policy import Policy
 from paceline.consistency.scale import Samples
@@ -137,15 +136,14 @@ class Rule:
             self._events += [("repeat", one.worker, one.round) for one in pushes]
             answered = all(one.round <= self.answered[one.worker] for one in pushes)
             return [Repeat(first.worker, self.read[first.worker])] if answered else []
-        workers = [one.worker for one in pushes]
+        workers = []
         for one in pushes:
             self.pushed[one.worker] = one.round
-        action = self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes, workers)
+            workers.append(one.worker)
+        # With an age limit, a sum has one worker.
+        is_too_old = self.policy.age is not None and self.version - self.read[first.worker] > self.policy.age
+        action = self._drop(first) if is_too_old else self._merge(pushes, workers)
         return [action, *self._settle(workers)]
-
-    def _is_too_old(self, worker: int) -> bool:
-        """Whether a push of a worker now has missed too many updates. With an age limit, a sum has one worker."""
-        return self.policy.age is not None and self.version - self.read[worker] > self.policy.age
 
     def _drop(self, push: Pushed) -> Drop:
         self._activity.finish(push.worker, push.round)

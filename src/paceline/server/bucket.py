@@ -69,10 +69,6 @@ class PushRequest(abc.ABC):
     def answer(self) -> None:
         """Send the answer; all slots have released the push."""
 
-    def waits(self, more: int = 1) -> None:
-        """Wait for more releases."""
-        self.unreleased += more
-
     def release(self) -> None:
         """Note that one slot has done its part; answer after the last."""
         self.unreleased -= 1
@@ -161,7 +157,7 @@ class Slot:
         for number, accumulator in self.cohorts.items():
             left.cohorts[number], right.cohorts[number] = accumulator.split(at)
         for request in self.pending.values():
-            request.waits()
+            request.unreleased += 1
         return left, right
 
     def stands_like(self, right: Slot) -> bool:

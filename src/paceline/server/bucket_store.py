@@ -137,7 +137,7 @@ class BucketStore:
             request: the request, answered when all slots have released all workers behind the push.
         """
         slots = bucket.cut(entry)
-        request.waits(len(slots) * len(pushes) - 1)
+        request.unreleased += len(slots) * len(pushes) - 1
         if len(slots) == 1 and not all_absent:
             self.take(bucket, slots[0], pushes, one, request)
             return
