@@ -81,7 +81,9 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
         thread: int | None = None,
     ) -> None:
-        self._clock, self._gc_part, self._before_gc = clock, gc_part, NOTHING
+        self.now = clock
+        """Returns seconds on this meter's clock."""
+        self._gc_part, self._before_gc = gc_part, NOTHING
         self._account = Account(len(parts), base, clock())
         self._thread = threading.get_ident() if thread is None else thread
         self._native_id = threading.get_native_id()
@@ -116,12 +118,12 @@ class Meter:
             return NOTHING
         if self._asked is not None:
             self._close(*self._asked)
-        return self._switch(part, self._clock())
+        return self._switch(part, self.now())
 
     def leave(self, before: int) -> None:
         """End a part that :meth:`enter` has begun."""
         if before != NOTHING:
-            self._switch(before, self._clock())
+            self._switch(before, self.now())
 
     def _switch(self, part: int, now: float) -> int:
         if part != self._account.part:
@@ -152,7 +154,7 @@ class Meter:
         """Seconds of the present round, less its waits; None while it waits. Any thread may ask."""
         if self._account.part == WAIT:
             return None
-        now, one = self._clock(), self._exchange
+        now, one = self.now(), self._exchange
         waited_s = 0.0 if one is None else (one.ended or now) - one.began
         return max(0.0, self._account.open_s(now, WAIT) - waited_s)
 
@@ -160,12 +162,12 @@ class Meter:
 
     def begin_exchange(self) -> ExchangeTime:
         """Note that another thread is asked to exchange gradients. Any thread may call it."""
-        self._exchange = ExchangeTime(self._clock())
+        self._exchange = ExchangeTime(self.now())
         return self._exchange
 
     def end_exchange(self, one: ExchangeTime, device_s: float = 0.0) -> None:
         """Note that an exchange is over. Any thread may call it."""
-        one.device_s, one.ended = device_s, self._clock()
+        one.device_s, one.ended = device_s, self.now()
 
     def await_exchange(self) -> bool:
         """Count the last exchange as a wait; returns whether there was one since the last call.
@@ -175,7 +177,7 @@ class Meter:
         one = self._exchange
         if one is None or threading.get_ident() != self._thread:
             return False
-        self._exchange, now = None, self._clock()
+        self._exchange, now = None, self.now()
         whole_s = (one.ended or now) - one.began
         self._account.move(DEVICE, min(one.device_s, whole_s), now)
         self._account.move(WAIT, max(0.0, whole_s - one.device_s), now)
@@ -197,7 +199,7 @@ class Meter:
 
     def _close(self, round: int, samples: float) -> None:
         self._asked = None
-        steps = Steps(round, 1, samples, self._account.close(self._clock()), self._way_s)
+        steps = Steps(round, 1, samples, self._account.close(self.now()), self._way_s)
         self._way_s = 0.0
         if len(steps.seconds) > WAIT:  # a server's account has no such part
             self._waited_s += steps.seconds[WAIT]
@@ -217,13 +219,9 @@ class Meter:
 
     # ---- servers: turns, and cohorts ---------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        """Return seconds on this meter's clock."""
-        return self._clock()
-
     def end_turn(self) -> None:
         """End a turn of a server's loop, and now and then a window of its account."""
-        now = self._clock()
+        now = self.now()
         self._switch(self._base, now)
         if now - self._turned > TURN_S:
             updates, self._updates, self._turned = self._updates, 0, now
@@ -287,9 +285,9 @@ class Meter:
         """Note the begin or end of a garbage collection (``gc.callbacks``)."""
         if phase == "start":
             if threading.get_ident() == self._thread:
-                self._before_gc = self._switch(self._gc_part, self._clock())
+                self._before_gc = self._switch(self._gc_part, self.now())
         elif self._before_gc != NOTHING and threading.get_ident() == self._thread:
-            self._switch(self._before_gc, self._clock())
+            self._switch(self._before_gc, self.now())
             self._before_gc = NOTHING
 
 
