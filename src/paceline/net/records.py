@@ -216,9 +216,7 @@ class RecordReceiver:
         if count > MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
         head = self._open(head_bytes, _POSITION.pack(number, _HEAD_PART, 0))
-        return self._frames(number, struct.unpack_from(f"<{count}Q", head), memoryview(head)[8 * count :])
-
-    def _frames(self, number: int, sizes: Sequence[int], content: memoryview) -> list[Any]:
+        sizes, content = struct.unpack_from(f"<{count}Q", head), memoryview(head)[8 * count :]
         small = in_head(sizes)
         if max(sizes, default=0) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
