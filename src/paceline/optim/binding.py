@@ -86,10 +86,6 @@ class Bound:
             return True
         return grad is not None and not grad.is_sparse and not same_bits(grad, self.grad)
 
-    def weight_changed(self) -> bool:
-        """Return whether the parameter differs from the arena's value."""
-        return not same_bits(self.param.data, self.value)
-
     def take(self, weights: bool) -> None:
         """Copy the arena's value out: a weight to the parameter, or a merged gradient to ``param.grad``."""
         target: torch.Tensor | None = self.param if weights else self.param.grad

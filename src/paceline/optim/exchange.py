@@ -47,6 +47,7 @@ from paceline.optim.binding import (
     listed,
     merged_not_finite,
     not_finite_in,
+    same_bits,
     sums_up,
     take_all,
 )
@@ -236,7 +237,7 @@ class ServerExchange(Exchange):
 
     def _check_unchanged(self, one: Bound) -> None:
         """Raise if the servers hold a weight that was changed here since they sent it."""
-        if self._brings_weights and one.weight_changed():
+        if self._brings_weights and not same_bits(one.param.data, one.value):
             raise changed_here(self._store, one.name)
 
     def push(self, carried: Carried) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import abc
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
@@ -128,7 +129,9 @@ class ApplySink(Sink):
 
     def _count_step(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
         pushed = accumulator.options.groups if accumulator.options else ()
-        rate = next((group["lr"] for group in (*pushed[:1], *self.spec.groups[:1]) if "lr" in group), 1.0)
+        rate: Any = 1.0
+        for group in (*self.spec.groups[:1], *pushed[:1]):
+            rate = group.get("lr", rate)
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
