@@ -86,6 +86,21 @@ def test_so_many_half_open_connections_there_are_and_no_more(
         one.close()
 
 
+def test_strangers_take_a_quarter_of_the_descriptors_at_most(listener: SocketListener) -> None:
+    """Otherwise a process with few of them can open nothing else, and its job fails."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    those = [stranger(listener, b"") for _ in range(100)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
+    try:
+        those += [stranger(listener, b"") for _ in range(20)]
+        wait_until(lambda: sum(map(is_closed, those)) >= 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    join(listener)
+    for one in those:
+        one.close()
+
+
 def test_a_handshake_that_is_not_done_in_time_is_over(
     monkeypatch: pytest.MonkeyPatch, listener: SocketListener, caplog: pytest.LogCaptureFixture
 ) -> None:

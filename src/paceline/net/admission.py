@@ -18,6 +18,7 @@ import errno
 import logging
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from paceline import forks, systems
 from paceline.net.base import Damaged
 from paceline.net.handshake import Agreed, HandshakeError, Responder
 from paceline.net.security import is_of_another_user
+from paceline.systems import resource
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,14 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 #: Connections accepted before those that are open already are looked at again.
 _ACCEPTED_AT_ONCE = 64
+
+
+def _most_half_open() -> int:
+    """Return how many connections of each kind there may be: most descriptors are for what else a process opens."""
+    if sys.platform == "win32":
+        return MAX_HALF_OPEN
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_HALF_OPEN if most == resource.RLIM_INFINITY else min(MAX_HALF_OPEN, max(1, most // 4))
 
 
 class _HalfOpen:
@@ -201,7 +211,7 @@ class Gate:
                     raise
 
     def _limit(self, those: dict[_HalfOpen, None]) -> None:
-        while len(those) > MAX_HALF_OPEN:
+        while len(those) > _most_half_open():
             self._drop(next(iter(those)))
 
     def _until_next_deadline(self) -> float | None:
