@@ -114,14 +114,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         store = _store(kvstore, staleness=staleness, weighting=weighting, lr_scale=lr_scale, age=age)
         self._refuse_wrapped(store)
         setup = StrategySetup(optimizer, self._names, choices, model, self._samples, compression)
-        self._strategy = choose_strategy(setup, store, update)
-        self.kvstore = self._strategy.store
+        # Wrappers have a _strategy of their own and copy all else, as LightningOptimizer does.
+        self._merging = choose_strategy(setup, store, update)
+        self.kvstore = self._merging.store
         self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
-        self._step_supports_amp_scaling = self._strategy.scales_by_itself
+        self._step_supports_amp_scaling = self._merging.scales_by_itself
         if model is not None:
-            buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
-            weights = self._strategy.weights
-            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
+            buffers, synchronize = self._merging.buffers, self._merging.synchronize
+            weights = self._merging.weights
+            self._merging.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
 
     def _share_hooks(self) -> None:
         """Have all hooks in common with the wrapped optimizer: those of both run, once."""
@@ -142,9 +143,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        if "_strategy" in self.__dict__:  # else torch's constructor sets an empty list
+        if "_merging" in self.__dict__:  # else torch's constructor sets an empty list
             if _layout(groups) != self._layout:
-                self._strategy.check_extendable()
+                self._merging.check_extendable()
             self.inner.param_groups = groups
             self._add_new()
 
@@ -154,8 +155,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PacelineError: the servers step.
         """
-        if "_strategy" in self.__dict__:  # else torch's constructor adds the groups that are there
-            self._strategy.check_extendable()
+        if "_merging" in self.__dict__:  # else torch's constructor adds the groups that are there
+            self._merging.check_extendable()
             self.inner.add_param_group(param_group)
             self._add_new()
 
@@ -165,14 +166,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         added = name_added(self.param_groups, named, self._names)
         self._names, self._layout = self._names + added, _layout(self.param_groups)
         if added:
-            self._strategy.add(added)
+            self._merging.add(added)
 
     def _check_groups(self) -> None:
         """Raise if a list of parameters was changed in place: backward has not merged the gradients of new ones."""
         layout = _layout(self.inner.param_groups)
         if layout == self._layout:
             return
-        self._strategy.check_extendable()
+        self._merging.check_extendable()
         known = {id(param) for _, param, _ in self._names}
         if any(one not in known for group in layout for one in group):
             raise PacelineError(
@@ -209,12 +210,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         If the job has failed, ``model.state_dict()`` still returns the parameters of this round.
         """
-        return self._strategy.weights.round
+        return self._merging.weights.round
 
     @property
     def skipped_steps(self) -> int:
         """Steps that were skipped because gradients were not finite."""
-        return self._strategy.skipped_steps
+        return self._merging.skipped_steps
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -235,21 +236,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
                 alone, so the servers do not have the change.
         """
-        if self._strategy.steps_here:
+        if self._merging.steps_here:
             return self._step(closure)  # the wrapped optimizer's step runs the hooks
         return self._hooked_step(closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps other steps with hooks
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
-        if self._strategy.weights.round == 0:
+        if self._merging.weights.round == 0:
             self._refuse_wrapped(self.kvstore)
         self._check_groups()
         set_by_scaler = vars(self)
         meter.active.enter(UPDATE)
         try:
-            loss = self._strategy.step(closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf"))
-            self._strategy.ended_step()
+            loss = self._merging.step(closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf"))
+            self._merging.ended_step()
             return loss  # type: ignore[no-any-return]
         finally:
             meter.active.step_ends()
@@ -263,7 +264,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived. Only ``lazy`` makes this necessary."""
-        self._strategy.synchronize()
+        self._merging.synchronize()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only accumulate gradients, as with DistributedDataParallel.
@@ -271,28 +272,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PacelineError: the servers step; use ``backward_passes_per_step``.
         """
-        return self._strategy.no_sync()
+        return self._merging.no_sync()
 
     def broadcast_weights(self) -> None:
         """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
-        if self._strategy.buffers is not None:
-            self._strategy.buffers.publish(wait=True)
-        self._strategy.broadcast_weights()
+        if self._merging.buffers is not None:
+            self._merging.buffers.publish(wait=True)
+        self._merging.broadcast_weights()
         self.sync_buffers()
 
     def refresh_weights(self) -> None:
         """Set this worker's weights to the newest of the servers that it knows, between two steps."""
-        self._strategy.refresh_weights()
+        self._merging.refresh_weights()
 
     def sync_buffers(self) -> None:
         """Set buffers to rank 0's of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
-        if self._strategy.buffers is not None:
-            self._strategy.buffers.take(is_asked=True)
+        if self._merging.buffers is not None:
+            self._merging.buffers.take(is_asked=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, or to zeros."""
         super().zero_grad(set_to_none)
-        self._strategy.zeroed()
+        self._merging.zeroed()
 
     def close(self) -> None:
         """Stop watching backward passes, and leave the stores that were made for this optimizer. Idempotent.
@@ -300,8 +301,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A new DistributedOptimizer of the same parameters stops this one's watch too. But only after ``close`` of every
         worker the servers forget this optimizer's data.
         """
-        watch, buffers = self._strategy.model_watch, self._strategy.buffers
-        self._strategy.close()
+        watch, buffers = self._merging.model_watch, self._merging.buffers
+        self._merging.close()
         if watch is not None:
             watch.close()
         if buffers is not None:
@@ -317,17 +318,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         With ``update="server"`` every worker sets it, and the servers get rank 0's.
         """
-        if "_strategy" in self.__dict__:
-            self._strategy.weights.read(self.synchronize)
-            self._strategy.show_states()
+        if "_merging" in self.__dict__:
+            self._merging.weights.read(self.synchronize)
+            self._merging.show_states()
         return self.inner.state
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        if "_strategy" in self.__dict__:  # else torch's constructor sets an empty one
+        if "_merging" in self.__dict__:  # else torch's constructor sets an empty one
             self.synchronize()
             self.inner.state = state
-            self._strategy.take_states()
+            self._merging.take_states()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as any torch optimizer does; with ``update="server"`` it is pulled from the servers.
@@ -338,8 +339,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerDiedError: with ``update="server"``: the job has failed, and the state is lost with the servers.
         """
-        self._strategy.weights.read(self.synchronize)
-        saved_besides = self._strategy.fetch_states()  # before the user's optimizer is read
+        self._merging.weights.read(self.synchronize)
+        saved_besides = self._merging.fetch_states()  # before the user's optimizer is read
         return self.inner.state_dict() | saved_besides
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -349,7 +350,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.synchronize()
         self.inner.load_state_dict(state_dict)
-        self._strategy.give_states(state_dict)
+        self._merging.give_states(state_dict)
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the wrapped optimizer."""
