@@ -97,7 +97,7 @@ class _Model:
         computed: the part of the last forward pass; or why that is not certain.
         part: the part whose weight its gradients have; None: none were computed since the last exchange.
         task: the backward pass that has computed them.
-        exchanges: of all its gradients.
+        exchanges: exchanges of all its gradients so far.
     """
 
     def __init__(self) -> None:

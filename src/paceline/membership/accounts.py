@@ -39,7 +39,7 @@ class _Told:
         self._whole: m.Window | None = None
 
     def add(self, windows: Sequence[m.Window], begun: int) -> None:
-        """Add what a heartbeat has told; windows that began before this round are not shown as the last ones."""
+        """Add the windows of a heartbeat; those that began before this round are not shown as the last ones."""
         if windows:
             self._whole = _joined([self._whole, *windows] if self._whole is not None else windows)
         self._last += [one for one in windows if one.round >= begun and one.rounds]

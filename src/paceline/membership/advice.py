@@ -67,7 +67,7 @@ class Advice:
             self._judge_all()
 
     def judge(self) -> list[Action]:
-        """Return the lines that follow from what was taken."""
+        """Return the lines that follow from the heartbeats since the last call."""
         self._judge_all()
         lines, self._lines = self._lines, []
         return lines

@@ -147,7 +147,7 @@ class Detector:
             group: number of its group: workers of one group are compared.
             is_ddp: the rounds are those of a DDP script, whose workers wait for each other.
             is_shared: samples go to workers by their speed already.
-            ways: of each window, seconds of waits in which a request or its answer was on the way; none: not known.
+            ways: per window, seconds of waits in which a request or its answer was on the way; none: not known.
 
         Returns:
             A change of its state, if there is one.

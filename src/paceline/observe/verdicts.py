@@ -120,7 +120,7 @@ class Cost:
     is_ddp: bool = False
 
     def joined(self, before: Cost | None) -> Cost:
-        """Return it with what the same rank has cost before."""
+        """Return it with the earlier cost of the same rank."""
         if before is None:
             return self
         causes = tuple(dict.fromkeys((*before.causes, *self.causes)))

@@ -239,7 +239,7 @@ class AgentLink:
         processes.send(signal.SIGKILL, {self._child.pid})
 
     def refuse(self, why: str) -> None:
-        """End the remote shell: what it says is not what an agent says, and nothing more of it is read."""
+        """End the remote shell, whose output is not that of an agent. Its rest is not read."""
         self.errors.append(why)
         self._end(self._out)
         self.kill()

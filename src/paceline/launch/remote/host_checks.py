@@ -112,7 +112,7 @@ class Doctor:
         )
 
     def _has_said(self, link: AgentLink, has: bool) -> bool:
-        """Return whether a host has said what it was asked for; if not, that is a problem."""
+        """Return whether a host has answered the question; no answer is a problem."""
         if not has:
             finding = self._findings[link.host]
             link.drain()
