@@ -107,6 +107,7 @@ def test_files_of_the_directory_hide_no_module_and_are_found_by_allow(tmp_path: 
         ("-n 2 --timeout soon sh", 2, "--timeout: 'soon' is not a number"),
         ("--num_proc 2 sh", 2, "unknown option '--num_proc'; did you mean '-n'?"),
         ("--ntasks=2 sh", 2, "unknown option '--ntasks=2'; did you mean '-n'?"),
+        ("--server 1 sh", 2, "unknown option '--server'; did you mean '-s'?"),
         ("--nproc_per_node 2 -n 2 sh", 2, "--nproc-per-node is the number of workers on each host; leave out -n"),
         ("--nproc-per-node=gpu sh", 2, "'gpu' is not a whole number, as in --nproc_per_node 2"),
         ("--ddp --standalone -n 2 sh", 2, "leave it out: the launcher starts the processes of all hosts"),

@@ -13,11 +13,11 @@ from paceline.launch import names
 _SECTIONS: Mapping[str, tuple[Option, ...]] = {
     "size": (
         Option(("-n", "-np", "--num-workers"), "number of workers", "N", int,
-               elsewhere=("--np", "--num-proc", "--ntasks", "--workers")),
+               elsewhere=("--np", "--num-proc", "--ntasks", "--worker", "--workers")),
         Option(("--nproc_per_node", "--nproc-per-node"),
                "number of workers on each host, instead of -n; a host's own slots= count first", "N", int, least=1),
         Option(("-s", "--num-servers"), "number of servers (default: as many as workers; 0: workers only)", "S", int,
-               elsewhere=("--servers",)),
+               elsewhere=("--server", "--servers")),
         Option(("--group",), 'worker group, instead of -n: "NAME: n=2, hosts=h1,h2, slots=1, env=A=1, args=--lr 0.1, '
                'weight=2"; repeated', "GROUP", repeat=True),
     ),
