@@ -106,7 +106,8 @@ def test_agent_on_a_host_needs_little() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stdin", "why"), [("hello\n", "Expecting value"), ('["dance"]\n', "'dance' is not understood")]
+    ("stdin", "why"),
+    [("hello\n", "is not a line of the agent's protocol"), ('["dance"]\n', "'dance' is not understood")],
 )
 def test_agent_that_no_launcher_talks_to_says_so(stdin: str, why: str) -> None:
     command = [sys.executable, "-m", "paceline", "agent"]
