@@ -32,7 +32,7 @@ def train(epochs):
     optimizer = paceline.DistributedOptimizer(torch.optim.SGD([weight], lr=4.0), kvstore=store)
     sampler = paceline.data.batch_sampler(SAMPLES, store, batch_size=1)
     session, computed, noise = store.session, 0.0, random.Random(store.rank)
-    session.meter._clock = lambda: computed
+    session.meter.now = lambda: computed
     moved = []
     for seconds in epochs:
         for index in sampler:

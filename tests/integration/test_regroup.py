@@ -26,7 +26,7 @@ def train(options):
     inner = torch.optim.SGD([weight], lr=1.0)
     optimizer = paceline.DistributedOptimizer(inner, kvstore=store, reduction="sum", **options)
     session, computed, noise = store.session, 0.0, random.Random(store.rank)
-    session.meter._clock = lambda: computed
+    session.meter.now = lambda: computed
     rounds = late = more = 0
     while late < PATIENCE and more < MORE:
         if rounds == FIRST:
