@@ -61,8 +61,8 @@ AREAS = (
         ("consistency/test_rule.py", "consistency/test_age.py", "consistency/test_regroup.py"),
         (
             (
-                "self.version - self.read[worker] > self.policy.age",
-                "self.version - self.read[worker] >= self.policy.age",
+                "self.version - self.read[first.worker] > self.policy.age",
+                "self.version - self.read[first.worker] >= self.policy.age",
             ),
             ("finish(push.worker, push.round)", "finish(push.worker, push.round - 1)"),
             ("self.stats.dropped[push.worker] += 1", "self.stats.dropped[push.worker] += 2"),
@@ -118,7 +118,7 @@ AREAS = (
             ("common(self.absent, one.absent)", "one.absent"),
             ("self.skip = self.skip or one.skip", "self.skip = one.skip"),
             ("self.shares.get(worker, 0.0) + contribution.samples", "contribution.samples"),
-            ("return not values.is_sparse and not self.borrowed", "return not values.is_sparse"),
+            ("is_ours = not (so_far.is_sparse or self.borrowed)", "is_ours = not so_far.is_sparse"),
         ),
     ),
     Area(
@@ -153,7 +153,6 @@ AREAS = (
         "server/bucket.py",
         (*BUCKETS, *JOINS),
         (
-            ("self.unreleased += more", "self.unreleased += 0"),
             ("        if self.unreleased == 0 and not", "        if self.unreleased <= 1 and not"),
             (
                 "return self.slots if span.length == self._slots.length else self._slots",
@@ -244,7 +243,7 @@ AREAS = (
         ("net/test_client.py", "net/test_sequence.py"),
         (
             ("                if self._followers:", "                if False:"),
-            ("self._driver is None or self._closed or (calls is not None", "(calls is not None"),
+            ("self._driver is None or self._closed or _are_done(calls)", "_are_done(calls)"),
             ("                self._hub.wake()\n                if not", "                if not"),
             ("return call.error if call.crashed else None", "return None"),
             ("requests.probe(now, at_once)", "requests.probe(now)"),
@@ -256,7 +255,7 @@ AREAS = (
         ("net/test_client.py", "net/test_sequence.py"),
         (
             ("            self._held = []", "            pass"),
-            ("return unanswered + self.turn_away()", "return unanswered"),
+            ("return super().drop() + self.turn_away()", "return super().drop()"),
         ),
     ),
     Area(
@@ -323,14 +322,16 @@ AREAS = (
             ("(record.heard if closed is None else closed) > LAST_WORDS_S", "0.0 > LAST_WORDS_S"),
             ("and self._is_unknown(record, now) and now - closed", "and now - closed"),
             ("return not (self._state(record, now) or self._is_supervised)", "return not self._state(record, now)"),
-            ("if min(silent_s, now - record.held_at) <= self", "if silent_s <= self"),
+            ("return min(now - record.heard, record.host_silent_s or 0.0)", "return now - record.heard"),
             ("<= self._settings.stall_timeout_s:", "<= self._settings.heartbeat_timeout_s:"),
             ("if is_complete or record.closed_since is not None:", "if True:"),
             ("(silent or record.closed_since is not None)", "silent"),
             ("return record.state if now - record.state_at <= valid_s", "return record.state if True"),
-            ("if one.host_id == near.member.host_id]", "]"),
             ("            record.warned = True\n", "            pass\n"),
-            ("record.heard, record.warned = now, False", "record.heard = now"),
+            (
+                "record.heard, record.starved_s, record.warned = now, 0.0, False",
+                "record.heard, record.starved_s = now, 0.0",
+            ),
             ("record.heard = min(now, record.heard + lost_s)", "pass"),
             ("record.closed_since = min(now, record.closed_since + lost_s)", "pass"),
         ),
