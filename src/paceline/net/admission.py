@@ -54,10 +54,11 @@ _ACCEPTED_AT_ONCE = 64
 
 def _most_half_open() -> int:
     """Return how many connections of each kind there may be: most descriptors are for what else a process opens."""
-    if sys.platform == "win32":
-        return MAX_HALF_OPEN
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_HALF_OPEN if most == resource.RLIM_INFINITY else min(MAX_HALF_OPEN, max(1, most // 4))
+    if sys.platform != "win32":
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most != resource.RLIM_INFINITY:
+            return min(MAX_HALF_OPEN, max(1, most // 4))
+    return MAX_HALF_OPEN
 
 
 class _HalfOpen:
