@@ -376,35 +376,17 @@ def test_fault_that_is_larger_than_all_waits_for_processors_is_named() -> None:
     ]
 
 
-def reads_again(parts: list[float], figures: list[int], round: int) -> float:
-    """Take longer, because pages are read from the disk again."""
-    parts[COMPUTE] += 0.1
-    figures[FAULTS] = 4
-    return BATCH
-
-
 def test_page_faults_tell_which_worker_of_a_host_is_short_of_memory() -> None:
     job = Job(0, 0.1)
     job.run(ONSET)
     job.stalled = 0.1
+
+    def reads_again(parts: list[float], figures: list[int], round: int) -> float:
+        parts[COMPUTE] += 0.1
+        figures[FAULTS] = 4
+        return BATCH
+
     assert [(one.rank, one.cause) for one in job.run(8, reads_again)] == [(SLOW, "memory")]
-
-
-@pytest.mark.parametrize("first", range(0, 10, 3))
-def test_waits_for_memory_that_the_kernel_adds_up_later_are_waited_for(first: int) -> None:
-    """It does so every two seconds."""
-    job = Job(0, 0.1)
-    job.run(ONSET)
-    for round in range(first, first + 12):
-        job.stalled = 1.0 if round % 10 == 9 else 0.0
-        job.step(reads_again)
-    assert [(one.rank, one.cause) for one in job.said] == [(SLOW, "memory")]
-
-
-def test_page_faults_of_a_host_that_is_not_short_of_memory_are_no_cause() -> None:
-    job = Job(0, 0.1)
-    job.run(ONSET)
-    assert [(one.rank, one.cause) for one in job.run(14, reads_again)] == [(SLOW, "compute")]
 
 
 def test_shortage_of_memory_on_all_hosts_is_no_fault_of_a_worker() -> None:

@@ -50,9 +50,6 @@ ALONE, ALONE_EARLY, MANY, BEATS = 3.0, 10.0, 8, 2
 #: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
 FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
 
-#: Interval at which the kernel adds up waits for memory: those of the last seconds may be in none of the figures yet.
-STALLS_ADDED_S = 2.0
-
 _OWN = tuple(part for part in range(len(WORKER_PARTS)) if part != WAIT)
 
 
@@ -104,9 +101,7 @@ def of_own_time(
         last = [one for one in rounds if one.round >= since]
         recent = means_of(last)
         share = max(excess_s / own.wall_s, (recent.parts[part] - usual.parts[part]) / recent.wall_s)
-        begun = _onset(worker.rounds, part, (usual.parts[part] + own.parts[part]) / 2)
-        long_s = sum(one.wall_s * one.weight for one in worker.rounds if one.round >= begun)
-        host = _host_cause(worker, others, share, sum(one.wall_s * one.weight for one in last), long_s)
+        host = _host_cause(worker, others, share, sum(one.wall_s * one.weight for one in last))
         name = _part_or_batch(worker, own, usual, part) if host is None else host
     return Cause(name, part, since, excess_s) if name else None
 
@@ -213,22 +208,15 @@ def _is_alone_in_queues(worker: History, others: Iterable[History], last: Sequen
     return recent(worker) > (ALONE if is_long else ALONE_EARLY) * usual_s
 
 
-def _host_cause(worker: History, others: Sequence[History], share: float, seconds: float, long_s: float) -> str | None:
-    """Return the figure of the host that explains most of an excess.
+def _host_cause(worker: History, others: Sequence[History], share: float, seconds: float) -> str | None:
+    """Return the figure of the host that explains most of an excess, which is this share of the last seconds.
 
-    Empty: it does, but as much for the other workers, or this is not known yet. None: no figure does.
-
-    Args:
-        worker: the worker that is slow.
-        others: all others.
-        share: the excess, as a share of the last seconds.
-        seconds: those.
-        long_s: for how long it is slow.
+    Empty: it does, but as much for the other workers. None: no figure does.
     """
     beside = some(others)
 
-    def of(one: History, figure: int, span_s: float = seconds) -> float:
-        return share_of(_last(one.hosts, span_s), figure)
+    def of(one: History, figure: int) -> float:
+        return share_of(_last(one.hosts, seconds), figure)
 
     def explains(figure: int) -> bool | None:
         """Tell whether a figure of this worker only explains the excess; None: one of all workers."""
@@ -239,12 +227,9 @@ def _host_cause(worker: History, others: Sequence[History], share: float, second
         return middle([of(one, figure) for one in beside] or [0.0])
 
     faults, theirs = 1e6 * of(worker, FAULTS), 1e6 * of_others(FAULTS)
-    # It is short of memory, or others of its host are: its page faults tell.
-    is_short = of(worker, STALLED, max(seconds, STALLS_ADDED_S)) > STALLING
+    is_short = of(worker, STALLED) > STALLING  # of memory, or others of its host are: its page faults tell
     if faults > ALONE * theirs + (FAULTY_IF_SHORT if is_short else FAULTY):
         return "memory"
-    if faults > ALONE * theirs + FAULTY_IF_SHORT and long_s < STALLS_ADDED_S:
-        return ""  # waits for memory may follow
     found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
     if True in found.values():
         return next(cause for cause, is_own in found.items() if is_own)
