@@ -43,8 +43,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
 
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
-#: Most processes of a role, largest other whole number, largest speed, and characters of a name: messages take no more.
-_MOST_PROCESSES, _MOST, _MOST_SPEED, _LONGEST_NAME = 1_000_000, 2**48, 1e15, 200
+#: Most processes of a role, largest other whole number, and largest speed: messages take no more.
+_MOST_PROCESSES, _MOST, _MOST_SPEED = 1_000_000, 2**48, 1e15
+#: Most characters of names: files are named after a job, and a name in DNS has at most 253.
+_LONGEST = {"job_id": 200, "host": 253}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -322,10 +324,10 @@ def check(settings: Settings) -> None:
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
     _check_scheduler(settings)
-    for name in ("job_id", "host"):
+    for name, longest in _LONGEST.items():
         text = getattr(settings, name)
-        if not text.isprintable() or len(text) > _LONGEST_NAME:
-            raise ConfigError(f"{name} {text!r:.100} is not a name of at most {_LONGEST_NAME} printable characters")
+        if not text.isprintable() or len(text) > longest:
+            raise ConfigError(f"{name} {text!r:.100} is not a name of at most {longest} printable characters")
     for name in ("rank", "local_rank"):
         if getattr(settings, name) < -1:
             raise ConfigError(

@@ -106,7 +106,7 @@ class Exchange:
 
         Args:
             step: number of the step.
-            weights: returns the weights; called only where they are compared.
+            weights: returns the weights.
         """
 
 
