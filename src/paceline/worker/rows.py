@@ -134,8 +134,9 @@ class RowTraffic:
         )
         frames = [] if skip else [to_frame(part) for part in parts]
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
-        call = self._session.ask_server(self._server(block, one), body, what, frames, keep)
-        self._traffic.note_pushed(self._server(block, one), [entry], round, carried)
+        server = self._server(block, one)
+        self._traffic.note_push(server, [entry], round, carried)
+        call = self._session.ask_server(server, body, what, frames, keep)
         block.note_sent(one, call)
         return call
 

@@ -187,16 +187,19 @@ class Traffic:
             skip=carried.skip, note=note, inputs=carried.inputs,
         )  # fmt: skip
         done = partial(self._answered, entries, shared, want)
+        self.note_push(route.owner, entries, round, carried)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self._told = call if note else self._told
         for one in spans:
             self._blocks[one.block].note_sent(one, call)
-        self.note_pushed(route.owner, entries, round, carried)
         meter.active.leave(before)
         return call
 
-    def note_pushed(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
-        """Note entries that were pushed to an owner, for the speed of this worker, and for :meth:`clip`."""
+    def note_push(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
+        """Note entries whose push to an owner follows, for the speed of this worker, and for :meth:`clip`.
+
+        A round that begins with the push has all of it then, in traces too.
+        """
         self._session.note_round(round, carried.samples if carried.rows is None else carried.rows)
         if self.clip_norm:
             self._unclipped.setdefault(owner, []).extend(entries)
