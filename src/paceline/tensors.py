@@ -61,6 +61,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+def as_host_tensor(data: Any) -> torch.Tensor:
+    """Return a tensor as it is, and other data as a tensor in CPU memory, whatever the default device is."""
+    return data if isinstance(data, torch.Tensor) else torch.as_tensor(data, device="cpu")
+
+
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -159,7 +164,7 @@ def from_frame(frame: Any, dtype: torch.dtype, numel: int) -> torch.Tensor:
     if buffer.nbytes != numel * dtype.itemsize:
         raise ProtocolError(f"a frame of {buffer.nbytes} bytes for {numel} elements of {dtype.itemsize} bytes")
     if numel == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     if buffer.readonly:
         buffer = memoryview(bytearray(buffer))
     return torch.frombuffer(buffer, dtype=dtype)

@@ -199,7 +199,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called this."""
-        flag = torch.zeros(1, dtype=torch.uint8)
+        flag = torch.zeros(1, dtype=torch.uint8, device="cpu")
         how = Reduction(SUM, flag.dtype, self.size())
         return self._run("barrier", lambda: self._plane.allreduce(flag, flag, how), [], opts)
 
@@ -231,7 +231,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _gather(self, outputs: Sequence[HostCopy], mine: HostCopy) -> None:
         counts = [one.as_bytes.numel() for one in outputs]
-        target = torch.empty(sum(counts), dtype=torch.uint8)
+        target = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
         self._plane.allgather(mine.as_bytes, target, counts)
         spread(target, outputs)
 
@@ -261,7 +261,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             mine, hosts = HostCopy(input_tensors[0]), [HostCopy(one, reads=False) for one in outputs]
             size = mine.as_bytes.numel()
             counts = [[size if receiver == root else 0 for receiver in self._ranks] for _ in self._ranks]
-            target = torch.empty(size * len(hosts), dtype=torch.uint8)
+            target = torch.empty(size * len(hosts), dtype=torch.uint8, device="cpu")
             self._plane.alltoall(mine.as_bytes, target, counts)
             spread(target, hosts)
 
@@ -328,7 +328,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
                 [HostCopy(one, reads=False) for one in output_tensors],
             )
             sent, received = ([one.as_bytes.numel() for one in hosts] for hosts in (inputs, outputs))
-            target = torch.empty(sum(received), dtype=torch.uint8)
+            target = torch.empty(sum(received), dtype=torch.uint8, device="cpu")
             self._exchange(joined(inputs), target, sent, received)
             spread(target, outputs)
 
@@ -352,12 +352,13 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         self, source: torch.Tensor, target: torch.Tensor, sent: Sequence[int], received: Sequence[int]
     ) -> None:
         """Tell all ranks how many bytes each sends, and send them."""
-        counts = torch.empty(self.size() ** 2, dtype=torch.int64)
-        self._plane.allgather(torch.tensor(sent), counts, [self.size()] * self.size())
+        counts = torch.empty(self.size() ** 2, dtype=torch.int64, device="cpu")
+        self._plane.allgather(torch.tensor(sent, device="cpu"), counts, [self.size()] * self.size())
         table = counts.view(self.size(), self.size()).tolist()
         found = [row[self.rank()] for row in table]
         fits = list(received) == found
-        self._plane.alltoall(source, target if fits else torch.empty(sum(found), dtype=torch.uint8), table)
+        into = target if fits else torch.empty(sum(found), dtype=torch.uint8, device="cpu")
+        self._plane.alltoall(source, into, table)
         if not fits:
             raise ValueError(f"rank {self.rank()} was sent {found} bytes by the ranks, and expects {list(received)}")
 

@@ -62,7 +62,7 @@ class HostCopy:
         elif reads:
             self.flat = self._tensor.to("cpu").contiguous().view(-1)
         else:
-            self.flat = torch.empty(self._tensor.numel(), dtype=self._tensor.dtype)
+            self.flat = torch.empty(self._tensor.numel(), dtype=self._tensor.dtype, device="cpu")
         self._is_own = is_own
 
     @property
@@ -80,7 +80,7 @@ class HostCopy:
 
 def joined(hosts: Sequence[HostCopy]) -> torch.Tensor:
     """Return the bytes of tensors, one after the other."""
-    return torch.cat([one.as_bytes for one in hosts]) if hosts else torch.empty(0, dtype=torch.uint8)
+    return torch.cat([one.as_bytes for one in hosts]) if hosts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
@@ -151,7 +151,7 @@ def reduction_of(op: Any, dtype: torch.dtype, size: int) -> Reduction:
     if number is None or (dtype.is_complex and number not in _LINEAR) or (is_real and number in _ON_WHOLE_NUMBERS):
         raise ValueError(f"{op} has no meaning for elements of {dtype}")
     found = Reduction(number, dtype.to_real() if dtype.is_complex else dtype, size)
-    one = torch.ones(1, dtype=found.dtype)
+    one = torch.ones(1, dtype=found.dtype, device="cpu")
     try:
         found.reduce([one, one], torch.empty_like(one))
     except RuntimeError as error:  # in the middle of an operation it would break the group

@@ -318,7 +318,7 @@ class MeasuredShares:
         own = self._meter.speed() or Speed(0.0, 0.0)
         walk = part.walk
         note = [walk.number, part.index, part.whole, int(part), walk.dealt, own.fixed_s, own.per_sample_s]
-        mine = torch.tensor(note, dtype=torch.float64)
+        mine = torch.tensor(note, dtype=torch.float64, device="cpu")
         table = [torch.empty_like(mine) for _ in range(self._size)]
         self._notes = dist.all_gather(table, mine, group=group, async_op=True), table, part
 

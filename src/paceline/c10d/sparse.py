@@ -20,11 +20,11 @@ def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction) -> None:
         how: the reduction of its values.
     """
     mine = tensor.detach().to("cpu").coalesce()
-    counts = torch.empty(how.size, dtype=torch.int64)
-    plane.allgather(torch.tensor([mine._nnz()]), counts, [1] * how.size)
+    counts = torch.empty(how.size, dtype=torch.int64, device="cpu")
+    plane.allgather(torch.tensor([mine._nnz()], device="cpu"), counts, [1] * how.size)
     rows = _all_rows(plane, mine.indices().t().contiguous(), counts)
     values = _all_rows(plane, mine.values(), counts)
-    total = torch.sparse_coo_tensor(rows.t(), values, mine.shape, check_invariants=False).coalesce()
+    total = torch.sparse_coo_tensor(rows.t(), values, mine.shape, device="cpu", check_invariants=False).coalesce()
     tensor.copy_(total / how.size if how.op == AVERAGE else total)
 
 

@@ -103,7 +103,7 @@ class Codec(abc.ABC):
 
     def new_state(self, numel: int) -> CodecState:
         """Return the state of a sender for a bucket of ``numel`` elements; the residual starts at 0."""
-        return CodecState(numel, torch.zeros(numel) if self.uses_residual else None)
+        return CodecState(numel, torch.zeros(numel, dtype=torch.float32, device="cpu") if self.uses_residual else None)
 
     def encode(self, grad: torch.Tensor, state: CodecState, *, round: int = 0, seed: int = 0) -> Bytes:
         """Encode one round's gradient of one bucket.

@@ -38,7 +38,7 @@ def float32_parts(grad: torch.Tensor, multiple_of: int = 1) -> Iterator[tuple[in
         yield 0, grad.numpy()
         return
     size = max(1, _CONVERTED_AT_ONCE // multiple_of) * multiple_of
-    buffer = torch.empty(min(size, grad.numel()))
+    buffer = torch.empty(min(size, grad.numel()), dtype=torch.float32, device="cpu")
     for start in range(0, grad.numel(), size):
         part = grad[start : start + size]
         yield start, buffer[: part.numel()].copy_(part).numpy()

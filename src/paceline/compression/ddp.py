@@ -130,7 +130,7 @@ def _gathered(
     assert work is not None, "this rank is not in the state's process group"
 
     def decoded() -> torch.Tensor:
-        mean = torch.zeros(buffer.numel())
+        mean = torch.zeros(buffer.numel(), dtype=torch.float32, device="cpu")
         for one in payloads:
             codec.decode_add(one.numpy(), mean, alpha=1.0 / len(payloads))
         return buffer.copy_(mean)

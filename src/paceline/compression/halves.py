@@ -47,7 +47,7 @@ class _Half(Codec):
         out.copy_(self._tensor(payload))
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        values = torch.empty(min(_CHUNK, out.numel()))
+        values = torch.empty(min(_CHUNK, out.numel()), dtype=torch.float32, device="cpu")
         for part, halves in zip(torch.split(out, _CHUNK), torch.split(self._tensor(payload), _CHUNK), strict=True):
             part.add_(values[: part.numel()].copy_(halves), alpha=alpha)
 

@@ -73,7 +73,8 @@ class PowerSGD(Codec):
     def new_state(self, numel: int) -> CodecState:
         """Return a residual of 0 and the first Q: random, the same on every worker."""
         shape = self._shape(numel)
-        return CodecState(numel, torch.zeros(numel), q=_random(shape.rank, shape.cols, seed=numel))
+        residual = torch.zeros(numel, dtype=torch.float32, device="cpu")
+        return CodecState(numel, residual, q=_random(shape.rank, shape.cols, seed=numel))
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         start_of_round = self._start(state)
@@ -141,7 +142,7 @@ def _add_product(factors: _Factors, alpha: float, flat: Floats, *, overwrite: bo
 
 
 def _random(rank: int, cols: int, seed: int) -> torch.Tensor:
-    return torch.randn(rank, cols, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(rank, cols, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
 
 
 def _without_zero_rows(q: torch.Tensor, round: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch.utils.data import Sampler, TensorDataset
 from paceline.data.fetching import Dealing
 from paceline.data.partition import shard_bounds
 from paceline.data.sampler import ShardedSampler
+from paceline.tensors import as_host_tensor
 
 
 class ArrayDataset(TensorDataset):
@@ -27,7 +28,7 @@ class ArrayDataset(TensorDataset):
         Raises:
             ValueError: no data are given, or the first dimensions differ.
         """
-        tensors = [torch.as_tensor(one) for one in arrays]
+        tensors = [as_host_tensor(one) for one in arrays]
         lengths = [tensor.shape[0] if tensor.ndim else None for tensor in tensors]
         if not tensors or None in lengths or len(set(lengths)) > 1:
             raise ValueError(
@@ -43,7 +44,7 @@ class ArrayDataset(TensorDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         """Return samples as a list, the form that DataLoader's collate functions expect, from one gather."""
-        batch = self[torch.as_tensor(indices)]
+        batch = self[torch.as_tensor(indices, device=self.tensors[0].device)]
         return list(zip(*(tensor.unbind() for tensor in batch), strict=True))
 
     def shard(self, num_parts: int, part_index: int) -> ArrayDataset:

@@ -38,9 +38,9 @@ def digits(train: bool = True, num_parts: int = 1, part_index: int = 0) -> Array
     """
     check_part(num_parts, part_index)
     pixels, classes = read_digits()
-    labels = torch.tensor(classes, dtype=torch.int64)
-    images = torch.tensor(pixels, dtype=torch.float32).div_(16).unsqueeze(1)
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    labels = torch.tensor(classes, dtype=torch.int64, device="cpu")
+    images = torch.tensor(pixels, dtype=torch.float32, device="cpu").div_(16).unsqueeze(1)
+    chosen = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     chosen[labels.argsort(stable=True)[::_TEST_EVERY]] = True
     if train:
         chosen = ~chosen

@@ -220,7 +220,7 @@ class PartShards(Shards):
         self._sampler = self._sampler_of(self._bounds(self._fractions))
         self._is_pending, self._in_hand = True, False
         # Shared with the processes of a loader: number of the plan, the last one they have begun, and its contents.
-        self._plan = torch.zeros(6, dtype=torch.int64)
+        self._plan = torch.zeros(6, dtype=torch.int64, device="cpu")
         self._plan.share_memory_()  # type: ignore[no-untyped-call]
         self._tell()
 
@@ -318,7 +318,7 @@ class PartShards(Shards):
         state = self._sampler.state_dict()
         begin, end = (round(one * len(self.urls)) for one in state["span"])
         values = int(self._plan[0]) + 1, int(self._plan[1]), state["epoch"], state["position"], begin, end
-        self._plan.copy_(torch.tensor(values))
+        self._plan.copy_(torch.tensor(values, device="cpu"))
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 

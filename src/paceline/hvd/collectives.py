@@ -233,7 +233,7 @@ def sparse_allreduce_async(
         found, content = synchronize(rows), synchronize(values)
         if number == Average:
             content = content / size
-        return torch.sparse_coo_tensor(found.t(), content, shape, check_invariants=False)
+        return torch.sparse_coo_tensor(found.t(), content, shape, device=content.device, check_invariants=False)
 
     return wait
 

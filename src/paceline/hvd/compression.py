@@ -124,7 +124,7 @@ class CodecReduction:
         size = len(members_of(process_set)[1])
 
         def wait() -> None:
-            total = torch.zeros(flat.numel())
+            total = torch.zeros(flat.numel(), dtype=torch.float32, device="cpu")
             for part in synchronize(handle).view(size, -1).unbind():
                 self._codec.decode_add(part.numpy(), total, alpha=1.0 / size if op == Average else 1.0)
             with torch.no_grad():

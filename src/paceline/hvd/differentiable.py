@@ -56,7 +56,7 @@ class _Allgather(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         index, _ = _place(ctx.process_set)
-        rows = torch.tensor(ctx.rows)
+        rows = torch.tensor(ctx.rows, device="cpu")
         every = synchronize(base.allgather_async(rows, None, ctx.process_set)).view(-1, len(grads))
         reduced = synchronize(base.grouped_allreduce_async(grads, None, None, Average, 1.0, 1.0, ctx.process_set))
         starts = every[:index].sum(0).tolist()

@@ -68,7 +68,7 @@ class Operation:
         found = self.outputs if self.given is None else self.given
         assert found is not None
         if self.request.kind == "alltoall":
-            return found[0], torch.tensor(self.received_splits, dtype=torch.int32)
+            return found[0], torch.tensor(self.received_splits, dtype=torch.int32, device="cpu")
         return found if self.grouped else found[0]
 
 

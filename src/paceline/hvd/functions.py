@@ -150,7 +150,7 @@ def _take_out(state: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _put_in(state: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(state, _Hole):
-        tensors.append(torch.empty(state.shape, dtype=state.dtype))
+        tensors.append(torch.empty(state.shape, dtype=state.dtype, device="cpu"))
         return tensors[-1]
     if isinstance(state, dict):
         return {key: _put_in(value, tensors) for key, value in state.items()}

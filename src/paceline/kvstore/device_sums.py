@@ -66,7 +66,7 @@ class DeviceSums:
         states: dict[Key, dict[str, torch.Tensor]] = {}
         for (key, index), sender in self._senders.items():
             tensors = {f"{name} {index}": tensor.clone() for name, tensor in sender.state.state_tensors().items()}
-            states.setdefault(key, {}).update(tensors | {f"{_ROUND} {index}": torch.tensor(sender.round)})
+            states.setdefault(key, {}).update(tensors | {f"{_ROUND} {index}": torch.tensor(sender.round, device="cpu")})
         return states
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
@@ -132,7 +132,7 @@ class DeviceSums:
             sender = self._senders[key, index] = _Sender(self._codec.new_state(flat.numel()))
         payload = self._codec.encode(flat, sender.state, round=sender.round)
         sender.round += 1
-        out = torch.empty(flat.numel(), dtype=torch.float32)
+        out = torch.empty(flat.numel(), dtype=torch.float32, device="cpu")
         self._codec.decode(payload, out)
         return out.view(value.shape).to(value.dtype)
 

@@ -19,6 +19,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.naming import absent
+from paceline.tensors import as_host_tensor
 
 __all__ = ["DataBatch", "MNISTIter", "NDArrayIter"]
 
@@ -71,7 +72,7 @@ class NDArrayIter:
         count = len(arrays[0]) // num_parts
         if not 1 <= batch_size <= count:
             raise ValueError(f"batch_size is {batch_size}, and a part has {count} samples")
-        tensors = [torch.as_tensor(one)[count * part_index : count * (part_index + 1)] for one in arrays]
+        tensors = [as_host_tensor(one)[count * part_index : count * (part_index + 1)] for one in arrays]
         self._data, self._label = tensors[: len(_listed(data))], tensors[len(_listed(data)) :]
         self.batch_size, self.num_data, self._pads = batch_size, count, last_batch_handle == "pad"
         self._shuffle, self._seed, self._epoch = shuffle, seed, 0
@@ -83,10 +84,12 @@ class NDArrayIter:
     def __iter__(self) -> Iterator[DataBatch]:
         """Return the batches of the next epoch."""
         chance = torch.Generator().manual_seed(self._seed + self._epoch)
-        order = torch.randperm(self.num_data, generator=chance) if self._shuffle else torch.arange(self.num_data)
+        order = torch.arange(self.num_data, device="cpu")
+        if self._shuffle:
+            order = torch.randperm(self.num_data, generator=chance, device="cpu")
         self._epoch += 1
         for index in range(len(self)):
-            place = torch.arange(index * self.batch_size, (index + 1) * self.batch_size)
+            place = torch.arange(index * self.batch_size, (index + 1) * self.batch_size, device="cpu")
             chosen = order[place % self.num_data]
             yield DataBatch(
                 [one[chosen] for one in self._data],
@@ -165,7 +168,7 @@ def data_of(batch: Any) -> Any:
 def _listed(arrays: Any) -> Sequence[Any]:
     """Return a list of arrays as it is, one array as a list; numbers in lists are one array."""
     several = isinstance(arrays, list | tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in arrays)
-    return [] if arrays is None else arrays if several else [torch.as_tensor(arrays)]
+    return [] if arrays is None else arrays if several else [as_host_tensor(arrays)]
 
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others

@@ -28,6 +28,7 @@ from paceline.mx.init import Initializer
 from paceline.mx.io import as_pair, data_of
 from paceline.mx.metric import EvalMetric, MetricLike, MetricSet
 from paceline.mx.model_files import load_model, model_path, save_model, states_path
+from paceline.tensors import as_host_tensor
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -175,7 +176,7 @@ class Module:
     def update_metric(self, eval_metric: EvalMetric, labels: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Add the outputs of the last batch to a metric."""
         output = _join(self._done().outputs)
-        eval_metric.update(torch.cat([torch.as_tensor(one) for one in _as_list(labels)])[: len(output)], output)
+        eval_metric.update(torch.cat([as_host_tensor(one) for one in _as_list(labels)])[: len(output)], output)
 
     def update(self, batch_size: int | None = None) -> None:
         """Update the parameters from the gradients of a batch of ``batch_size`` samples, by default the last one.
@@ -261,7 +262,7 @@ class Module:
         metric.reset()
         for data, label in map(as_pair, itertools.islice(eval_data, num_batch)):
             output = self._evaluate(data)
-            target = torch.as_tensor(label).to(output.device)
+            target = as_host_tensor(label).to(output.device)
             mean = total_loss(self._loss(output, target), len(target)) / len(target)
             metric.update(output, target, mean)
         return metric.get()
@@ -278,7 +279,7 @@ class Module:
             The outputs of all batches, concatenated.
         """
         outputs = [self._evaluate(data_of(batch)).cpu() for batch in itertools.islice(eval_data, num_batch)]
-        return torch.cat(outputs) if outputs else torch.empty(0)
+        return torch.cat(outputs) if outputs else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
         """Write ``<prefix>-0007.safetensors`` (and ``.states``) for epoch 7.
@@ -343,7 +344,7 @@ class Module:
             return batch_size
         if isinstance(store, KVStore):
             return batch_size * store.num_workers
-        total = torch.tensor([batch_size], dtype=torch.float64)
+        total = torch.tensor([batch_size], dtype=torch.float64, device="cpu")
         store.pushpull(_SAMPLES, total)
         return float(total)
 
@@ -357,7 +358,7 @@ class Module:
                 done = self._runner.run(data, label)
             self.update(done.batch_size)
             output = _join(done.outputs)
-            metric.update(output, torch.as_tensor(label).to(output.device), done.mean_loss)
+            metric.update(output, as_host_tensor(label).to(output.device), done.mean_loss)
             for callback in callbacks:
                 callback(BatchEnd(epoch, nbatch, done.batch_size, metric, self))
         return dict(metric.get())

@@ -45,7 +45,7 @@ class _OnDevice:
 
     def __init__(self, value: Any) -> None:
         torch = sys.modules["torch"]
-        self._host = torch.empty((), dtype=value.dtype, pin_memory=True)
+        self._host = torch.empty((), dtype=value.dtype, pin_memory=True, device="cpu")
         self._host.copy_(value.detach().reshape(()), non_blocking=True)
         self._copied = torch.cuda.Event()
         self._copied.record(torch.cuda.current_stream(value.device))

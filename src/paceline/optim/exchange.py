@@ -337,7 +337,7 @@ class ServerExchange(Exchange):
 
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
-        value = torch.tensor([loss], dtype=torch.float64)
+        value = torch.tensor([loss], dtype=torch.float64, device="cpu")
         if self._loss_store is None:
             self._loss_store = self._store.sibling("loss", self._store.lifecycle.mean)
             self._loss_store.init("loss", torch.zeros_like(value))

@@ -109,7 +109,7 @@ class ReduceExchange(Exchange):
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
         told = [self._own(one) for one in (_code(carried), _mark(carried), doubt)]
-        counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64)
+        counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64, device="cpu")
         buffers = {} if self._model is None else buffers_of(self._model)
         self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
@@ -167,8 +167,8 @@ class ReduceExchange(Exchange):
 
     def _texts(self, own: bytes, longest: int) -> list[bytes]:
         """Return the bytes of each worker, at most so many. Every worker calls it in the same step."""
-        texts = torch.zeros(self._store.num_workers, longest, dtype=torch.float64)
-        values = torch.tensor(list(own[:longest]), dtype=torch.float64)
+        texts = torch.zeros(self._store.num_workers, longest, dtype=torch.float64, device="cpu")
+        values = torch.tensor(list(own[:longest]), dtype=torch.float64, device="cpu")
         texts[self._store.rank, : len(values)] = values + 1
         self._store.pushpull(f"texts of {longest}", texts, texts)
         return [bytes(int(one) - 1 for one in text if one) for text in texts.tolist()]
@@ -233,7 +233,7 @@ class ReduceExchange(Exchange):
 
     def _totals(self, *values: float) -> list[float]:
         """Return the sums of the workers' values."""
-        total = torch.tensor(values, dtype=torch.float64)
+        total = torch.tensor(values, dtype=torch.float64, device="cpu")
         self._store.pushpull(f"{_SUMS} of {len(values)}", total, total)
         return total.tolist()
 

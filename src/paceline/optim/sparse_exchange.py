@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import changed_here, is_finite, not_finite_in, sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
+from paceline.updaters.rows import of_rows
 from paceline.worker.call_plan import Place
 from paceline.worker.rows import RowExchange
 from paceline.worker.traffic import Carried
@@ -229,12 +230,12 @@ def _check_rows(name: str, param: nn.Parameter) -> None:
 
 def _parts(param: nn.Parameter) -> Iterator[torch.Tensor]:
     height, step = param.shape[0], max(1, _PART_BYTES // (math.prod(param.shape[1:]) * param.dtype.itemsize))
-    return (torch.arange(start, min(start + step, height)) for start in range(0, height, step))
+    return (torch.arange(start, min(start + step, height), device="cpu") for start in range(0, height, step))
 
 
 def _rows_of(param: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
     values = param.detach()[rows.to(param.device)].cpu()
-    return torch.sparse_coo_tensor(rows[None], values, param.shape, is_coalesced=True, check_invariants=False)
+    return of_rows(rows, values, param.shape)
 
 
 @torch.no_grad()

@@ -271,7 +271,7 @@ def _state_of_generators() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {
-        "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
+        "python": (version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss),
         "numpy": (name, torch.from_numpy(np.array(keys)), position, has_gauss, cached),
         "torch": torch.get_rng_state(),
         "cuda": cuda,

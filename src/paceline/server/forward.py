@@ -154,7 +154,7 @@ class ForwardStore(Sink):
         return dtype
 
     def _make(self, request: m.ForwardBuckets, dtype: torch.dtype) -> None:
-        blank, made = torch.zeros(1, dtype=dtype), []
+        blank, made = torch.zeros(1, dtype=dtype, device="cpu"), []
         zeros = [blank.expand(one.length) for one in request.buckets]
         for one, values in zip(request.buckets, self.store.buckets.settle(request.block, zeros), strict=True):
             pieces = [Piece(f"bucket {one.index} of block {request.block}", 0, one.length)]

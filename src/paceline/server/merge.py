@@ -38,7 +38,7 @@ class Scratch:
                 return free.pop(index)
         if free:
             free.pop()  # a larger one takes its place
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")
 
     def give_back(self, lent: torch.Tensor) -> None:
         """Take back a lent tensor, which is not in use any more."""
@@ -56,7 +56,7 @@ class Encoded:
 
     def decoded(self) -> torch.Tensor:
         """Return the values, flat, float32."""
-        values = torch.empty(self.numel)
+        values = torch.empty(self.numel, dtype=torch.float32, device="cpu")
         self.codec.decode(self.payload, values)
         return values
 

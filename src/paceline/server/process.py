@@ -178,7 +178,7 @@ def _measured_speed() -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        value, total, gradient = (torch.zeros(_ELEMENTS) for _ in range(3))
+        value, total, gradient = (torch.zeros(_ELEMENTS, dtype=torch.float32, device="cpu") for _ in range(3))
         return _ELEMENTS / min(_seconds(value, total, gradient) for _ in range(_TRIALS))
     finally:
         torch.set_num_threads(threads)
@@ -207,7 +207,7 @@ def _beats_soon(lifeline: Lifeline, account: meter.Meter) -> Callable[[Steps], N
 
 def _load_optimizers() -> None:
     """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds."""
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], lr=0.1)
 
 
 def _load_extensions(settings: Settings) -> None:

@@ -208,7 +208,7 @@ class Readers:
         if unit not in self.states:
             self.states[unit] = codec.new_state(numel)
         state = self.states[unit]
-        state.residual = torch.zeros(numel) if codec.uses_residual else None
+        state.residual = torch.zeros(numel, dtype=torch.float32, device="cpu") if codec.uses_residual else None
         payload = codec.encode(difference, state, round=round)
         state.residual = None
         return payload

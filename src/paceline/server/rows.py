@@ -15,6 +15,7 @@ import torch
 from paceline.errors import ProtocolError
 from paceline.tensors import from_frame, to_frame
 from paceline.updaters import Piece
+from paceline.updaters.rows import of_rows
 from paceline.wire import messages as m
 
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -125,7 +126,7 @@ class ChangedRows(RowAnswers):
             self._read[worker] = version
             self._forget()
         if rows is None:
-            return torch.arange(self._height), values.clone()
+            return torch.arange(self._height, device="cpu"), values.clone()
         return rows, values[rows]
 
     def leave(self, worker: int) -> None:
@@ -150,7 +151,7 @@ class ChangedRows(RowAnswers):
             return None
         if len(changed) == 1:
             return changed[0]
-        return torch.unique(torch.cat(changed)) if changed else torch.empty(0, dtype=torch.int64)
+        return torch.unique(torch.cat(changed)) if changed else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 # ---- rows of a bucket ------------------------------------------------------------------------------------------------
@@ -239,4 +240,4 @@ def pushed(bucket: Table, entry: m.Entry, frames: tuple[Any, Any]) -> torch.Tens
     """
     shape, rows = shape_of(bucket, entry), numbers(bucket, entry, frames[0])
     values = from_frame(frames[1], bucket.values.dtype, rows.numel() * shape[1]).view(-1, shape[1])
-    return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
+    return of_rows(rows, values, shape)

@@ -23,7 +23,7 @@ def check_codec(codec: Codec) -> None:
     import torch
 
     for numel in _SIZES:
-        grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+        grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel), dtype=torch.float32, device="cpu")
         _check_one(codec, grad)
         if numel:
             _check_refusal(codec, grad)
@@ -40,12 +40,12 @@ def _check_one(codec: Codec, grad: torch.Tensor) -> None:
     assert torch.equal(grad, before), f"{what}: encode changes the gradient"
     again = codec.encode(grad, codec.new_state(numel), round=3, seed=9)
     assert payload.tobytes() == again.tobytes(), f"{what}: the same gradient, round and seed give another payload"
-    sent = torch.full((numel,), 7.0)
+    sent = torch.full((numel,), 7.0, dtype=torch.float32, device="cpu")
     codec.decode(payload, sent)
     if state.residual is not None:
         total = sent + state.residual
         assert torch.allclose(total, grad, rtol=1e-5, atol=1e-5), f"{what}: sent and residual are not the gradient"
-    added = torch.ones(numel)
+    added = torch.ones(numel, dtype=torch.float32, device="cpu")
     codec.decode_add(payload, added, -2.0)
     assert torch.allclose(added, 1 - 2 * sent, rtol=1e-5, atol=1e-5), f"{what}: decode_add is not decode, scaled"
 

@@ -73,7 +73,7 @@ class LAMB(Formula):
     def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
         if not state:
             state |= {
-                "step": torch.zeros(()),
+                "step": torch.zeros((), dtype=torch.float32, device="cpu"),
                 "exp_avg": torch.zeros_like(param),
                 "exp_avg_sq": torch.zeros_like(param),
             }

@@ -206,7 +206,7 @@ class SGLD(Formula):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "seed": seed})
 
     def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
-        steps = state.setdefault("step", torch.zeros(()))
+        steps = state.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu"))
         steps += 1
         key = group["key"] if "key" in group else self._index(param)
         noise = normal((group["seed"], key, int(steps)), group.get("key_start", 0), param.numel())

@@ -28,9 +28,11 @@ LAZY = (
 _COUNTING = (torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
-def of_rows(numbers: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def of_rows(numbers: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return the row-sparse tensor with these values in its rows of these numbers, which ascend."""
-    return torch.sparse_coo_tensor(numbers[None], values, shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        numbers[None], values, shape, device=values.device, is_coalesced=True, check_invariants=False
+    )
 
 
 def all_rows(value: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ def normal(seed: tuple[object, ...], start: int, length: int) -> torch.Tensor:
     Returns:
         float32 tensor on the CPU.
     """
-    out = torch.empty(length)
+    out = torch.empty(length, dtype=torch.float32, device="cpu")
     position, stop = start, start + length
     while position < stop:
         chunk = position // _CHUNK
@@ -31,6 +31,7 @@ def normal(seed: tuple[object, ...], start: int, length: int) -> torch.Tensor:
         last = min(stop, first + _CHUNK)
         digest = hashlib.blake2b(repr((*seed, chunk)).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-        out[position - start : last - start] = torch.randn(_CHUNK, generator=generator)[position - first : last - first]
+        noise = torch.randn(_CHUNK, generator=generator, dtype=torch.float32, device="cpu")
+        out[position - start : last - start] = noise[position - first : last - first]
         position = last
     return out

@@ -192,14 +192,18 @@ def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -
     """
     known = inspect.signature(cls.__init__).parameters
     for group in groups:
-        cls([torch.nn.Parameter(torch.zeros(1, 1))], **tuples({name: group[name] for name in group if name in known}))
+        cls([_any_parameter()], **tuples({name: group[name] for name in group if name in known}))
+
+
+def _any_parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
 
 
 @functools.cache
 def defaults_of(cls: type[torch.optim.Optimizer]) -> Options:
     """Return the options of a class that were not given; none if one of them has no default, or is not plain data."""
     try:
-        return option_groups(cls([torch.nn.Parameter(torch.zeros(1, 1))]))[0]  # type: ignore[call-arg]
+        return option_groups(cls([_any_parameter()]))[0]  # type: ignore[call-arg]
     except TypeError:
         return {}
 

@@ -190,7 +190,7 @@ class TorchUpdater(FlatUpdater):
         state: State = {}
         for name, value in self._state_of(number).items():
             if isinstance(value, int):  # SparseAdam counts its steps in an int
-                state[name] = torch.tensor(float(value))
+                state[name] = torch.tensor(float(value), dtype=torch.float32, device="cpu")
             elif isinstance(value, torch.Tensor):
                 flat = not self._whole and value.dim() == 1
                 state[name] = (value[at : at + piece.length] if flat else value).clone()
@@ -216,7 +216,7 @@ class TorchUpdater(FlatUpdater):
             elif self._whole or value.dim() == 0:
                 own[name] = value.clone()
             else:
-                whole = own.setdefault(name, torch.zeros(self._runs[number].length, dtype=value.dtype))
+                whole = own.setdefault(name, value.new_zeros(self._runs[number].length))
                 whole[at : at + piece.length].copy_(value)
 
     def _check_state(self, piece: Piece, run: Run, name: str, value: torch.Tensor) -> None:

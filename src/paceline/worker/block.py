@@ -124,7 +124,9 @@ class WorkerBlock:
                 self.values = self.value_file.tensor
         self._pinned: list[torch.Tensor] = []
         self.grads = (
-            torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
+            torch.zeros(self.layout.numel, dtype=self.dtype, device="cpu")
+            if self.grad_file is None
+            else self.grad_file.tensor
         )
         self.buckets = [
             BucketSide(
@@ -233,7 +235,7 @@ class WorkerBlock:
     def residual_arena(self) -> torch.Tensor:
         """Return all residuals; 0 where the codec has sent everything."""
         if self.residuals is None:
-            self.residuals = torch.zeros(self.layout.numel)
+            self.residuals = torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu")
         return self.residuals
 
     def forget_codec_states(self) -> None:

@@ -11,12 +11,14 @@ from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer
 from paceline.tensors import from_frame, to_frame
-from paceline.updaters.rows import sum_rows
+from paceline.updaters.rows import of_rows, sum_rows
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
+
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def own_bucket(place: Place) -> m.Span | None:
@@ -70,9 +72,7 @@ class RowExchange:
             raise ProtocolError(f"an answer has rows {int(numbers[0])} to {int(numbers[-1])} of a key of {shape[0]}")
         values = from_frame(frames[1], self._block.dtype, numbers.numel() * math.prod(shape[1:]))
         # Copied, because the memory of a message is shared and is reused later.
-        self.rows = torch.sparse_coo_tensor(
-            numbers.clone()[None], values.clone().view(-1, *shape[1:]), shape, is_coalesced=True, check_invariants=False
-        )
+        self.rows = of_rows(numbers.clone(), values.clone().view(-1, *shape[1:]), (*shape,))
 
 
 class RowTraffic:
@@ -129,9 +129,7 @@ class RowTraffic:
             self._store, [entry], carried.samples, carried.options, False, want, False, rows=True, absent=absent,
             skip=skip, inputs=carried.inputs,
         )  # fmt: skip
-        parts = (
-            [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
-        )
+        parts = [_NOTHING] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         frames = [] if skip else [to_frame(part) for part in parts]
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         server = self._server(block, one)
@@ -145,7 +143,7 @@ class RowTraffic:
         block, index = place
         one = self._free(place)
         shape = [rows.numel(), *block.spec.keys[index].shape[1:]]
-        found = torch.empty(shape, dtype=block.dtype)
+        found = torch.empty(shape, dtype=block.dtype, device="cpu")
 
         def keep(body: m.Body, frames: Frames) -> None:
             found.view(-1).copy_(from_frame(frames[0], block.dtype, found.numel()))

@@ -80,7 +80,8 @@ class _Signs:
     """
 
     def __init__(self, step: int) -> None:
-        drawn = torch.randint(1 << 16, (_ROW + _MOST_ROWS + 1,), generator=torch.Generator().manual_seed(step))
+        chance = torch.Generator().manual_seed(step)
+        drawn = torch.randint(1 << 16, (_ROW + _MOST_ROWS + 1,), generator=chance, device="cpu")
         signs = drawn % 2 * 2.0 - 1
         self.elements, self.rows = signs[:_ROW], signs[_ROW:-1]
         self.first = drawn[-1].item() / (1 << 16)

@@ -1,0 +1,91 @@
+"""Tensors that paceline makes do not depend on the default device and the default dtype of the user's script."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import paceline
+import paceline.hvd as hvd
+from paceline.tensors import as_host_tensor
+from paceline.testing import LocalJob
+
+ROOT = Path(paceline.__file__).parent
+
+#: Factories that ask for the default device where they are not told one, and those whose dtype is the default one.
+DTYPED = {"empty", "zeros", "ones", "rand", "randn"}
+OTHERS = {
+    "arange", "as_tensor", "asarray", "empty_permuted", "empty_strided", "eye", "full", "linspace", "normal", "randint",
+    "randperm", "scalar_tensor", "sparse_coo_tensor", "tensor",
+}  # fmt: skip
+FACTORIES = {f"torch.{name}" for name in DTYPED | OTHERS}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str, set[str | None]]]:
+    """Yield the calls of torch's factories, each with its name and the names of its arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in FACTORIES:
+            yield node, ast.unparse(node.func).removeprefix("torch."), {one.arg for one in node.keywords}
+
+
+def test_every_tensor_is_made_on_a_device_and_of_a_dtype_that_its_code_names() -> None:
+    found = 0
+    for path in ROOT.rglob("*.py"):
+        for node, name, given in calls(ast.parse(path.read_text())):
+            found += 1
+            where = f"{path.relative_to(ROOT)}:{node.lineno}: torch.{name}"
+            assert "device" in given, f"{where} takes the default device of the script, which may be a GPU: name one"
+            assert name not in DTYPED or "dtype" in given, f"{where} takes the script's default dtype: name one"
+    assert found > 50
+
+
+def test_tensors_stay_where_they_are_and_other_data_come_to_the_host() -> None:
+    with torch.device("meta"):
+        here = torch.ones(2)
+        assert as_host_tensor(here) is here
+        assert as_host_tensor([1, 2]).tolist() == [1, 2]
+
+
+def train(dtype: str | None) -> list[list[float]]:
+    """Train in several ways; with a dtype it and a device without values are the defaults of the script."""
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("dist_sync", {"update": "worker"}),
+        ("dist_sync", {"update": "server", "compression": "2bit"}),
+        ("allreduce", {}),
+        ("hvd", {}),
+    ]
+    found = []
+    for kvstore, options in ways:
+        torch.manual_seed(3)
+        layers = torch.nn.EmbeddingBag(50, 6, sparse=kvstore != "hvd"), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+        net, inputs = torch.nn.Sequential(*layers), torch.arange(24).reshape(4, 6)
+        if dtype is not None:
+            torch.set_default_dtype(getattr(torch, dtype))
+            torch.set_default_device("meta")
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        if kvstore == "hvd":
+            hvd.init()
+            hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+            optimizer = hvd.DistributedOptimizer(inner, named_parameters=net.named_parameters())
+        else:
+            optimizer = paceline.DistributedOptimizer(inner, kvstore, model=net, batch_dim=0, **options)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(inputs).square().sum().backward()
+            optimizer.step()
+        optimizer.synchronize()
+        found.append(torch.cat([one.detach().flatten() for one in net.parameters()]).tolist())
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    return found
+
+
+def test_default_device_and_dtype_of_a_script_change_no_bit() -> None:
+    with LocalJob(2, 1) as job:
+        plain = job.run(train, None)
+    with LocalJob(2, 1) as job:
+        assert job.run(train, "bfloat16") == plain
