@@ -66,6 +66,24 @@ def as_host_tensor(data: Any) -> torch.Tensor:
     return data if isinstance(data, torch.Tensor) else torch.as_tensor(data, device="cpu")
 
 
+def host_buffer(like: torch.Tensor) -> torch.Tensor:
+    """Return empty host memory for a copy of a tensor, contiguous.
+
+    That of a CUDA tensor is page-locked, so copies run at the full rate of the link. PyTorch keeps such memory for the
+    next copies.
+    """
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the content of a tensor in host memory, contiguous: itself, or a complete copy."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    found = host_buffer(tensor)
+    found.copy_(tensor)
+    return found
+
+
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -24,7 +24,7 @@ class ThirdParty(KVStoreBase):
 
     def pushpull(self, key, value, out=None, priority=0):
         for values, outs in zip(value, out or value, strict=True):
-            total = torch.stack([one.clone() for one in values]).sum(0)
+            total = torch.stack([one.cpu() for one in values]).sum(0)
             for target in outs:
                 target.copy_(total)
 

@@ -32,7 +32,7 @@ class Cell:
     def add(self, outcome: Outcome, script: Script, way: Way) -> list[str]:
         """Take in one repetition, and return what is wrong with it: it is to be right, and the same as the first."""
         self.runs += 1
-        expected = reference(script.name, way.workers)
+        expected = reference(script.name, way.workers, way.devices[0])
         self.worst = max(self.worst, outcome.worst(expected))
         problems = outcome.problems(expected)
         self.first = self.first if self.first is not None else list(outcome.values)
@@ -61,7 +61,9 @@ class Matrix:
             one for one in all_scripts().values() if any(fnmatch.fnmatch(one.name, name) for name in options.scripts)
         ]
         self.columns = {
-            f"{update}\n{transport}\n{workers}": Way(workers, transport, options={"update": update})
+            f"{update}\n{transport}\n{workers}": Way(
+                workers, transport, options={"update": update}, devices=tuple(options.device)
+            )
             for update in options.update
             for transport in options.transport
             for workers in options.workers
@@ -135,6 +137,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--transport", nargs="+", choices=list(TRANSPORTS), default=transports)
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3])
     parser.add_argument("--update", nargs="+", choices=["worker", "server"], default=["worker", "server"])
+    parser.add_argument(
+        "--device", nargs="+", default=["cpu"], help="of each worker; the last one is that of the others"
+    )
     parser.add_argument("--repeat", type=int, default=10, help="repetitions, each with other faults")
     parser.add_argument("--no-faults", action="store_true", help="a quiet network and quick processes")
     parser.add_argument("--seed", type=int, default=0, help="of the first repetition")

@@ -15,7 +15,7 @@ from paceline.testing import Faults, LocalJob, Worker, WorkerFailedError
 from tests.clusters.hosts import Hosts, HostsJob
 from tests.oracle.registry import all_scripts
 from tests.oracle.run import Run
-from tests.oracle.worker import run_scripts
+from tests.oracle.worker import run_scripts, same_arithmetic
 
 #: The rule for equality: no element differs by more than this part of the largest of its tensor, or of 1.
 TOLERANCE = 1e-5
@@ -44,6 +44,7 @@ class Way:
         kvstore: type of the store.
         options: of ``DistributedOptimizer``.
         faults: of the network and the processes.
+        devices: of the workers' scripts; the last one is that of the workers after it.
     """
 
     workers: int = 2
@@ -51,6 +52,7 @@ class Way:
     kvstore: str = "dist_sync"
     options: dict[str, Any] = field(default_factory=dict)
     faults: Faults | None = None
+    devices: tuple[str, ...] = ("cpu",)
 
     @contextlib.contextmanager
     def job(self) -> Iterator[LocalJob]:
@@ -121,12 +123,13 @@ def _differences(ours: Values, theirs: Values) -> list[str]:
 
 
 @functools.cache
-def reference(name: str, workers: int) -> Values:
+def reference(name: str, workers: int, device: str = "cpu") -> Values:
     """Return what one process with joined batches returns."""
+    same_arithmetic()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = all_scripts()[name].run(Run(workers))
+        found = all_scripts()[name].run(Run(workers, device=device))
     finally:
         torch.set_num_threads(before)
     return {key: one.double().reshape(-1).tolist() for key, one in found.items()}
@@ -137,7 +140,7 @@ def outcomes(names: Sequence[str], way: Way) -> Iterator[tuple[str, Outcome]]:
     left = list(names)
     while left:
         with way.job() as job:
-            workers = job.start_all(run_scripts, left, way.workers, way.kvstore, dict(way.options))
+            workers = job.start_all(run_scripts, left, way.workers, way.kvstore, dict(way.options), list(way.devices))
             while left:
                 outcome = _heard(workers)
                 outcome.lines += [one for one in job.scheduler.output.splitlines() if "other weights" in one]

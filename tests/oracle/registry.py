@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -51,7 +52,8 @@ class Script:
         torch.set_default_dtype(self.dtype)
         try:
             function = self.alone if run.joined and self.alone is not None else self.function
-            return tensors_of(function(run))
+            with torch.device(run.device) if run.device != "cpu" else contextlib.nullcontext():
+                return tensors_of(function(run))
         finally:
             torch.set_default_dtype(before)
 

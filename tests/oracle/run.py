@@ -41,6 +41,7 @@ class Run:
         kvstore: type of the store.
         options: of every ``DistributedOptimizer``, stronger than a script's own.
         pause: called in every gradient hook, to take its time.
+        device: the default device of the script, and that of its batches.
         loaders: data sets begun so far.
         steps_made: batches taken so far.
     """
@@ -51,6 +52,7 @@ class Run:
     kvstore: str = "dist_sync"
     options: Mapping[str, Any] = field(default_factory=dict)
     pause: Callable[[], None] | None = None
+    device: str = "cpu"
     loaders: int = 0
     steps_made: int = 0
 
@@ -91,7 +93,9 @@ class Run:
         for step in range(steps):
             parts = sizes(step // alike, self.workers)
             generator = torch.Generator().manual_seed(7919 * self.loaders + step)
-            whole = make(sum(parts), generator)
+            with torch.device("cpu"):
+                made = make(sum(parts), generator)
+            whole = tuple(one.to(self.device) for one in made)
             self.steps_made += 1
             if self.joined:
                 yield whole

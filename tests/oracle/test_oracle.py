@@ -6,6 +6,7 @@ import functools
 import re
 
 import pytest
+import torch
 
 from paceline.testing import Faults
 from tests.clusters.hosts import why_no_hosts
@@ -72,6 +73,11 @@ def found(names: tuple[str, ...], workers: int, transport: str, update: str, see
     return dict(outcomes(names, Way(workers, transport, options={"update": update}, faults=faults)))
 
 
+@functools.cache
+def found_on(devices: tuple[str, ...], names: tuple[str, ...], update: str) -> dict[str, Outcome]:
+    return dict(outcomes(names, Way(2, options={"update": update}, devices=devices)))
+
+
 def problems(
     name: str, names: list[str], workers: int, transport: str, update: str, seed: int | None = None
 ) -> list[str]:
@@ -87,6 +93,22 @@ def test_loops_train_as_one_process_does(name: str) -> None:
 @pytest.mark.parametrize("name", EQUAL_ON_SERVERS)
 def test_loops_that_leave_gradients_alone_train_as_one_process_does_when_servers_step(name: str) -> None:
     assert problems(name, EQUAL_ON_SERVERS, 2, "shm", "server") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", EQUAL)
+def test_loops_on_gpus_train_as_one_process_does(name: str) -> None:
+    outcome = found_on(("cuda",), tuple(EQUAL), "worker")[name]
+    assert outcome.problems(reference(name, 2, "cuda")) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SOME_ON_SERVERS)
+def test_a_gpu_and_a_cpu_train_as_one_process_does(name: str) -> None:
+    outcome = found_on(("cuda", "cpu"), tuple(SOME_ON_SERVERS), "server")[name]
+    assert outcome.problems(reference(name, 2, "cuda")) == []
 
 
 @pytest.mark.parametrize("name", SOME)

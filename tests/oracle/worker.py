@@ -11,6 +11,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+import torch
+
 from paceline.testing import listen, tell
 from paceline.testing.faults import Chance, asked_for
 from tests.oracle.registry import Script, as_lists, named
@@ -20,17 +22,23 @@ from tests.oracle.run import Run
 STAY_S = 60.0
 
 
-def run_scripts(names: list[str], workers: int, kvstore: str, options: dict[str, Any]) -> None:
-    """Run scripts and tell what each returned, up to the first that fails."""
+def run_scripts(names: list[str], workers: int, kvstore: str, options: dict[str, Any], devices: list[str]) -> None:
+    """Run scripts and tell what each returned, up to the first that fails; worker i has device i, or the last one."""
     rank = int(os.environ["PACELINE_RANK"])
-    pause = pause_of(rank)
+    pause, device = pause_of(rank), devices[min(rank, len(devices) - 1)]
+    same_arithmetic()
     for script in named(names):
-        run = Run(workers, rank, joined=False, kvstore=kvstore, options=options, pause=pause)
+        run = Run(workers, rank, joined=False, kvstore=kvstore, options=options, pause=pause, device=device)
         outcome = outcome_of(script, run)
         tell(outcome)
         if "error" in outcome:
             listen(STAY_S)
             return
+
+
+def same_arithmetic() -> None:
+    """Switch off products of 10 bits on GPUs, which are no fault of a job."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def outcome_of(script: Script, run: Run) -> dict[str, Any]:

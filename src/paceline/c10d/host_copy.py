@@ -16,7 +16,7 @@ from torch import distributed as dist
 from paceline.config import variable
 from paceline.errors import PacelineError
 from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Reduction
-from paceline.tensors import real_view
+from paceline.tensors import host_buffer, real_view, to_host
 
 #: Its members are missing in PyTorch's stubs.
 RED_OPS: Any = dist.ReduceOp.RedOpType
@@ -60,9 +60,9 @@ class HostCopy:
             # A dimension of one element may have any stride, and bytes are viewed with stride 1 only.
             self.flat = self._tensor.as_strided((self._tensor.numel(),), (1,))
         elif reads:
-            self.flat = self._tensor.to("cpu").contiguous().view(-1)
+            self.flat = to_host(self._tensor).view(-1)
         else:
-            self.flat = torch.empty(self._tensor.numel(), dtype=self._tensor.dtype, device="cpu")
+            self.flat = host_buffer(self._tensor).view(-1)
         self._is_own = is_own
 
     @property

@@ -386,9 +386,10 @@ class Background:
         for group in groups:
             owns = [self._operations.get(key) for key in group.keys]
             assert self.plane_for is not None
-            plane = self.plane_for(group.members, group.request.device)
-            self._timeline.began(group.responses, type(plane).__name__)
-            execute.run(group, owns, plane)
+            with execute.place_of(group, owns):
+                plane = self.plane_for(group.members, group.request.device)
+                self._timeline.began(group.responses, type(plane).__name__)
+                execute.run(group, owns, plane)
             self._timeline.ended(group.responses)
             with self._changed:
                 for key, own in zip(group.keys, owns, strict=True):

@@ -5,6 +5,7 @@ All members of a process set come to the same groups.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -215,6 +216,14 @@ class Task:
     def request(self) -> Request:
         """The common data of all ranks."""
         return self.response.request
+
+
+def place_of(group: FusedOperations, owns: Sequence[Operation | None]) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which the GPU of operations' tensors is the current one of this thread."""
+    if group.request.device != "cuda":
+        return contextlib.nullcontext()
+    first = next((one for own in owns if own is not None for one in own.tensors), None)
+    return contextlib.nullcontext() if first is None else torch.cuda.device(first.device)
 
 
 def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:

@@ -138,7 +138,8 @@ class MergedUpdate(ExchangingStrategy):
         """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
         if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
             return loss
-        value = self._exchange.mean_loss(float(loss), self._samples.last)
+        own = loss.item() if isinstance(loss, torch.Tensor) else loss
+        value = self._exchange.mean_loss(own, self._samples.last)
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
     def _current_options(self) -> list[Options]:

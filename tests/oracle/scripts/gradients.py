@@ -121,7 +121,7 @@ def gradient_noise(run: Run) -> Result:
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()
         for param in net.parameters():
-            param.grad.add_(torch.randn(param.shape, generator=noise), alpha=0.01)
+            param.grad.add_(torch.randn(param.shape, generator=noise, device="cpu").to(param.device), alpha=0.01)
         optimizer.step()
     return net
 

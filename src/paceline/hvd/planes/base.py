@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from paceline.tensors import host_buffer, to_host
+
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT, BAND, BOR, BXOR = range(9)
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -202,30 +204,30 @@ class Staged:
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce in CPU memory."""
-        work = source.cpu()
+        work = to_host(source)
         self._inner.allreduce(work, work, how)
         target.copy_(work)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Broadcast in CPU memory."""
-        work = tensor.cpu()
+        work = to_host(tensor)
         self._inner.broadcast(work, root)
         tensor.copy_(work)
 
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Gather in CPU memory."""
-        work = torch.empty_like(target, device="cpu")
-        self._inner.allgather(source.cpu(), work, counts)
+        work = host_buffer(target)
+        self._inner.allgather(to_host(source), work, counts)
         target.copy_(work)
 
     def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
         """Exchange in CPU memory."""
-        work = torch.empty_like(target, device="cpu")
-        self._inner.alltoall(source.cpu(), work, counts)
+        work = host_buffer(target)
+        self._inner.alltoall(to_host(source), work, counts)
         target.copy_(work)
 
     def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
         """Reduce in CPU memory."""
-        work = torch.empty_like(target, device="cpu")
-        self._inner.reducescatter(source.cpu(), work, counts, how)
+        work = host_buffer(target)
+        self._inner.reducescatter(to_host(source), work, counts, how)
         target.copy_(work)

@@ -18,7 +18,7 @@ from paceline.errors import ProtocolError
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane, Staged
 from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
-from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, make_gloo, make_nccl, nccl_is_available
+from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, gpus_are_apart, make_gloo, make_nccl, own_gpu
 from paceline.net.hosts import own_address
 
 logger = logging.getLogger(__name__)
@@ -77,13 +77,25 @@ class Planes:
     # ---- planes ----------------------------------------------------------------------------------------------------
 
     def plane(self, members: tuple[int, ...], device: str) -> Plane:
-        """Return the plane of a process set for tensors of a type of device."""
-        kind = "cuda" if device == "cuda" and nccl_is_available() else "cpu"
+        """Return the plane of a process set for tensors of a type of device; for CUDA it is the current one.
+
+        NCCL moves those of CUDA where every member has it and a GPU of its own. Else they go over host memory.
+        """
         found = self._planes.get((members, device))
         if found is None:
+            kind = "cuda" if device == "cuda" and len(members) > 1 and self._nccl_connects(members) else "cpu"
             found = self._make(members, kind)
             found = self._planes[members, device] = found if kind == device or len(members) == 1 else Staged(found)
         return found
+
+    def _nccl_connects(self, members: tuple[int, ...]) -> bool:
+        apart = gpus_are_apart(PrefixStore(f"gpus{members}", self._open()), self._rank, members, own_gpu())
+        if not apart and self._rank == members[0]:
+            logger.warning(
+                "CUDA tensors of ranks %s go over host memory: some of the ranks share a GPU, or have no NCCL",
+                ", ".join(map(str, members)),
+            )
+        return apart
 
     def _make(self, members: tuple[int, ...], kind: str) -> Plane:
         if len(members) == 1:

@@ -153,6 +153,25 @@ def nccl_is_available() -> bool:
     return dist.is_nccl_available() and torch.cuda.is_available()
 
 
+def own_gpu() -> str:
+    """Return what tells the current GPU of this thread from those of all hosts; "": NCCL cannot use one here."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if nccl_is_available() else ""
+
+
+def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str) -> bool:
+    """Return whether each member has a GPU of its own, which NCCL needs. Every member calls it.
+
+    Args:
+        store: theirs, for nothing else.
+        rank: this rank.
+        members: all ranks of a process set.
+        gpu: of :func:`own_gpu`.
+    """
+    store.set(str(rank), gpu or "none")
+    found = [store.get(str(one)) for one in members]
+    return b"none" not in found and len(set(found)) == len(found)
+
+
 def make_nccl(store: Store, index: int, size: int, timeout_s: float) -> GroupPlane:
     """Return a plane of NCCL, for tensors on this process's own GPU.
 

@@ -1,0 +1,43 @@
+"""Whether NCCL can connect ranks: each needs a GPU of its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+import paceline.hvd as hvd
+from paceline.hvd.planes.torch_group import gpus_are_apart, nccl_is_available, own_gpu
+from paceline.testing import LocalJob
+
+
+@pytest.mark.parametrize(
+    ("gpus", "apart"), [("abc", True), ("aba", False), (["a", "", "c"], False), (["", "", ""], False)]
+)
+def test_nccl_connects_ranks_that_have_a_gpu_each(gpus: list[str], apart: bool) -> None:
+    store, members = HashStore(), (1, 4, 6)
+    with ThreadPoolExecutor(3) as pool:
+        found = pool.map(lambda index: gpus_are_apart(store, members[index], members, gpus[index]), range(3))
+        assert list(found) == [apart] * 3
+
+
+@pytest.mark.skipif(nccl_is_available(), reason="needs a machine without NCCL")
+def test_machine_without_nccl_has_no_gpu_for_it() -> None:
+    assert own_gpu() == ""
+
+
+def reduce_on_one_gpu() -> list[list[float]]:
+    hvd.init()
+    mine = torch.full((5,), float(hvd.rank()), device="cuda")
+    found = [hvd.allreduce(mine, op=hvd.Sum), hvd.allgather(mine), hvd.broadcast(mine, root_rank=1)]
+    hvd.shutdown()
+    return [one.tolist() for one in found]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ranks_that_share_a_gpu_meet_in_host_memory() -> None:
+    with LocalJob(2, 1) as job:
+        assert job.run(reduce_on_one_gpu) == [[[1.0] * 5, [0.0] * 5 + [1.0] * 5, [1.0] * 5]] * 2
