@@ -243,7 +243,7 @@ AREAS = (
         ("net/test_client.py", "net/test_sequence.py"),
         (
             ("                if self._followers:", "                if False:"),
-            ("self._driver is None or self._closed or _are_done(calls)", "_are_done(calls)"),
+            ("self._driver is None or self._closed or (call is not", "(call is not"),
             ("                self._hub.wake()\n                if not", "                if not"),
             ("return call.error if call.crashed else None", "return None"),
             ("requests.probe(now, at_once)", "requests.probe(now)"),

@@ -31,6 +31,7 @@ Errors travel as the name of a class, and a text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 from paceline import errors
@@ -115,11 +116,6 @@ class Call:
         self.error: Exception | None = None
         self._on_answer, self._on_failed = on_answer, on_failed
 
-    @property
-    def way_s(self) -> float:
-        """Seconds of an answered call that the peer did not have it: those of the way there and back."""
-        return max(0.0, self.answered - self.asked - self.held_s)
-
     def complete(self, body: m.Body, frames: Frames) -> None:
         """Use the answer."""
         try:
@@ -178,8 +174,10 @@ def way_of(calls: Iterable[Call], began: float) -> float:
         calls: those that were waited for.
         began: when the wait began.
     """
-    last = max(calls, key=lambda one: one.answered, default=None)
-    return max(0.0, min(last.answered - began, last.way_s)) if last is not None else 0.0
+    last = max(calls, key=attrgetter("answered"), default=None)
+    if last is None:
+        return 0.0
+    return max(0.0, min(last.answered - began, last.answered - last.asked - last.held_s))
 
 
 class ChannelRequests(Outbox[Call]):

@@ -194,12 +194,13 @@ class Client:
         """
         calls = list(calls)
         deadline = self._clock() + timeout_s
-        while late := _first_pending(calls):
-            remaining = deadline - self._clock()
-            if remaining <= 0:
-                return late
-            self._check()
-            self._turn(min(remaining, CHECK_INTERVAL_S), calls)
+        for call in calls:
+            while not call.done:
+                remaining = deadline - self._clock()
+                if remaining <= 0:
+                    return call
+                self._check()
+                self._turn(min(remaining, CHECK_INTERVAL_S), call)
         for call in calls:
             call.raise_error()
         return None
@@ -214,8 +215,8 @@ class Client:
         for error in self._turn(timeout_s):
             raise error
 
-    def _turn(self, timeout_s: float, calls: Sequence[Call] | None = None) -> list[Exception]:
-        """Drive for one receive, or follow the thread that drives, until calls are done.
+    def _turn(self, timeout_s: float, call: Call | None = None) -> list[Exception]:
+        """Drive for one receive, or follow the thread that drives, until a call is done.
 
         Returns:
             Exceptions that callbacks have raised, if this thread drove.
@@ -225,10 +226,10 @@ class Client:
         """
         with self._mutex:
             self._check_open()
-            if _are_done(calls):
+            if call is not None and call.done:
                 return []  # another thread drove since the caller looked
             if not self._may_drive():
-                self._follow(timeout_s, calls)
+                self._follow(timeout_s, call)
                 return []
             self._driver = threading.get_ident()
         try:
@@ -250,10 +251,10 @@ class Client:
         # A thread that drives, and is not in a callback, was interrupted by a signal before it could stop.
         return self._driver is None or (self._driver == threading.get_ident() and not self._in_use)
 
-    def _follow(self, timeout_s: float, calls: Sequence[Call] | None) -> None:
+    def _follow(self, timeout_s: float, call: Call | None) -> None:
         if self._driver == threading.get_ident():
             raise RuntimeError("a callback of an answer must not wait: its own thread takes the answers")
-        self._sleep(lambda: self._driver is None or self._closed or _are_done(calls), timeout_s)
+        self._sleep(lambda: self._driver is None or self._closed or (call is not None and call.done), timeout_s)
 
     def _sleep(self, until: Callable[[], bool], timeout_s: float) -> bool:
         self._followers += 1
@@ -353,14 +354,3 @@ class Client:
             calls = requests.drop()
         for call in calls:
             call.fail(refusal.for_caller(requests.name))
-
-
-def _are_done(calls: Sequence[Call] | None) -> bool:
-    return calls is not None and _first_pending(calls) is None
-
-
-def _first_pending(calls: Iterable[Call]) -> Call | None:
-    for call in calls:
-        if not call.done:
-            return call
-    return None

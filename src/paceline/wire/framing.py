@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,8 +16,6 @@ from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from paceline.wire.messages import Body, Envelope, Request
 
 _encoder = msgspec.msgpack.Encoder()
-_bodies = msgspec.msgpack.Decoder(Envelope[Body])
-_requests = msgspec.msgpack.Decoder(Envelope[Request])
 
 Decoded = TypeVar("Decoded")
 
@@ -50,28 +49,16 @@ def encode(seq: int, acked: int, body: Body, held: int = 0) -> bytes:
     return _encoder.encode(Envelope(seq, acked, body, held))
 
 
-def decode(frames: Sequence[Any]) -> tuple[Envelope[Body], Sequence[Any]]:
+def _read(decoder: msgspec.msgpack.Decoder[Decoded], frames: Sequence[Any]) -> tuple[Decoded, Sequence[Any]]:
     """Read a message; returns the envelope and its payload frames.
 
     Args:
+        decoder: decoder of its envelope.
         frames: header first, as buffers.
 
     Raises:
         FramingError: too large, or not a message of this protocol.
     """
-    return _decoded(frames, _bodies)
-
-
-def decode_request(frames: Sequence[Any]) -> tuple[Envelope[Request], Sequence[Any]]:
-    """Read a request, as :func:`decode` does. An answer is none.
-
-    Raises:
-        FramingError: too large, or not a request of this protocol.
-    """
-    return _decoded(frames, _requests)
-
-
-def _decoded(frames: Sequence[Any], decoder: msgspec.msgpack.Decoder[Decoded]) -> tuple[Decoded, Sequence[Any]]:
     if not 1 <= len(frames) <= MAX_FRAMES + 1:
         raise FramingError(f"a message of {len(frames)} frames; 1 to {MAX_FRAMES + 1} are allowed")
     header = memoryview(frames[0])
@@ -84,3 +71,10 @@ def _decoded(frames: Sequence[Any], decoder: msgspec.msgpack.Decoder[Decoded]) -
         return decoder.decode(header), frames[1:]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise FramingError(f"not a message of this protocol: {error}") from error
+
+
+decode = partial(_read, msgspec.msgpack.Decoder(Envelope[Body]))
+"""Read any message: see :func:`_read`."""
+
+decode_request = partial(_read, msgspec.msgpack.Decoder(Envelope[Request]))
+"""Read a request; an answer is none, and raises an error as any message that cannot be read."""
