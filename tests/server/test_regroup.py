@@ -59,3 +59,22 @@ def test_move_said_twice_changes_nothing_and_one_in_mid_round_is_refused(server:
     move(server, 2)
     step(server, 2, 2)
     assert isinstance(server.answer(1, waiting), m.Values), "the groups are those of generation 1"
+
+
+def test_who_has_moved_or_left_is_not_waited_for_by_the_sum(server: OneServer) -> None:
+    """Else pushes of the others would be held, each with its own memory, until the cohort is complete."""
+    [slot] = server.bucket.slots
+    step(server, 1, 2)
+    [accumulator] = slot.cohorts.values()
+    assert accumulator._expected == [[2]]
+    step(server, 2, 2)
+    server.ask(2, m.Leave("s"))
+    step(server, 1, 3)
+    assert not slot.cohorts, "worker 1 is alone"
+    job = OneServer(Policy(), make_spec("sgd", lr=1.0))
+    for rank in range(3):
+        step(job, rank, 1)
+    job.ask(0, m.Leave("s"))
+    step(job, 1, 2)
+    [accumulator] = job.bucket.slots[0].cohorts.values()
+    assert accumulator._expected == [[2]]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 
@@ -97,6 +98,8 @@ class BucketStore:
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
         self._hosts = list(hosts) or [""] * num_workers
+        self._expected: dict[int, list[list[int]]] = {}
+        """By unit, host by host, the workers that its next cohorts wait for."""
         self._scratch = Scratch()
         # With ``first`` a worker goes on at once, and may overwrite values that are not summed yet.
         self._copies_borrowed = policy.merge == "first"
@@ -179,9 +182,11 @@ class BucketStore:
         slot.arrived = now
         if len(actions) == 1 or self.policy.merge == "first":  # no worker goes on, or none has waited
             return
-        free = {worker for one in actions if isinstance(one, Release) for worker in one.workers}
-        if free.difference(one.worker for one in pushes):
-            meter.active.came_last(pushes[0].worker, now - before)
+        pushers = set(map(attrgetter("worker"), pushes))
+        for action in actions:
+            if isinstance(action, Release) and not pushers.issuperset(action.workers):
+                meter.active.came_last(pushes[0].worker, now - before)
+                return
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
         for action in actions:
@@ -202,18 +207,24 @@ class BucketStore:
                 raise ProtocolError(action.reason)
 
     def _accumulator(self, slot: Slot, action: Merge) -> Accumulator:
-        rule = slot.rule
-        unit, units = rule.unit[action.worker], rule.units
-        expected: dict[str, list[int]] = {}
-        for worker in sorted(rule.live) if self.policy.merges_rounds else ():
-            if units.has(unit, worker):
-                expected.setdefault(self._hosts[worker], []).append(worker)
+        unit = slot.rule.unit[action.worker]
+        expected = self._expected.get(unit)
+        if expected is None:
+            expected = self._expected[unit] = self._workers_of(unit) if self.policy.merges_rounds else []
         dtype = slot.updater.value.dtype
         if self.sums_in_float32 and dtype.itemsize == 2:
             dtype = torch.float32
-        accumulator = Accumulator(list(expected.values()), self.mean, dtype, self._scratch)
+        accumulator = Accumulator(expected, self.mean, dtype, self._scratch)
         slot.cohorts[action.cohort] = accumulator
         return accumulator
+
+    def _workers_of(self, unit: int) -> list[list[int]]:
+        """Return the workers that a unit's cohorts wait for, host by host."""
+        rule, found = self.unpushed, dict[str, list[int]]()
+        for worker in sorted(rule.live):
+            if rule.units.has(unit, worker):
+                found.setdefault(self._hosts[worker], []).append(worker)
+        return list(found.values())
 
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
@@ -224,6 +235,7 @@ class BucketStore:
             event: gives the event to a rule; returns the rule's actions.
         """
         event(self.unpushed)
+        self._expected.clear()
         for bucket in self.buckets:
             for slot in bucket.slots:
                 self._perform(bucket, slot, event(slot.rule), None)
@@ -245,6 +257,7 @@ class BucketStore:
             if reason:
                 raise ProtocolError(reason)
         self.unpushed.regroup(worker, generation, groups)
+        self._expected.clear()
         for bucket in self.buckets:
             bucket.regroup(worker, units)
         for bucket, slot in slots:
@@ -253,6 +266,7 @@ class BucketStore:
     def leave(self, worker: int) -> None:
         """Take a worker out: no other waits for it any more."""
         self.unpushed.leave(worker)
+        self._expected.clear()
         for bucket in self.buckets:
             bucket.arenas.pop(worker, None)
             if bucket.answers is not None:

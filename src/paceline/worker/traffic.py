@@ -178,9 +178,11 @@ class Traffic:
         gone = answers.cut(entries, absent) if absent and not carried.skip else []
         coded = "push" in self.codecs
         is_read_in_place = shared and not coded and not gone
-        sending = meter.active.enter(ENCODE) if coded else meter.NOTHING
-        frames = () if carried.skip or is_read_in_place else self._payload(entries, shared, gone)
-        meter.active.leave(sending)
+        frames: Frames = ()
+        if not (carried.skip or is_read_in_place):
+            sending = meter.active.enter(ENCODE) if coded else meter.NOTHING
+            frames = self._payload(entries, shared, gone)
+            meter.active.leave(sending)
         note, self._note = self._note, b""
         body = m.Push(
             self._store, entries, carried.samples, carried.options, coded, want, shared, absent=gone,
