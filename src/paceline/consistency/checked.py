@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from paceline.consistency.actions import Action, Pushed
 from paceline.consistency.activity import Cohort
+from paceline.consistency.objections import objection_to_sum
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
@@ -18,9 +19,10 @@ _made: type[Rule] = Rule
 class CheckedRule(Rule):
     """The rule of a slot that asserts its invariants after every event; a failure tells the slot's story."""
 
-    def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
-        """Take a sum of pushes, and check."""
-        actions = super().push_sum(pushes)
+    def take(self, pushes: Sequence[Pushed]) -> list[Action]:
+        """Take a sum of pushes, and check, also that there is no objection to it."""
+        assert not (reason := objection_to_sum(self, pushes)), f"a push was not checked: {reason}"
+        actions = super().take(pushes)
         self._check()
         return actions
 

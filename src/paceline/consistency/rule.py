@@ -129,9 +129,11 @@ class Rule:
     def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes of workers of one unit as one push; returns the actions, in order."""
         reason = objection_to_sum(self, pushes)
+        return [Refuse(pushes[0].worker, reason)] if reason else self.take(pushes)
+
+    def take(self, pushes: Sequence[Pushed]) -> list[Action]:
+        """Take a sum of pushes to which there is no objection, as :meth:`push_sum` does."""
         first = pushes[0]
-        if reason:
-            return [Refuse(first.worker, reason)]
         if first.round <= self.pushed[first.worker]:
             self._events += [("repeat", one.worker, one.round) for one in pushes]
             answered = all(one.round <= self.answered[one.worker] for one in pushes)

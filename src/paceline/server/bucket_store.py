@@ -21,8 +21,8 @@ What else happens to it:
 | its update raises | the slot is broken: waiting workers get the error, later pushes of it are refused |
 | options differ in its cohort | its workers get an error; the round counts, without an update |
 
-What breaks the guarantees: a check after the first `take` (a refused push would count in part); an exception between
-the `take` of two slots; a slot that is cut while a caller still uses slots that it found before.
+What breaks the guarantees: a push that was not checked; a check after the first `take` (it would count in part); an
+exception between the `take` of two slots; a slot that is cut while a caller still uses slots that it found before.
 """
 
 from __future__ import annotations
@@ -163,10 +163,12 @@ class BucketStore:
     ) -> None:
         """Give pushes of one slot, summed to one contribution, to its rule, and carry out the rule's actions.
 
+        The rule has no objection to them: that was checked before any part of the request took effect.
+
         The request waits until the slot has released all workers behind the pushes.
         """
         first = pushes[0]
-        actions = slot.rule.push_sum(pushes)
+        actions = slot.rule.take(pushes)
         if actions and isinstance(actions[0], Repeat) and first.worker not in slot.pending:
             for _ in pushes:
                 bucket.release(slot, request)
