@@ -53,7 +53,7 @@ def test_value_that_differs_is_told_with_who_has_which() -> None:
     facts = [Fact("lr of param group 0", one) for one in ("0.1", "0.1", "0.2")]
     error = error_of([[fact, *keys("w")] for fact in facts])
     assert isinstance(error, ConfigError)
-    assert lines_of(error) == ["lr of param group 0 is 0.1 on workers 0, 1 and 0.2 on worker 2"]
+    assert lines_of(error) == ["lr of param group 0 is 0.1 on workers 0-1 and 0.2 on worker 2"]
 
 
 def test_value_that_differs_and_is_not_everywhere_is_told_in_one_line() -> None:
@@ -75,9 +75,7 @@ def test_order_of_keys_counts_from_the_first_that_differs() -> None:
 
 def test_many_differences_are_cut_and_many_workers_too() -> None:
     lines = lines_of(error_of([keys(*map(str, range(15))), *[keys()] * 9]))
-    assert lines[0] == (
-        "worker 0 has parameter '0' (3, 4) float32, which workers 1, 2, 3, 4, 5, 6 and 3 more do not have"
-    )
+    assert lines[0] == "worker 0 has parameter '0' (3, 4) float32, which workers 1-9 do not have"
     assert len(lines) == 11
     assert lines[-1] == "and 5 more differences"
 
@@ -98,7 +96,7 @@ def test_workers_at_different_points_of_the_script_are_told_so() -> None:
 def test_documents_that_did_not_travel_are_told_of() -> None:
     documents = {0: Document("the optimizer", keys("a")), 1: Document("the optimizer", keys())}
     error = disagreement(documents, {0: [0], 1: [1], 2: [2, 4], 3: [3]})
-    assert lines_of(error)[-1] == "workers 2, 3, 4 differ too, in ways that are not compared here"
+    assert lines_of(error)[-1] == "workers 2-4 differ too, in ways that are not compared here"
     assert "differ too" in str(disagreement({}, {0: [0], 1: [1]}))
 
 

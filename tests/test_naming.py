@@ -1,4 +1,4 @@
-"""Suggestions for unknown names: near in meaning, or none."""
+"""Names in texts: suggestions that are near in meaning, or none; and lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.compression.codec_registry import known_codecs
 from paceline.consistency.weighting import weighting_names
 from paceline.kvstore import create
 from paceline.kvstore.factory import store_types
-from paceline.naming import suggestion
+from paceline.naming import listed, suggestion, workers_text
 from paceline.updaters import known_names, make_spec
 
 
@@ -79,3 +79,26 @@ def test_optimizer_of_another_library_gets_the_nearest_in_meaning(name: str, nea
 @pytest.mark.parametrize("name", ["SGD", "NAG", "Ftrl", "Signum", "DCASGD", "SGLD", "Adam", "LAMB", "LARS", "Nadam"])
 def test_mxnets_names_are_known_as_mxnet_writes_them(name: str) -> None:
     assert make_spec(name).name == name.lower()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], "no worker"),
+        ([3], "worker 3"),
+        ([2, 0, 2], "workers 0, 2"),
+        ([1, 0], "workers 0-1"),
+        ([8, *range(7)], "workers 0-6, 8"),
+        (range(64), "workers 0-63"),
+        (range(0, 40, 2), "workers 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 8 more"),
+    ],
+)
+def test_ranks_are_told_in_short(ranks: list[int], text: str) -> None:
+    assert workers_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (1, "a"), (3, "a, b, c"), (4, "a, b, c and 1 more"), (5, "a, b, c and 2 more")]
+)
+def test_the_first_names_are_listed_and_the_others_counted(count: int, text: str) -> None:
+    assert listed("abcde"[:count]) == listed(iter("abcde"[:count])) == text

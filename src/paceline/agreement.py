@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from paceline.errors import ConfigError, KeyMismatchError, PacelineError, ProtocolError
+from paceline.naming import workers_text
 from paceline.wire.limits import MAX_GATHER_BYTES
 
 #: Largest number of differences that an error lists.
@@ -94,13 +95,13 @@ def disagreement(documents: Mapping[int, Document], ranks: Mapping[int, Sequence
     sent = {rank: ranks[rank] for rank in documents}
     whats = _by_value({rank: document.what for rank, document in documents.items()}, sent)
     if len(whats) > 1:
-        lines, is_key = [f"{_workers(who)} set up {what}" for what, who in whats.items()], False
+        lines, is_key = [f"{workers_text(who)} set up {what}" for what, who in whats.items()], False
         return _error("the setup", lines, is_key)
     tables = {rank: {fact.subject: fact for fact in document.facts} for rank, document in documents.items()}
     lines, is_key = _differences(tables, sent)
     unsent = sorted(rank for first, same in ranks.items() if first not in documents for rank in same)
     if unsent:
-        lines.append(f"{_workers(unsent)} differ too, in ways that are not compared here")
+        lines.append(f"{workers_text(unsent)} differ too, in ways that are not compared here")
     what = next(iter(whats), "the setup")
     return _error(what, lines, is_key)
 
@@ -138,10 +139,10 @@ def _difference(subject: str, found: Mapping[int, Fact], ranks: Mapping[int, Seq
         ((value, who),) = values.items()
         sign = " " if all(fact.is_key for fact in found.values()) else " = "
         have, do = "has" if len(who) == 1 else "have", "does" if len(without) == 1 else "do"
-        return f"{_workers(who)} {have} {subject}{sign}{value}, which {_workers(without)} {do} not have"
+        return f"{workers_text(who)} {have} {subject}{sign}{value}, which {workers_text(without)} {do} not have"
     if len(values) > 1:
-        parts = [f"{value} on {_workers(who)}" for value, who in values.items()]
-        parts += [f"not there on {_workers(without)}"] if without else []
+        parts = [f"{value} on {workers_text(who)}" for value, who in values.items()]
+        parts += [f"not there on {workers_text(without)}"] if without else []
         return f"{subject} is {' and '.join(parts)}"
     return ""
 
@@ -154,7 +155,7 @@ def _order(tables: Mapping[int, Mapping[str, Fact]], ranks: Mapping[int, Sequenc
     for position in range(len(common)):
         here = _by_value({rank: order[position] for rank, order in orders.items()}, ranks)
         if len(here) > 1:
-            parts = " and ".join(f"{subject} on {_workers(who)}" for subject, who in here.items())
+            parts = " and ".join(f"{subject} on {workers_text(who)}" for subject, who in here.items())
             return [f"the order differs from position {position} on (counted from 0): it is {parts}"]
     return []
 
@@ -170,8 +171,3 @@ def _by_value(values: Mapping[int, str], ranks: Mapping[int, Sequence[int]]) -> 
 def _in_order(lists: Iterable[Sequence[str]]) -> list[str]:
     """Return all subjects, each once, in the order of first occurrence."""
     return list(dict.fromkeys(subject for one in lists for subject in one))
-
-
-def _workers(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
-    return f"worker{'s' if len(ranks) > 1 else ''} {shown}"

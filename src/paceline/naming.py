@@ -1,4 +1,4 @@
-"""Suggestions for unknown names."""
+"""Names in texts: suggestions for unknown ones, and lists of known ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import NoReturn
 #: Share of equal characters above which a name is suggested. A name with one typing error has more, unless it is very
 #: short. Different names that begin alike have less.
 _CUTOFF = 0.75
+
+#: Workers, or runs of workers, in one text.
+_MOST_RUNS = 12
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -37,3 +40,24 @@ def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Cal
         raise AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")
 
     return refuse
+
+
+def listed(names: Iterable[object], most: int = 3) -> str:
+    """Return the first names, and the number of further ones: ``a, b, c and 2 more``."""
+    texts = list(map(str, names))
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def workers_text(ranks: Iterable[int]) -> str:
+    """Return ``worker 3``, ``workers 0, 2``, ``workers 0-6, 8`` or ``no worker``."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    if not runs:
+        return "no worker"
+    is_one = len(runs) == 1 and runs[0][0] == runs[0][1]
+    texts = (f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return f"worker{'' if is_one else 's'} {listed(texts, _MOST_RUNS)}"

@@ -12,6 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import ProtocolError
+from paceline.naming import listed
 
 _DTYPES = {
     "float32": torch.float32,
@@ -134,9 +135,8 @@ def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:
     """
     lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
     if lazy:
-        more = f" and {len(lazy) - 3} more" if len(lazy) > 3 else ""
         raise ValueError(
-            f"{', '.join(lazy[:3])}{more}: no shape yet, because a lazy module such as LazyLinear has seen no batch; "
+            f"{listed(lazy)}: no shape yet, because a lazy module such as LazyLinear has seen no batch; "
             "run one forward pass first, as in model(batch), and then make the optimizer or initialise the store"
         )
 

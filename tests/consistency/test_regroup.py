@@ -211,7 +211,7 @@ def test_no_cohort_waits_for_a_worker_that_is_away_and_it_may_push_along() -> No
     one.go_away(0)
     one.go_away(1)
     assert updates([*one.push(2, 2)]) == [(2,)], "nobody is there for whom it could wait"
-    assert "away: workers 0 to 2" in one.story("the slot")
+    assert "away: workers 0-2" in one.story("the slot")
     assert one.leave(2) == one.come_back(2, 1) == one.go_away(2) == []
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from paceline.consistency import CheckedRule, Policy, Pushed, Refuse, Rule
-from paceline.consistency.story import KEPT, workers_text
+from paceline.consistency.story import KEPT
 
 
 def lines(rule: Rule, last: int = KEPT) -> list[str]:
@@ -27,8 +27,8 @@ def test_story_of_a_round() -> None:
     rule.push(1, 1, 0.5)
     assert lines(rule)[2:] == [
         "worker 1 pushed round 1 (0.5 samples, read version 0): cohort 0",
-        "cohort 0 is complete (workers 0 to 2, 24.5 samples, staleness 1, weight 1): version 1",
-        "answered workers 0 to 2 with version 1",
+        "cohort 0 is complete (workers 0-2, 24.5 samples, staleness 1, weight 1): version 1",
+        "answered workers 0-2 with version 1",
         "now version 1",
     ]
 
@@ -124,21 +124,6 @@ def test_joined_slot_has_the_longer_story_marked_where_they_differ() -> None:
     mark = "this range was joined with its neighbour, which had other events before"
     assert lines(rule) == [*before[:-1], mark, "now version 1"]
     assert lines(other) == before
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], "no worker"),
-        ([3], "worker 3"),
-        ([2, 0], "workers 0, 2"),
-        ([1, 0], "workers 0, 1"),
-        (range(64), "workers 0 to 63"),
-        (range(0, 40, 2), "workers 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 8 more"),
-    ],
-)
-def test_ranks_are_told_in_short(ranks: list[int], text: str) -> None:
-    assert workers_text(ranks) == text
 
 
 def test_checked_rule_fails_with_the_invariant_and_the_story() -> None:

@@ -88,7 +88,7 @@ SAYS = {
     "extra layer": (
         "KeyMismatchError",
         "worker 0 has parameter 'third.weight' (2, 2) float32",
-        "which workers 1, 2 do not have",
+        "which workers 1-2 do not have",
     ),
     "extra key": ("KeyMismatchError", "worker 1 has parameter 'gate.weight' (1, 2) float32", "workers 0, 2 do not"),
     "shape": ("KeyMismatchError", "parameter 'second.weight' is (2, 3) float32", "(5, 3) float32"),
@@ -98,7 +98,7 @@ SAYS = {
     "state": (
         "ConfigError",
         "worker 0 has the optimizer's state of 'first.weight' = {momentum_buffer: (3, 4) float32}",
-        "which workers 1, 2 do not have",
+        "which workers 1-2 do not have",
     ),
     "optimizer": (
         "ConfigError",

@@ -28,7 +28,7 @@ from paceline.launch import (
     with_default_interface,
 )
 from paceline.launch.preflight import make_folder, read_text
-from paceline.naming import suggestion
+from paceline.naming import listed, suggestion
 from paceline.observe.table import plural
 from paceline.systems import signal
 
@@ -77,7 +77,7 @@ def _say_how_to_look(spec: JobSpec, options: argparse.Namespace) -> None:
     """Say on a terminal what starts now, and how to look at it: the script's own first line may take a while."""
     if spec.quiet or not sys.stderr.isatty():
         return
-    where = ", ".join(host.name for host in spec.hosts[:4]) + (", ..." if len(spec.hosts) > 4 else "")
+    where = listed((host.name for host in spec.hosts), 4)
     what = f"{plural(spec.num_workers, 'worker', 'workers')} and {plural(spec.servers, 'server', 'servers')}"
     print(f"paceline: job {spec.job_id} starts {what} on {where}", file=sys.stderr)
     if spec.servers and options.launcher in _SUPERVISED:

@@ -10,8 +10,8 @@ from paceline.consistency.objections import objection_to_sum
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
-from paceline.consistency.story import workers_text
 from paceline.consistency.units import Groups
+from paceline.naming import workers_text
 
 _made: type[Rule] = Rule
 

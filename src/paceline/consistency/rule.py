@@ -68,9 +68,10 @@ from paceline.consistency.objections import objection_to_regrouping, objection_t
 from paceline.consistency.policy import Policy
 from paceline.consistency.scale import Samples
 from paceline.consistency.stats import Stats
-from paceline.consistency.story import KEPT, joined_events, new_events, sentences, workers_text
+from paceline.consistency.story import KEPT, joined_events, new_events, sentences
 from paceline.consistency.units import Groups, Units
 from paceline.consistency.weighting import find_weighting
+from paceline.naming import workers_text
 
 
 class Rule:

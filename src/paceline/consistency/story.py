@@ -6,18 +6,17 @@ A rule notes each event as a flat tuple (its kind, then numbers), which costs on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any, TypeAlias
+
+from paceline.naming import workers_text
 
 #: Kind, then the arguments of its sentence.
 Event: TypeAlias = tuple[Any, ...]
 
 #: Events that a rule keeps.
 KEPT = 32
-
-#: Ranks that a sentence lists before it only counts them.
-_MAX_LISTED = 12
 
 
 def new_events() -> deque[Event]:
@@ -37,17 +36,6 @@ def joined_events(left: deque[Event], right: deque[Event]) -> deque[Event]:
 def sentences(events: Collection[Event], last: int) -> list[str]:
     """Return a sentence for each of the last events, oldest first."""
     return [_SENTENCES[kind](*details) for kind, *details in islice(events, max(0, len(events) - last), None)]
-
-
-def workers_text(ranks: Iterable[int]) -> str:
-    """Return ``worker 3``, ``workers 0, 2``, ``workers 0 to 7`` or ``no worker``."""
-    ordered = sorted(set(ranks))
-    if len(ordered) < 2:
-        return f"worker {ordered[0]}" if ordered else "no worker"
-    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
-        return f"workers {ordered[0]} to {ordered[-1]}"
-    more = f" and {len(ordered) - _MAX_LISTED} more" if len(ordered) > _MAX_LISTED else ""
-    return f"workers {', '.join(map(str, ordered[:_MAX_LISTED]))}{more}"
 
 
 def _push(worker: int, round: int, samples: float, read: int, version: int, cohort: int) -> str:

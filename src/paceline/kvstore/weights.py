@@ -22,6 +22,7 @@ import torch
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.naming import listed
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +111,10 @@ class Weights:
             )  # fmt: skip
 
     def _torn_text(self, new: Sequence[str], old: Sequence[str]) -> str:
-        cause = self._failure()
+        cause, unchanged = self._failure(), listed(map(repr, old), _MOST_NAMES)
         return (
             f"{self._who}: {len(new)} of {len(new) + len(old)} weights have the values of round {self.round + 1}, but "
-            f"those of {_listed(old)} are still of round {self.round}, because that round was not finished"
+            f"those of {unchanged} are still of round {self.round}, because that round was not finished"
             f"{'' if cause is None else f' ({cause})'}; use an earlier checkpoint"
         )
 
@@ -121,8 +122,3 @@ class Weights:
 def _versions(tensors: Tensors) -> dict[str, list[int]]:
     """Return torch's count of in-place changes of each tensor."""
     return {name: [one._version for one in copies] for name, copies in tensors.items()}
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(map(repr, names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")

@@ -21,11 +21,12 @@ from collections.abc import Collection, Sequence
 
 from paceline.config import Settings
 from paceline.membership.accounts import Verdicts
-from paceline.membership.effects import Action, MemberKey, Warn, describe_workers
+from paceline.membership.effects import Action, MemberKey, Warn
 from paceline.membership.following import Following
 from paceline.membership.roster import MemberRecord, Roster, without_token
 from paceline.membership.same_weights import SameWeights
 from paceline.membership.waits import Waits
+from paceline.naming import workers_text
 from paceline.observe.job_figures import JobFigures
 from paceline.wire import messages as m
 
@@ -166,7 +167,7 @@ class TrainedRounds:
         ranks = defaultdict(list)
         for one in workers:
             ranks[one.round].append(one.member.rank)
-        told = [f"{round} by {describe_workers(sorted(found))}" for round, found in sorted(ranks.items(), reverse=True)]
+        told = [f"{round} by {workers_text(found)}" for round, found in sorted(ranks.items(), reverse=True)]
         return [Warn(f"not all workers have trained as many rounds: {'; '.join(told)}")] if len(told) > 1 else []
 
 

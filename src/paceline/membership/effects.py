@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -61,15 +60,3 @@ def describe(death: m.Death) -> str:
     """Return a sentence about a death."""
     where = f" on {death.host}" if death.host else ""
     return f"{death.role} {death.rank}{where} died: {death.reason}"
-
-
-def describe_workers(ranks: Sequence[int]) -> str:
-    """Name workers by their ranks, in ranges where they are many: ``workers 0-6, 8``."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][-1] == rank - 1:
-            ranges[-1].append(rank)
-        else:
-            ranges.append([rank])
-    names = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
-    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

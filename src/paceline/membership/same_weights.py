@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 
-from paceline.membership.effects import MemberKey, Warn, describe_workers
+from paceline.membership.effects import MemberKey, Warn
+from paceline.naming import listed, workers_text
 from paceline.wire import messages as m
 
 #: Steps whose sums are kept until all workers have sent theirs.
@@ -99,11 +100,10 @@ def _differ(total: float, slack: float, other: float, other_slack: float) -> boo
 def _line(step: int, alike: list[list[int]], found: Mapping[int, m.WeightSums]) -> str:
     most, *others = alike
     apart = sorted(rank for group in others for rank in group)
-    names = _differing(found[most[0]], found[others[0][0]])
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    names = listed(map(repr, _differing(found[most[0]], found[others[0][0]])), 1)
     return (
-        f"{describe_workers(apart)} {'has' if len(apart) == 1 else 'have'} other weights than {describe_workers(most)} "
-        f"after step {step}: parameter {names[0]!r}{more}. Nothing brings them together: what one worker alone loads "
+        f"{workers_text(apart)} {'has' if len(apart) == 1 else 'have'} other weights than {workers_text(most)} "
+        f"after step {step}: parameter {names}. Nothing brings them together: what one worker alone loads "
         "or changes after the optimizer or Trainer was made stays its own, be it weights, gradients after backward, "
         "learning rates, or the batch size of Trainer.update"
     )

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.membership.effects import MemberKey, describe_workers
+from paceline.membership.effects import MemberKey
+from paceline.naming import workers_text
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_TRACE_BYTES
 
@@ -128,7 +129,7 @@ class Traces:
         if trace is None:
             return
         if not trace.is_over and now > trace.deadline:
-            missing = describe_workers(sorted(trace.waits_for)) if trace.waits_for else "some members"
+            missing = workers_text(trace.waits_for) if trace.waits_for else "some members"
             self._end(trace, f"{missing} did not make {trace.rounds} rounds in time; raise --timeout")
         elif not trace.is_over and now - trace.asked > GONE_S:
             self._end(trace, f"its asker was not heard for {GONE_S:g} s, and it ends early")

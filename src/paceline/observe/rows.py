@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from paceline.naming import listed
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.observe.table import duration
 from paceline.wire import messages as m
@@ -43,7 +44,7 @@ def progress(
     absent = missing(status, workers, servers)
     if absent and not status.deaths:
         count = workers + servers
-        return [f"{count - len(absent)} of {count} processes have joined", f"not yet: {_few(absent)}"]
+        return [f"{count - len(absent)} of {count} processes have joined", f"not yet: {listed(absent, 4)}"]
     rows = rows_of(status) if rows is None else rows
     first, rate = max((row["round"] for row in rows if row["role"] == "worker"), default=0), rate_of(rows)
     if not first:
@@ -74,10 +75,6 @@ def slowest(status: m.Status) -> str:
         return ""
     last = max(timed, key=lambda row: row["step_s"])
     return f"slowest: worker {last['rank']} on {last['host']} ({1000 * last['step_s']:.0f} ms a step)"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _works(member: m.Member, state: m.MemberState) -> bool:

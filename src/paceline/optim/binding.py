@@ -18,6 +18,7 @@ import torch
 from paceline import systems
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
+from paceline.naming import listed
 from paceline.optim.device import SideStream, side_streams
 from paceline.tensors import real_view, without_graph
 from paceline.wire import messages as m
@@ -162,9 +163,9 @@ def merged_not_finite(
         round: their round.
         pushed: by worker, the parameters whose gradients were not finite before they were merged.
     """
-    whose = "; ".join(f"worker {one} pushed that of {listed(theirs)}" for one, theirs in pushed.items())
+    whose = "; ".join(f"worker {one} pushed that of {listed(map(repr, theirs))}" for one, theirs in pushed.items())
     return NonFiniteError(
-        f"worker {rank}: the merged gradient of {listed(names)} is NaN or Inf in round {round}: "
+        f"worker {rank}: the merged gradient of {listed(map(repr, names))} is NaN or Inf in round {round}: "
         f"{whose or 'the sum of finite gradients is too large'}; {WAY_OUT}"
     )
 
@@ -177,12 +178,6 @@ def changed_here(store: DistStore, name: str) -> PacelineError:
         "they hold the weights. After such a change call optimizer.broadcast_weights() on every "
         f"worker{or_worker}"
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and the number of further ones."""
-    shown = ", ".join(map(repr, names[:3]))
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def bind_keys(

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from paceline.kvstore.dist import DistStore
+from paceline.naming import listed
 from paceline.net.call import Call
 from paceline.optim.binding import same_bits
 from paceline.tensors import as_floats, real_view, set_from_floats
@@ -122,7 +123,7 @@ class Buffers:
                 "0's; forward passes of training have used this worker's own. If they read it (codebooks, queues), "
                 'take kvstore="allreduce": there all buffers are worker 0\'s in each step, as with '
                 "DistributedDataParallel",
-                ", ".join(repr(name.removeprefix(_PREFIX)) for name in names[:3]), self._rank,
+                listed(repr(name.removeprefix(_PREFIX)) for name in names), self._rank,
             )  # fmt: skip
 
     def close(self) -> None:

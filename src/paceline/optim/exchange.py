@@ -35,6 +35,7 @@ import torch
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.local_merge import Route
+from paceline.naming import listed
 from paceline.net.call import Call
 from paceline.observe import meter
 from paceline.observe.account import COPY, DEVICE
@@ -44,7 +45,6 @@ from paceline.optim.binding import (
     bind_keys,
     changed_here,
     is_finite,
-    listed,
     merged_not_finite,
     not_finite_in,
     same_bits,
@@ -96,7 +96,7 @@ class Exchange:
 
     def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
         """Return the error about merged gradients that are not finite. Every worker calls it in the same step."""
-        return NonFiniteError(f"the gradient of {listed(names)} is NaN or Inf; {WAY_OUT}")
+        return NonFiniteError(f"the gradient of {listed(map(repr, names))} is NaN or Inf; {WAY_OUT}")
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""

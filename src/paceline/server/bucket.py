@@ -14,6 +14,7 @@ from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule, Units
 from paceline.errors import ProtocolError, RemoteError
 from paceline.interval_map import IntervalMap
+from paceline.naming import listed
 from paceline.net.memory import MappedArena
 from paceline.server.members import Asker
 from paceline.server.merge import Accumulator, Notes
@@ -105,9 +106,8 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The first of its keys, for errors."""
-        keys = [repr(piece.key) for piece in self.updater.pieces]
-        return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+        """Its keys, the first of many, for errors."""
+        return listed(repr(piece.key) for piece in self.updater.pieces)
 
     def story(self) -> str:
         """Return what happened to it last, for errors."""

@@ -26,6 +26,7 @@ from paceline.errors import DeadlineError, KeyMismatchError, ProtocolError, Remo
 from paceline.hetero.groups import server_speeds
 from paceline.keys import Key, check_kind
 from paceline.local_merge import LocalMerge
+from paceline.naming import listed
 from paceline.tensors import dtype_name, to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock, bucket_specs
@@ -265,8 +266,8 @@ class KeyTable:
         missing = [key for key in keys if key not in there]
         others = [key for key in there if key not in keys and key not in self._where]
         return DeadlineError(
-            f"worker {self._session.rank}: worker 0 did not initialise {_listed(missing)} of store {self._store!r} "
-            f"within {timeout_s:g} s; " + (f"it has {_listed(others)} instead" if others else "it has no other keys")
+            f"worker {self._session.rank}: worker 0 did not initialise {_keys_text(missing)} of store {self._store!r} "
+            f"within {timeout_s:g} s; " + (f"it has {_keys_text(others)} instead" if others else "it has no other keys")
             + ". Every worker must initialise the same keys; if worker 0 only needs more time, raise "
             "PACELINE_START_TIMEOUT_S"
         )  # fmt: skip
@@ -336,6 +337,5 @@ def _has_sparse_rows(tensor: torch.Tensor) -> bool:
     return tensor.is_sparse and tensor.sparse_dim() == 1 and tensor.dim() > 1
 
 
-def _listed(keys: Sequence[Key]) -> str:
-    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return f"key{'s' if len(keys) > 1 else ''} {', '.join(map(repr, keys[:5]))}{more}"
+def _keys_text(keys: Sequence[Key]) -> str:
+    return f"key{'s' if len(keys) > 1 else ''} {listed(map(repr, keys), 5)}"

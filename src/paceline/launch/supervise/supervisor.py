@@ -42,6 +42,7 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
+from paceline.naming import listed
 from paceline.net.security import new_job_key
 from paceline.observe import ring
 from paceline.observe.table import plural
@@ -256,7 +257,7 @@ class Supervisor:
 
     def _awaited(self) -> str:
         """Return the reason why the launcher waits: before the scheduler listens, and at the end of the job."""
-        hosts = ", ".join(self._job.hosts[:4]) + (", ..." if len(self._job.hosts) > 4 else "")
+        hosts = listed(self._job.hosts, 4)
         if self._lifecycle is None:
             return f"waiting for {hosts} to answer"
         match self._lifecycle.phase:
