@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from paceline import systems
 from paceline.errors import LaunchError
 
 
-def folder(environ: Mapping[str, str] | None = None) -> Path:
+def folder() -> Path:
     """Return the user's runtime folder, made if need be.
 
     Raises:
         LaunchError: it belongs to somebody else, or others may write there.
     """
-    environ = os.environ if environ is None else environ
-    return private(_path(environ.get("XDG_RUNTIME_DIR", "")), "XDG_RUNTIME_DIR")
+    return private(_path(os.environ.get("XDG_RUNTIME_DIR", "")), "XDG_RUNTIME_DIR")
 
 
 def private(path: Path, way_out: str) -> Path:

@@ -34,14 +34,13 @@ _IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "captu
 _LARGEST_LISTED = 16
 
 
-def agree(session: Session, what: str, facts: Facts, timeout_s: float | None = None) -> None:
+def agree(session: Session, what: str, facts: Facts) -> None:
     """Compare facts with all other workers. Every worker calls it at the same point of its script.
 
     Args:
         session: this worker's part in the job.
         what: name of the thing that is set up, for the error: ``the optimizer``.
         facts: facts that must be the same, in order; each subject once.
-        timeout_s: longest wait for all workers, in seconds; by default as for any request.
 
     Raises:
         KeyMismatchError: keys, their shapes, types or order differ. On every worker, with the same text.
@@ -52,12 +51,12 @@ def agree(session: Session, what: str, facts: Facts, timeout_s: float | None = N
     if session.settings.num_workers == 1:
         return
     packed = pack(Document(what, list(facts)))
-    ranks = representatives(session.gather("agreement", digest(packed), timeout_s))
+    ranks = representatives(session.gather("agreement", digest(packed)))
     if len(ranks) == 1:
         return
     compared = list(ranks)[:MAX_VARIANTS]
     mine = squeeze(packed) if session.rank in compared else b""
-    found = session.gather("disagreement", mine, timeout_s)
+    found = session.gather("disagreement", mine)
     raise disagreement({rank: unsqueeze(found[rank]) for rank in compared if found[rank]}, ranks)
 
 

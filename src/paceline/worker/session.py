@@ -266,9 +266,9 @@ class Session:
         if store in self.stores.closed:
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
-    def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
+    def call_server(self, server: int, body: m.Request, what: str) -> m.Body:
         """Send a request to a server and wait for the answer."""
-        return self._answer_of(self.ask_server(server, body, what, frames))
+        return self._answer_of(self.ask_server(server, body, what))
 
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         """Send a request to the scheduler and wait for the answer."""
