@@ -157,10 +157,12 @@ class KeyedOptimizer:
     def _apart(self, dense: dict[Key, torch.Tensor]) -> list[dict[Key, torch.Tensor]]:
         """Return the gradients of one step, or of two: torch's fused SGD cannot mix keys with and without momentum."""
         first = self._without_momentum & dense.keys()
+        if not first:
+            return [dense] if dense else []
         self._without_momentum -= first
         first = {key for key in first if self._built.state[self._params[key]].get("momentum_buffer") is None}
-        if not first or len(first) == len(dense):
-            return [dense] if dense else []
+        if len(first) in (0, len(dense)):
+            return [dense]
         return [{key: dense[key] for key in dense if (key in first) is new} for new in (True, False)]
 
     def _step(

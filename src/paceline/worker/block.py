@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -330,11 +331,4 @@ def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.Bucke
 
 def _stored(spec: m.BlockSpec, key: m.KeySpec) -> int:
     """Return the number of stored elements of a key; 1 if rows are only merged, because then no values are stored."""
-    return 1 if spec.answers == "merged" else _numel(key.shape)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
-    return numel
+    return 1 if spec.answers == "merged" else math.prod(key.shape)
