@@ -17,15 +17,22 @@ from typing import Any
 from paceline.testing.channel import readable
 from tests.clusters.fork_server import MAX_MESSAGE_BYTES
 
-#: Imported before the first fork: what servers, workers and the scheduler need. The first torch optimizer imports
-#: ``torch._dynamo``, which takes as long as torch itself.
+#: Imported before the first fork: what servers, workers, the scheduler and test files need. The first torch optimizer
+#: imports ``torch._dynamo``, which takes as long as torch itself; the first kernel numba, which takes half of that.
 PRELOADED = (
     "torch",
     "torch._dynamo",
+    "paceline.cli.app",
+    "paceline.cli.roles",
     "paceline.server.process",
     "paceline.scheduler.process",
     "paceline.kvstore.dist",
     "paceline.optim",
+    "paceline.gluon",
+    "paceline.c10d.backend",
+    *(f"paceline.compression.kernels.{name}" for name in ("bits", "chunks", "lowrank", "selection")),
+    "pytest",
+    "paceline.testing",
 )
 
 _MAX_FDS = 32
