@@ -4,14 +4,15 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-# Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
-TIMED = tests/mx/test_work_load.py
+# Tests start thousands of processes: each finds the bytecode of the package and need not compile it.
+unexport PYTHONDONTWRITEBYTECODE
+
 ENGINES = $(VENV)-engines
 TRACKERS = $(VENV)-trackers
 TRAINERS = $(VENV)-trainers
-ALONE = tests/integration tests/launch tests/testing tests/clusters tests/mx tests/soak
-SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
-  $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
+
+# Whole files, in the order of their names: those of the last folders are short, so both cores end at nearly the same time.
+TWO_CORES = -n 2 --dist loadfile --no-loadscope-reorder
 
 # The pure core, and the tests that alone enter every line and branch of it. To measure the others takes twice their time.
 CORE = tests/consistency tests/membership tests/wire tests/net/test_sequence.py $(wildcard tests/test_*.py)
@@ -73,10 +74,9 @@ demo: $(READY)
 
 test: $(READY)
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(CORE)
+	$(BIN)/python -m pytest $(TWO_CORES) --cov=paceline --cov-branch --cov-report= $(CORE)
 	$(BIN)/python -m coverage report --fail-under=100 --skip-covered --show-missing --include='$(PURE)'
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(patsubst %,--ignore=%,$(FAULTS) $(CORE)) $(filter-out $(CORE),$(SIDE_BY_SIDE))
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,tests/engines $(SIDE_BY_SIDE) $(FAULTS))
+	$(BIN)/python -m pytest $(TWO_CORES) $(patsubst %,--ignore=%,tests/engines $(FAULTS) $(CORE))
 
 # A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
 $(ENGINES)/.ready: $(READY)
