@@ -13,9 +13,10 @@ def measured(meter: SpeedMeter, speed: Speed, sizes: list[int], rng: np.random.G
         meter.add(size, speed.seconds(size) * float(rng.lognormal(0, noise)))
 
 
-def test_fixed_time_and_time_per_sample_are_told_apart() -> None:
-    meter = SpeedMeter()
-    measured(meter, Speed(0.02, 0.005), [16, 32, 8, 24, 40] * 5, np.random.default_rng(0), noise=0)
+@pytest.mark.parametrize(("window", "steps"), [(25, 4), (25, 25), (25, 60), (60, 60)])
+def test_fixed_time_and_time_per_sample_are_told_apart(window: int, steps: int) -> None:
+    meter = SpeedMeter(window)
+    measured(meter, Speed(0.02, 0.005), ([16, 32, 8, 24, 40] * 12)[:steps], np.random.default_rng(0), noise=0)
     fit = meter.speed()
     assert fit is not None
     assert fit.fixed_s == pytest.approx(0.02)
