@@ -5,7 +5,8 @@
 The scheduler is a process of its own, with the page, figures for Prometheus and a browser's connection that takes the
 news. The members are simulated: each has an authenticated connection. Their rounds take half a second, and each sends
 heartbeats with the account of the rounds since the last one as often as real ones do in a job of so many
-(``Settings.beat_interval_s``), each at its own time. The last line is JSON.
+(``Settings.beat_interval_s``), in the turn of its rank, and by chance up to ``--late`` later: threads wake late, and
+clocks are not quite known. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from paceline.launch.supervise.crew import free_port
 from paceline.net.client import Client
 from paceline.net.security import Security, new_job_key
 from paceline.net.sockets import SocketHub
+from paceline.observe.clocks import RoundTrips
 from tests.browser.simulated import SimulatedMembers
 
 ROUND_S, START_TIMEOUT_S = 0.5, 60.0
@@ -35,8 +38,8 @@ ROUND_S, START_TIMEOUT_S = 0.5, 60.0
 class WatchedScheduler:
     """A scheduler process, its members, and a reader of its page. Use as a context manager."""
 
-    def __init__(self, workers: int, servers: int, dashboard: bool) -> None:
-        self._members = SimulatedMembers(workers, servers)
+    def __init__(self, workers: int, servers: int, dashboard: bool, late_s: float) -> None:
+        self._members, self._late_s, self._random = SimulatedMembers(workers, servers), late_s, random.Random(4)
         address = f"tcp://127.0.0.1:{free_port()}"
         key = new_job_key()
         values = {"job_id": "watched", "scheduler": address, "job_key": key, "num_workers": workers,
@@ -80,12 +83,16 @@ class WatchedScheduler:
         process, news = psutil.Process(self._process.pid), self.news
         before, began = process.cpu_times(), time.monotonic()
         turn, rounds = began, max(1, round(self._interval_s / ROUND_S))
+        clock = RoundTrips(is_same_clock=True)
         while time.monotonic() < began + seconds:
             self._members.round += rounds
             asked = []
-            for number, (role, rank) in enumerate(self._members.members):
-                self._poll_until(turn + self._interval_s * number / len(self._channels))
-                beat = self._members.beat(role, rank, rounds)
+            for due, number in sorted(
+                (clock.next_turn(turn, self._interval_s, rank) + self._random.uniform(0, self._late_s), number)
+                for number, (_, rank) in enumerate(self._members.members)
+            ):
+                self._poll_until(due)
+                beat = self._members.beat(*self._members.members[number], rounds)
                 asked.append(self._client.ask(self._channels[number], beat, "heartbeat"))
             turn += self._interval_s
             self._client.wait(asked, START_TIMEOUT_S)
@@ -105,9 +112,11 @@ class WatchedScheduler:
         self._process.wait()
 
 
-def measure(workers: int, servers: int, dashboard: bool, warm_up_s: float, seconds: float) -> dict[str, float]:
+def measure(
+    workers: int, servers: int, dashboard: bool, late_s: float, warm_up_s: float, seconds: float
+) -> dict[str, float]:
     """Return the scheduler's processor time per second, and the news that a page got."""
-    with WatchedScheduler(workers, servers, dashboard) as job:
+    with WatchedScheduler(workers, servers, dashboard, late_s) as job:
         job.beat(warm_up_s)
         return job.beat(seconds)
 
@@ -116,11 +125,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=96)
     parser.add_argument("--servers", type=int, default=4)
+    parser.add_argument("--late", type=float, default=0.01, help="seconds that a heartbeat is late at most (0.01)")
     parser.add_argument("--warm-up", type=float, default=25.0, help="seconds that are not measured (25)")
     parser.add_argument("--seconds", type=float, default=30.0)
     args = parser.parse_args()
     found = {
-        name: measure(args.workers, args.servers, has_page, args.warm_up, args.seconds)
+        name: measure(args.workers, args.servers, has_page, args.late, args.warm_up, args.seconds)
         for name, has_page in (("page", True), ("no page", False))
     }
     for name, one in found.items():

@@ -209,7 +209,8 @@ class Lifeline:
             now = time.monotonic()
             if now >= next_beat or self._is_beat_due:
                 self._is_beat_due = False
-                next_beat = now + self._settings.beat_interval_s
+                if now >= next_beat:
+                    next_beat = self._clock.next_turn(now, self._settings.beat_interval_s, self.rank)
                 self._send_heartbeat()
             self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
             self._watch_scheduler(time.monotonic())

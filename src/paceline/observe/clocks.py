@@ -13,6 +13,12 @@ import math
 #: Seconds per second by which two clocks may run apart: quartz has up to 100 ppm, and each clock is one.
 DRIFT = 2e-4
 
+#: Turns in an interval in which members of one job do the same work, each in that of its rank.
+TURNS = 4
+
+#: Part of an interval below which a turn is too soon: the distance of the clocks was just found to be another one.
+_TOO_SOON = 1 / 8
+
 
 class RoundTrips:
     """Compares the own clock with a peer's. Times are seconds.
@@ -40,3 +46,17 @@ class RoundTrips:
     def error(self, now: float) -> float:
         """Return the bound of the offset's error; infinite before the first round trip."""
         return self._error if self._error == 0.0 else self._error + DRIFT * (now - self._at)
+
+    def next_turn(self, now: float, interval: float, rank: int) -> float:
+        """Return when the next turn of a rank begins: at the same moment as for others that know the peer's clock.
+
+        What arrives together at the peer is dealt with in a part of the time that it takes one by one, as code and data
+        are in the processor's caches then.
+
+        Args:
+            now: seconds on the own clock.
+            interval: seconds between two turns.
+            rank: ranks from 0 on are dealt to :data:`TURNS` turns.
+        """
+        shift = self.offset - rank % TURNS / TURNS * interval
+        return (math.floor((now + shift) / interval + _TOO_SOON) + 1) * interval - shift
