@@ -34,6 +34,7 @@ from paceline.observe.history import (
     OUT_OF_QUOTA,
     PARTS,
     History,
+    HostShares,
     LateReport,
     Ranking,
     Reference,
@@ -169,8 +170,9 @@ class Detector:
                 worker.hosts.append(tuple(figures))
         self._heartbeats += 1
         worker.heard = self._heartbeats
+        shares = HostShares.of(worker.open)
         rounds = [
-            mean_round(*one, worker.open, worker.heard, way_s)
+            mean_round(*one, shares, worker.heard, way_s)
             for one, way_s in zip(windows, ways, strict=True)
             if one[0] > WARM_UP and one[1] > 0
         ]

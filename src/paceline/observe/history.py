@@ -63,6 +63,20 @@ class Round(NamedTuple):
     """Number of the heartbeat that told it, among those of all workers."""
 
 
+class HostShares(NamedTuple):
+    """Figures of a host, as parts of the time."""
+
+    busy: float = 0.0
+    stopped: float = 0.0
+    throttled: float = 0.0
+    queued: float = 0.0
+
+    @classmethod
+    def of(cls, figures: Sequence[Sequence[int]]) -> HostShares:
+        """Return them from figures of the host."""
+        return cls(*(share_of(figures, one) for one in (BUSY, STOPPED, THROTTLED, QUEUED))) if figures else cls()
+
+
 class LateReport(NamedTuple):
     """A server's report of the workers of one group that came last, as one of them has it.
 
@@ -250,7 +264,7 @@ def mean_round(
     rounds: int,
     samples: float,
     seconds: Sequence[float],
-    figures: Sequence[Sequence[int]] = (),
+    shares: HostShares = HostShares(),  # noqa: B008 - it never changes
     beat: int = 0,
     way_s: float = 0.0,
 ) -> Round:
@@ -261,21 +275,19 @@ def mean_round(
         rounds: how many.
         samples: behind them.
         seconds: by part, of all of them.
-        figures: figures of the host, from the time of the window. They are known for longer times only, and count for
-            each part as much as it lasts, but the thread has not been kept from running while it ran.
+        shares: those of the host, from the time of the window. They are known for longer times only, and count for each
+            part as much as it lasts, but the thread has not been kept from running while it ran.
         beat: number of the heartbeat.
         way_s: seconds of all their waits in which a request or its answer was on the way.
     """
     means = [one / rounds for one in seconds]
     wall_s = sum(means)
     own_s = wall_s - means[WAIT]
-    busy_s = min(own_s, share_of(figures, BUSY) * wall_s)
-    stopped_s = min(own_s - busy_s, share_of(figures, STOPPED) * wall_s)
+    busy_s = min(own_s, shares.busy * wall_s)
+    stopped_s = min(own_s - busy_s, shares.stopped * wall_s)
     idle_s = own_s - busy_s - stopped_s
-    quota_s = min(idle_s, share_of(figures, THROTTLED) * wall_s)
-    queued_s = max(
-        0.0, min(idle_s, share_of(figures, QUEUED) * wall_s) - quota_s
-    )  # a thread without quota is ready, too
+    quota_s = min(idle_s, shares.throttled * wall_s)
+    queued_s = max(0.0, min(idle_s, shares.queued * wall_s) - quota_s)  # a thread without quota is ready, too
     ran = 1 - (stopped_s + quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
     parts += [queued_s, quota_s, way_s / rounds]

@@ -13,9 +13,11 @@ from paceline.wire import messages as m
 
 def rows_of(status: m.Status) -> list[dict[str, Any]]:
     """Return a mapping per process."""
-    slowest = min((one.round for member, one in zip(status.members, status.states, strict=True) if _works(member, one)),
-                  default=0)  # fmt: skip
-    return [_row(member, one, status, slowest) for member, one in zip(status.members, status.states, strict=True)]
+    pairs = list(zip(status.members, status.states, strict=True))
+    work = [(one.round, member.rank) for member, one in pairs if _works(member, one)]
+    slowest = min((round for round, _ in work), default=0)
+    last = [rank for round, rank in work if round == slowest]
+    return [_row(member, one, slowest, last) for member, one in pairs]
 
 
 def figures_of(last: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
@@ -81,14 +83,11 @@ def _works(member: m.Member, state: m.MemberState) -> bool:
     return member.role == "worker" and state.phase in ("live", "silent")
 
 
-def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int) -> dict[str, Any]:
+def _row(member: m.Member, state: m.MemberState, slowest: int, last: list[int]) -> dict[str, Any]:
+    """Return the mapping of a process; ``last`` are the workers in the slowest round."""
     waits = [int(rank) for rank in state.waits_for.split()]
     if _works(member, state) and not waits and state.round > slowest:
-        waits = [
-            one.rank
-            for one, other in zip(status.members, status.states, strict=True)
-            if _works(one, other) and other.round == slowest
-        ]
+        waits = last
     return {
         "role": member.role,
         "rank": member.rank,

@@ -107,8 +107,10 @@ class Scheduler:
 
     def _note(self, kind: int, peer: bytes, seq: int, body: m.Body) -> None:
         """Note a request of a member, or its answer."""
+        if isinstance(body, (m.Heartbeat, m.News)):  # a union would be made anew each time
+            return
         key = self._membership.member_of(peer)
-        if key is not None and seq and not isinstance(body, m.Heartbeat | m.News):
+        if key is not None and seq:
             ring.note_message(kind, seq, events.member(*key), body)
 
     def _take_events(self, now: float) -> None:
