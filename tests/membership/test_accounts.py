@@ -146,6 +146,7 @@ def test_recorded_accounts_of_real_jobs_name_the_right_one_or_nobody(name: str) 
     recorded = json.loads(gzip.decompress(Path(__file__).with_name("recorded.json.gz").read_bytes()))[name]
     verdicts, said = Verdicts(), []
     for role, rank, host, windows, figures, late in recorded:
+        figures.extend([0] * (len(FIGURES) - len(figures) if figures else 0))  # some are new since
         account = m.AccountReport([m.Window(*one) for one in windows], figures, [tuple(one) for one in late], 0)
         member = m.Member(role, rank, 0, host, host, 1, "", b"")
         said += [one.text for one in verdicts.note(member, account, (), 0.0) if isinstance(one, Warn)]

@@ -23,6 +23,7 @@ from paceline.observe.account import (
     OTHER,
     QUEUED,
     RECEIVE,
+    REREAD,
     SEND,
     SERVER_PARTS,
     STALLED,
@@ -389,6 +390,19 @@ def test_page_faults_tell_which_worker_of_a_host_is_short_of_memory() -> None:
     assert [(one.rank, one.cause) for one in job.run(8, reads_again)] == [(SLOW, "memory")]
 
 
+def test_few_page_faults_that_bring_back_many_pages_are_a_shortage_of_memory() -> None:
+    """The kernel reads many pages ahead, so there are few faults; and it does not count the first waits as such."""
+    job = Job(0, 0.1)
+    job.run(ONSET)
+
+    def reads_again(parts: list[float], figures: list[int], round: int) -> float:
+        parts[OTHER] += 0.1
+        figures[FAULTS], figures[REREAD] = 1, 4096
+        return BATCH
+
+    assert [(one.rank, one.cause) for one in job.run(8, reads_again)] == [(SLOW, "memory")]
+
+
 def test_shortage_of_memory_on_all_hosts_is_no_fault_of_a_worker() -> None:
     job = Job(0, 0.1)
     job.run(ONSET)
@@ -571,7 +585,7 @@ def test_workers_that_come_and_go_take_no_more_memory() -> None:
     assert loss.seconds > 10 * 0.15
 
 
-@pytest.mark.parametrize("figure", [QUEUED, THROTTLED, STALLED, STOLEN, FAULTS])
+@pytest.mark.parametrize("figure", [QUEUED, THROTTLED, STALLED, STOLEN, FAULTS, REREAD])
 def test_worker_that_has_left_is_compared_with_none(figure: int) -> None:
     detector, said = Detector(), []
     for round in range(1, 80):

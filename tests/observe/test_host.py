@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.account import BUSY, FIGURES, INTERVAL, THROTTLED
+from paceline.observe.account import BUSY, FIGURES, INTERVAL, REREAD, THROTTLED
 from paceline.observe.host import HeldUp, HostFigures, stop_of
 
 
@@ -45,6 +45,18 @@ def test_quota_is_read_from_both_versions_of_cgroups(tmp_path: Path, file: str, 
     assert (found[INTERVAL], found[THROTTLED]) == (500_000, 200_000)
     clock.now += 0.5
     assert host.read()[THROTTLED] == 0
+
+
+@pytest.mark.parametrize("folder", [".", "memory"])
+def test_pages_that_are_read_again_are_counted_by_both_versions_of_cgroups(tmp_path: Path, folder: str) -> None:
+    stat = "anon 1\nworkingset_refault_anon {}\nworkingset_refault_file {}\ntotal_workingset_refault_file 99999\n"
+    file = tmp_path / folder / "memory.stat"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(stat.format(7, 100))
+    host = figures(tmp_path, Clock())
+    file.write_text(stat.format(10, 4100))
+    assert host.read()[REREAD] == 4003
+    assert host.read()[REREAD] == 0
 
 
 def held_up(ran: float = 0.0, queued: float = 0.0, others: float = 0.0) -> HeldUp:

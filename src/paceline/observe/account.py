@@ -36,9 +36,9 @@ SERVER_PARTS = ("receive", "merge", "apply", "gc", "rest")
 RECEIVE, MERGE, APPLY, SERVER_GC, REST = range(len(SERVER_PARTS))
 
 #: Figures of the host in the order in which heartbeats carry them, see :mod:`paceline.observe.host`: microseconds since
-#: the last one; ``faults`` is a number.
-FIGURES = ("interval", "busy", "queued", "throttled", "stolen", "stalled", "faults", "stopped")
-INTERVAL, BUSY, QUEUED, THROTTLED, STOLEN, STALLED, FAULTS, STOPPED = range(len(FIGURES))
+#: the last one; ``faults`` and ``reread`` are numbers.
+FIGURES = ("interval", "busy", "queued", "throttled", "stolen", "stalled", "faults", "stopped", "reread")
+INTERVAL, BUSY, QUEUED, THROTTLED, STOLEN, STALLED, FAULTS, STOPPED, REREAD = range(len(FIGURES))
 
 
 class Account:

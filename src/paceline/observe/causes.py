@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from paceline.observe.account import FAULTS, GC, INTERVAL, STALLED, STOLEN, WAIT, WORKER_PARTS
+from paceline.observe.account import FAULTS, GC, INTERVAL, REREAD, STALLED, STOLEN, WAIT, WORKER_PARTS
 from paceline.observe.history import (
     KEPT_WAITING,
     LEAST_S,
@@ -47,7 +47,8 @@ MOST_OF_IT = 0.5
 #: one in :data:`MANY` windows and all of so many heartbeats, and in fewer if it is the second multiple.
 ALONE, ALONE_EARLY, MANY, BEATS = 3.0, 10.0, 8, 2
 
-#: Page faults in a second that explain a long part; those that do where waits for memory take this part of the time.
+#: Page faults, or pages read again, in a second that explain a long part; page faults that do where waits for memory
+#: take this part of the time.
 FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
 
 _OWN = tuple(part for part in range(len(WORKER_PARTS)) if part != WAIT)
@@ -226,10 +227,10 @@ def _host_cause(worker: History, others: Sequence[History], share: float, second
     def of_others(figure: int) -> float:
         return middle([of(one, figure) for one in beside] or [0.0])
 
-    faults, theirs = 1e6 * of(worker, FAULTS), 1e6 * of_others(FAULTS)
     is_short = of(worker, STALLED) > STALLING  # of memory, or others of its host are: its page faults tell
-    if faults > ALONE * theirs + (FAULTY_IF_SHORT if is_short else FAULTY):
-        return "memory"
+    for figure, few in ((FAULTS, FAULTY_IF_SHORT if is_short else FAULTY), (REREAD, FAULTY)):
+        if 1e6 * of(worker, figure) > ALONE * 1e6 * of_others(figure) + few:
+            return "memory"
     found = {"memory": explains(STALLED), "stolen": explains(STOLEN)}
     if True in found.values():
         return next(cause for cause, is_own in found.items() if is_own)

@@ -7,6 +7,7 @@
 | ``stolen``: other guests ran on the processors of this one | ``/proc/stat`` |
 | ``stalled``: processes of this cgroup or host waited for memory | ``memory.pressure``, ``/proc/pressure/memory`` |
 | ``faults``: pages were read from disk | ``getrusage`` |
+| ``reread``: the kernel had taken pages away from this cgroup, and read them again | ``memory.stat`` |
 | ``stopped``: see :class:`Stops` | a thread that sleeps |
 
 A figure that the host does not have stays 0.
@@ -20,7 +21,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.observe.account import INTERVAL, THROTTLED
@@ -33,6 +34,9 @@ _SLEEP_S, _LEAST_STOP_S = 0.25, 0.3
 _END_S = 1.0
 
 _CGROUPS = Path("/sys/fs/cgroup")
+
+#: Pages of a cgroup that came back after they were taken away, of programs and of files.
+_REREAD = r"workingset_refault_anon (\d+)\nworkingset_refault_file (\d+)"
 
 #: Nanoseconds for which each thread has run, and for which it was ready to run; and seconds for which this process
 #: waited otherwise.
@@ -117,6 +121,7 @@ class HostFigures:
     def __init__(self, thread: int, cgroups: Path = _CGROUPS, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedstat = f"/proc/self/task/{thread}/schedstat"
         self._quotas, self._pressure = _cpu_stats(cgroups), _memory_pressure(cgroups)
+        self._memory = next(_of_cgroups(cgroups, "memory", "memory.stat", _REREAD), Path(os.devnull))
         self.stops = Stops(self._quotas)
         self._clock = clock
         self._last = self._totals()
@@ -140,6 +145,7 @@ class HostFigures:
         return [
             round(1e6 * self._clock()), busy // 1000, queued // 1000, throttled_us(self._quotas),
             (stolen[0] if stolen else 0) * ticks, stalled[0] if stalled else 0, faults, round(1e6 * self.stops.seconds),
+            sum(_numbers(self._memory, _REREAD)),
         ]  # fmt: skip
 
 
@@ -174,12 +180,16 @@ def _own_cgroups() -> dict[str, str]:
 
 def _cpu_stats(cgroups: Path) -> list[Path]:
     """Return the files that tell of a quota of this process: those of its cgroup and of all above."""
-    own = _own_cgroups()
-    found = []
-    for root, path in ((cgroups, own.get("", "/")), (cgroups / "cpu", own.get("cpu", "/"))):
+    return list(_of_cgroups(cgroups, "cpu", "cpu.stat", r"throttled_(?:usec|time) (\d+)"))
+
+
+def _of_cgroups(cgroups: Path, controller: str, name: str, pattern: str) -> Iterator[Path]:
+    """Return the files of this name that have such numbers, of this process's cgroup and of all above."""
+    own, found = _own_cgroups(), []
+    for root, path in ((cgroups, own.get("", "/")), (cgroups / controller, own.get(controller, "/"))):
         inner = Path(path.lstrip("/"))
-        found += [root / one / "cpu.stat" for one in (inner, *inner.parents)]
-    return [path for path in dict.fromkeys(found) if _numbers(path, r"throttled_(?:usec|time) (\d+)")]
+        found += [root / one / name for one in (inner, *inner.parents)]
+    return (path for path in dict.fromkeys(found) if _numbers(path, pattern))
 
 
 def _memory_pressure(cgroups: Path) -> Path:
