@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ENGINES = $(VENV)-engines
 TRACKERS = $(VENV)-trackers
 TRAINERS = $(VENV)-trainers
+PEERS = $(VENV)-peers
 
 # Whole files, in the order of their names: those of the last folders are short, so both cores end at nearly the same time.
 TWO_CORES = -n 2 --dist loadfile --no-loadscope-reorder
@@ -27,7 +28,7 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profi
 
 .PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
   test-trackers test-trainers test-browser test-c10d check format docs fuzz mutations oracle \
-  blame slow busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
+  blame slow slow-peers busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -58,6 +59,7 @@ help:
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
 	@echo "make blame  200 jobs with a random fault each: is the right process named? (about an hour) BLAME='--jobs 20' for less"
 	@echo "make slow   real jobs with one slow process each: is it named, with the right reason? (10 minutes, root)"
+	@echo "make slow-peers  the same, beside TraceML and nvidia-resiliency-ext in plain DDP (half an hour)"
 	@echo "make busy   100 good jobs and 50 failures with 20 threads a core that run (2 hours) BUSY='--jobs 8 --faults 4' for less"
 	@echo "make soak   10 minutes of training in every mode: does memory grow? SOAK='--seconds 120' for less"
 	@echo "make clean  remove what the targets above have made"
@@ -191,6 +193,18 @@ blame: $(READY)
 
 slow: $(READY)
 	folder=$$(mktemp -d) && $(BIN)/python -m tests.observe.matrix --folder $$folder $(SLOW)
+
+# A venv of its own, because nothing of these tools is used; what paceline needs, torch too, comes from the other one.
+$(PEERS)/.ready: $(READY)
+	$(PYTHON) -m venv $(PEERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  traceml-ai==0.5.0 nvidia-resiliency-ext==0.4.1 nvidia-cuda-cupti-cu12
+	touch $@
+
+slow-peers: $(READY) $(PEERS)/.ready
+	folder=$$(mktemp -d) && $(BIN)/python -m tests.observe.matrix --folder $$folder --peers $(abspath $(PEERS)) $(SLOW)
 
 busy: $(READY)
 	$(BIN)/python -m tests.busy $(BUSY)

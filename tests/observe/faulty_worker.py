@@ -7,12 +7,19 @@ import mmap
 import os
 import random
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 #: The slow one of the workers, and the round in which its fault begins.
 WORKERS, SLOW, ONSET = 4, 1, 30
+
+#: Rounds after the onset.
+AFTER = 60
+
+#: Keys of the unbalanced placement, and elements of each; one server has all of them.
+LARGE_KEYS, LARGE_KEY = 4, 4_000_000
 
 #: Samples of a worker in a round; with measured shares, of the mean worker.
 BATCH = 8
@@ -25,68 +32,131 @@ STORES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+class FaultyLoop:
+    """A model, its data and its loss. The slow worker has its fault from :data:`ONSET` on, or it comes from outside.
+
+    Args:
+        fault: name of the fault.
+        jitter: standard deviation of the logarithm of a round's time.
+        rank: rank of this worker.
+        folder: it writes there how far it is.
+        compute_s: time on a processor of a round.
+
+    Attributes:
+        model: to be trained.
+    """
+
+    def __init__(self, fault: str, jitter: float, rank: int, folder: str, compute_s: float) -> None:
+        import torch
+
+        class Pause(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+                ctx.seconds = seconds
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+                time.sleep(ctx.seconds)
+                return grad, None
+
+        class Burn(torch.nn.Module):
+            seconds = 0.0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                until = time.thread_time() + self.seconds
+                while time.thread_time() < until:
+                    x @ torch.ones(256, 256)
+                return x
+
+        class Large(torch.nn.Module):
+            """Parameters that ``placement="hash"`` gives to the first of two servers."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                even = [name for name in map("p{}".format, range(99)) if zlib.crc32(f"2.{name}".encode()) % 2 == 0]
+                for name in even[:LARGE_KEYS]:
+                    self.register_parameter(name, torch.nn.Parameter(torch.zeros(LARGE_KEY)))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x + sum(one.mean() for one in self.parameters())
+
+        self.fault, self._is_slow, self._compute_s, self._jitter = fault, rank == SLOW, compute_s, jitter
+        self._burn, self._pause, self._number = Burn(), Pause.apply, 0
+        layers = [self._burn, torch.nn.Linear(256, 256), *([Large()] if fault == "placement" else [])]
+        self.model = torch.nn.Sequential(*layers)
+        self._chance, self._longer = random.Random(f"{rank} {fault} {jitter}"), 1.0
+        self._table = mapped(Path(folder, "data")) if fault == "memory" and self._is_slow else None
+        if fault == "gc" and self._is_slow:
+            gc.callbacks.append(
+                lambda phase, info: time.sleep(0.1) if phase == "start" and info["generation"] == 2 else None
+            )
+        self._progress = os.open(Path(folder, f"round-{rank}"), os.O_CREAT | os.O_WRONLY)
+
+    @property
+    def _has_fault(self) -> bool:
+        return self._is_slow and self._number >= ONSET
+
+    def load(self, samples: Sequence[int]) -> Any:
+        """Return a batch."""
+        import torch
+
+        time.sleep(0.15 if self._has_fault and self.fault == "loader" else 0.002)
+        return torch.ones(len(samples), 256)
+
+    def begin(self, batch: Any) -> None:
+        """Begin a round."""
+        os.pwrite(self._progress, f"{self._number:9}".encode(), 0)
+        self._longer = self._chance.lognormvariate(0, self._jitter) if self._jitter else 1.0
+        self._burn.seconds = self._compute_s * self._longer * len(batch) / BATCH
+        if self._table is not None:
+            sum(self._table[at] for at in range(0, len(self._table), 4096))
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        """Return the loss; its backward takes a while."""
+        extra = 0.2 if self._has_fault and self.fault == "backward" else 0.0
+        return self._pause(model(batch), 0.05 * self._longer + extra).sum()
+
+    def end(self) -> None:
+        """End a round."""
+        if self.fault == "gc" and self._has_fault and self._number % 10 == 0:
+            gc.collect()
+        self._number += 1
+
+
 def train(fault: str, jitter: float, rounds: int, folder: str, compute_s: float, kind: str, shares: bool) -> None:
-    """Train; the slow worker has its fault from :data:`ONSET` on, unless it comes from outside."""
+    """Train with a store."""
     import torch
 
     import paceline
 
-    class Pause(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-            ctx.seconds = seconds
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-            time.sleep(ctx.seconds)
-            return grad, None
-
-    class Burn(torch.nn.Module):
-        seconds = 0.0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            until = time.thread_time() + self.seconds
-            while time.thread_time() < until:
-                x @ torch.ones(256, 256)
-            return x
-
-    number = 0
-
-    def load(samples: Sequence[int]) -> torch.Tensor:
-        time.sleep(0.15 if is_slow and fault == "loader" and number >= ONSET else 0.002)
-        return torch.ones(len(samples), 256)
-
     store = paceline.kvstore.create(kind, **STORES[kind][0])
-    is_slow = store.rank == SLOW
-    burn = Burn()
-    model = torch.nn.Sequential(burn, torch.nn.Linear(256, 256))
-    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), kvstore=store, model=model)
-    chance = random.Random(f"{store.rank} {fault} {jitter}")
-    table = mapped(Path(folder, "data")) if fault == "memory" and is_slow else None
-    if fault == "gc" and is_slow:
-        gc.callbacks.append(
-            lambda phase, info: time.sleep(0.1) if phase == "start" and info["generation"] == 2 else None
-        )
-    progress = os.open(Path(folder, f"round-{store.rank}"), os.O_CREAT | os.O_WRONLY)
+    loop = FaultyLoop(fault, jitter, store.rank, folder, compute_s)
+    kind_of = torch.optim.Adam if fault == "placement" else torch.optim.SGD  # the servers have more to do
+    own = kind_of(loop.model.parameters(), lr=1e-6)
+    optimizer = paceline.DistributedOptimizer(own, kvstore=store, model=loop.model)
     data: Any = range(rounds * BATCH * (WORKERS if shares else 1))
     batches: dict[str, Any] = {"batch_size": BATCH}
     if shares:
         sampler = paceline.data.SharedBatchSampler(data, store, global_batch_size=WORKERS * BATCH, shares="measured")
         batches = {"batch_sampler": sampler}
-    for batch in torch.utils.data.DataLoader(data, collate_fn=load, **batches):
-        os.pwrite(progress, f"{number:9}".encode(), 0)
-        longer = chance.lognormvariate(0, jitter) if jitter else 1.0
-        burn.seconds = compute_s * longer * len(batch) / BATCH
-        if table is not None:
-            sum(table[at] for at in range(0, len(table), 4096))
+    for batch in torch.utils.data.DataLoader(data, collate_fn=loop.load, **batches):
+        loop.begin(batch)
         optimizer.zero_grad()
-        extra = 0.2 if fault == "backward" and is_slow and number >= ONSET else 0.0
-        Pause.apply(model(batch), 0.05 * longer + extra).sum().backward()
+        loop.loss(loop.model, batch).backward()
         optimizer.step()
-        if fault == "gc" and is_slow and number >= ONSET and number % 10 == 0:
-            gc.collect()
-        number += 1
+        loop.end()
+
+
+def rounds_of(folder: Path) -> int:
+    """Return the last round of the worker that is furthest."""
+    found = [path.read_text().strip() for path in folder.glob("round-*")]
+    return max((int(one) for one in found if one), default=-1)
+
+
+def quota(compute_s: float) -> float:
+    """Return half of the processor that a worker needs."""
+    return 0.5 * compute_s / (compute_s + 0.055)
 
 
 def mapped(path: Path, size: int = 64 << 20) -> mmap.mmap:

@@ -26,11 +26,9 @@ from rich.table import Table
 
 from paceline.testing import LocalJob
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
+from tests.observe import peers
 from tests.observe.faults import limit_cpu, limit_memory, limited, outside, start_relay
-from tests.observe.faulty_worker import ONSET, SLOW, STORES, WORKERS, train
-
-#: Rounds after the onset.
-AFTER = 60
+from tests.observe.faulty_worker import AFTER, LARGE_KEY, ONSET, SLOW, STORES, WORKERS, quota, rounds_of, train
 
 #: By fault: causes that are right.
 RIGHT: dict[str, tuple[str, ...]] = {
@@ -47,6 +45,7 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "link": ("its network", "sending gradients"),
     "delay": ("its network", "sending gradients"),
     "server": ("the CPU quota of its cgroup is used up",),
+    "placement": ("merging gradients", "the optimizer", "answering"),
 }
 
 
@@ -68,7 +67,7 @@ class Outcome:
             return "wrong" if lines else "right"
         if not lines:
             return "none"
-        who = "server 0 " if fault == "server" else f"worker {SLOW} "
+        who = "server 0 " if fault in ("server", "placement") else f"worker {SLOW} "
         is_right = who in lines[0] and any(cause in lines[0] for cause in RIGHT[fault])
         return "right" if is_right and self.said[0][0] >= 0 else "wrong"
 
@@ -112,12 +111,6 @@ def run_scheduler(path: str) -> None:
     runpy.run_module("paceline", run_name="__main__")
 
 
-def rounds_of(folder: Path) -> int:
-    """Return the last round of the worker that is furthest."""
-    found = [path.read_text().strip() for path in folder.glob("round-*")]
-    return max((int(one) for one in found if one), default=-1)
-
-
 def run(fault: str, jitter: float, folder: Path, options: argparse.Namespace) -> Outcome:
     """Run one job."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,14 +121,14 @@ def run(fault: str, jitter: float, folder: Path, options: argparse.Namespace) ->
         job.start_all(train, fault, jitter, rounds, str(folder), options.compute, options.store, options.shares)
         group = limited(fault, job, stack)
         while rounds_of(folder) < ONSET and not ended(job):
-            _look(job, folder, outcome)
+            _look(job, folder, fault, outcome)
         if group is not None and fault == "memory":
             limit_memory(group, folder)
         elif group is not None:
-            limit_cpu(group, 0.01 if fault == "server" else 0.5 * options.compute / (options.compute + 0.055))
+            limit_cpu(group, 0.01 if fault == "server" else quota(options.compute))
         stack.enter_context(outside(fault, job, folder))
         while not ended(job) and not (RIGHT[fault] and outcome.said):
-            _look(job, folder, outcome)
+            _look(job, folder, fault, outcome)
         outcome.rounds = rounds_of(folder)
         if any(one.code not in (None, 0) for one in job.workers):
             print(job.report())
@@ -146,20 +139,24 @@ def ended(job: LocalJob) -> bool:
     return any(one.code is not None for one in job.workers)
 
 
-def _look(job: LocalJob, folder: Path, outcome: Outcome) -> None:
+def _look(job: LocalJob, folder: Path, fault: str, outcome: Outcome) -> None:
     time.sleep(0.02)
     lines = [
         line
         for line in job.scheduler.output.splitlines()
         if re.search(r"takes [\d.]+ times|holds the|again, from", line)
     ]
-    outcome.said += [(rounds_of(folder) - ONSET, line) for line in lines[len(outcome.said) :]]
+    onset = 0 if fault == "placement" else ONSET
+    outcome.said += [(rounds_of(folder) - onset, line) for line in lines[len(outcome.said) :]]
 
 
 def _job(
     fault: str, stack: contextlib.ExitStack, folder: Path, options: argparse.Namespace
 ) -> _Recorded | _RecordedHosts:
     settings = {"check_rules": False, **STORES[options.store][1]}
+    servers = options.servers
+    if fault == "placement":
+        servers, settings = 2, {**settings, "placement": "hash", "bigarray_bound": LARGE_KEY}
     job: _Recorded | _RecordedHosts
     if fault in ("link", "delay"):
         hosts = stack.enter_context(Hosts(WORKERS))
@@ -169,7 +166,7 @@ def _job(
                 start_relay(hosts[host], stack, folder / f"host-{host}")
         job = _RecordedHosts(hosts, [1] * WORKERS, [options.servers, 0, 0, 0], **settings)
     else:
-        job = _Recorded(WORKERS, options.servers, **settings)
+        job = _Recorded(WORKERS, servers, **settings)
     job.recording = folder / "accounts.jsonl" if options.record else None
     return job
 
@@ -186,24 +183,33 @@ def main() -> int:
     parser.add_argument("--compute", type=float, default=0.02)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--peers", type=Path, help="environment that has TraceML and NVRx: they are tried, too")
     options = parser.parse_args()
     done: dict[tuple[str, float], list[Outcome]] = {}
+    beside: dict[tuple[str, str, float], list[peers.Told]] = {}
     for trial in range(options.trials):
         for fault in options.faults:
             if fault in ("link", "delay") and why_no_hosts():
                 print(f"{fault}: {why_no_hosts()}")
                 continue
             for jitter in options.jitter:
-                outcome = run(fault, jitter, options.folder / f"{fault}-{jitter}-{trial}", options)
+                folder = options.folder / f"{fault}-{jitter}-{trial}"
+                outcome = run(fault, jitter, folder, options)
                 done.setdefault((fault, jitter), []).append(outcome)
                 print(fault, jitter, outcome.judge(fault), outcome.rounds, *outcome.said, sep="  ", flush=True)
-    table = Table("fault", "jitter", "trials", "right", "wrong", "nothing said", "rounds to the verdict")
+                for tool in peers.TOOLS if options.peers and fault in peers.CAUSES else ():
+                    told = peers.run(tool, options.peers, fault, jitter, folder / tool, options.compute)
+                    beside.setdefault((tool, fault, jitter), []).append(told)
+                    print(fault, jitter, tool, told, sep="  ", flush=True)
+    others = peers.TOOLS if options.peers else ()
+    table = Table("fault", "jitter", "trials", "right", "wrong", "nothing said", "rounds to the verdict", *others)
     for (fault, jitter), outcomes in done.items():
         found = [one.judge(fault) for one in outcomes]
         late = [one.said[0][0] for one in outcomes if RIGHT[fault] and one.judge(fault) == "right"]
         shown = f"{statistics.median(late):g} ({min(late)}-{max(late)})" if late else "-"
         counts = [str(found.count(one)) for one in ("right", "wrong", "none")]
-        table.add_row(fault, f"{jitter:.0%}", str(len(outcomes)), *counts, shown)
+        more = [peers.cell(tool, fault, beside.get((tool, fault, jitter), [])) for tool in others]
+        table.add_row(fault, f"{jitter:.0%}", str(len(outcomes)), *counts, shown, *more)
     Console(width=120).print(table)
     return 0
 
