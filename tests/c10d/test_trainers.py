@@ -1,6 +1,6 @@
 """Trainers of others under ``paceline launch --ddp``: the weights of ``torchrun`` with Gloo, bit for bit.
 
-``make test-trainers`` runs them in a venv of its own, with transformers and accelerate.
+``make test-trainers`` runs them in a venv of its own, with transformers and accelerate too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 #: The trainers, and what they need.
 TRAINERS = {
-    "mnist.py": "torch", "imagenet.py": "torch", "gpt.py": "torch", "accelerate_loop.py": "accelerate",
-    "transformers_trainer.py": "transformers",
+    "mnist.py": "torch", "imagenet.py": "torch", "imagenet.py --multiprocessing-distributed": "torch",
+    "gpt.py": "torch", "accelerate_loop.py": "accelerate", "transformers_trainer.py": "transformers",
+    "lightning_trainer.py": "lightning",
 }  # fmt: skip
 
 pytestmark = pytest.mark.skipif("PACELINE_TEST_TRAINERS" not in os.environ, reason="make test-trainers: some minutes")
@@ -51,9 +52,10 @@ def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
 def test_trainer_has_the_weights_of_gloo(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(TRAINERS[name]) is None:
         pytest.skip(f"{TRAINERS[name]} is not installed")
-    script = str(SCRIPTS / name)
-    ours = weights([*LAUNCH, "--", script], tmp_path / "ours.pt")
-    assert not differing(ours, weights([*TORCHRUN, script], tmp_path / "theirs.pt"))
+    script, *flags = name.split()
+    command = [str(SCRIPTS / script), *flags]
+    ours = weights([*LAUNCH, "--", *command], tmp_path / "ours.pt")
+    assert not differing(ours, weights([*TORCHRUN, *command], tmp_path / "theirs.pt"))
 
 
 def test_measured_shares_train_a_gpt_as_equal_ones(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A trainer as PyTorch's ImageNet example is when it is started for ``env://``: a residual network with BatchNorm, SGD
 with momentum, meters that are reduced over the ranks, a rest of the validation set, a checkpoint that training resumes
-from. On a CPU too it wraps its model, which the example does on GPUs only."""
+from. With ``--multiprocessing-distributed`` a process of its own trains. On a CPU too it wraps its model, which the
+example does on GPUs only."""
 
 import argparse
 import os
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import distributed as dist
+from torch import multiprocessing
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
@@ -148,12 +150,26 @@ def main() -> None:
     parser.add_argument("--batch-size", default=10, type=int)
     parser.add_argument("--workers", default=1, type=int)
     parser.add_argument("--double", action="store_true")
+    parser.add_argument("--multiprocessing-distributed", action="store_true")
     args = parser.parse_args()
+    args.checkpoint = f"{args.path}.checkpoint"
+    if args.dist_url == "env://" and args.world_size == -1:
+        args.world_size = int(os.environ["WORLD_SIZE"])
+    if args.multiprocessing_distributed:
+        of_this_node = 1  # as the example counts where there is no GPU
+        args.world_size = of_this_node * args.world_size
+        multiprocessing.spawn(main_worker, nprocs=of_this_node, args=(of_this_node, args))
+    else:
+        main_worker(0, 1, args)
+
+
+def main_worker(gpu: int, of_this_node: int, args: argparse.Namespace) -> None:
     if args.dist_url == "env://" and args.rank == -1:
-        args.rank, args.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        args.rank = int(os.environ["RANK"])
+    if args.multiprocessing_distributed:
+        args.rank = args.rank * of_this_node + gpu
     if args.double:
         torch.set_default_dtype(torch.float64)
-    args.checkpoint = f"{args.path}.checkpoint"
     dist.init_process_group(args.dist_backend, init_method=args.dist_url, world_size=args.world_size, rank=args.rank)
     run(args, 2)
     found = run(args, 3, args.checkpoint)
