@@ -1,6 +1,7 @@
 """Ranks whose devices have unlike types train one model, with equal weights.
 
-The other type of device is built from ``other_device/memory.cpp``, which takes about 7 s of a core.
+The other type of device is built from ``other_device/memory.cpp``, which takes about 7 s of a core. Where there is a
+GPU, it takes part too.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ def trained(device: torch.device, group: Any, **options: Any) -> list[list[float
 
 
 def train(library: str) -> dict[str, Any]:
+    """Train with a rank on a CPU, and one on a device whose type is in a library; without one, on a GPU."""
     open_group()
-    device = other_device(library) if dist.get_rank() else torch.device("cpu")
+    device = torch.device("cpu")
+    if dist.get_rank():
+        device = other_device(library) if library else torch.device("cuda:0")
     total = torch.full((3,), 1.0 + dist.get_rank(), device=device)
     dist.all_reduce(total)
     parts = [torch.zeros(2, device=device) for _ in range(2)]
@@ -81,3 +85,75 @@ def test_ranks_on_unlike_devices_train_as_on_devices_of_one_type(library: Path) 
     assert first == second
     assert first["sums"] == [[3.0] * 3, [1.0] * 2, [1.0] * 2]
     assert first["unlike"] == first["views"] == first["alike"]
+
+
+# ---- a GPU, which two ranks may share ------------------------------------------------------------------------------
+
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("memory", [pytest.param(one, marks=on_a_gpu) for one in (True, False)])
+def test_ranks_on_a_cpu_and_a_gpu_train_as_on_cpus(memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=memory) as job:
+        first, second = job.run(train, "")
+    assert [first.pop("device"), second.pop("device")] == ["cpu", "cuda"]
+    assert first["sums"] == second["sums"] == [[3.0] * 3, [1.0] * 2, [1.0] * 2]
+    for one in (first, second):
+        for name in ("unlike", "views"):
+            for ours, expected in zip(one[name], first["alike"], strict=True):
+                torch.testing.assert_close(torch.tensor(ours), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def reduce_late() -> list[Any]:
+    """Reduce what a stream has yet to compute, and compute with the result at once."""
+    open_group("nccl")
+    rank, found = dist.get_rank(), []
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for step in range(1, 4):
+            torch.cuda._sleep(50_000_000)  # some 30 ms of the GPU
+            total = torch.full((1 << 20,), float(step + rank), device="cuda")
+            work = dist.all_reduce(total, async_op=True)
+            work.wait()
+            found.append((total * 2).unique().tolist())
+        future = dist.all_reduce(total, async_op=True).get_future()
+        found.append(future.then(lambda done: done.value()[0] + 1).wait().unique().tolist())
+    return found
+
+
+@pytest.mark.parametrize("memory", [pytest.param(one, marks=on_a_gpu) for one in (True, False)])
+def test_what_a_stream_computes_late_is_reduced(memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=memory) as job:
+        assert job.run(reduce_late) == [[[6.0], [10.0], [14.0], [15.0]]] * 2
+
+
+def normalised_over(ranks: int, rank: int) -> list[list[float]]:
+    torch.manual_seed(0)
+    net: torch.nn.Module = torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 3)
+    )
+    net.to("cuda")
+    batches = torch.randn(4, 16, 6, generator=torch.Generator().manual_seed(1)).to("cuda")
+    trained = net
+    if ranks > 1:
+        net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+        trained = DistributedDataParallel(net, device_ids=[0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for batch in batches:
+        optimizer.zero_grad()
+        trained(batch.chunk(ranks)[rank]).square().mean().backward()
+        optimizer.step()
+    return [one.detach().double().flatten().tolist() for one in net.state_dict().values()]
+
+
+def normalised() -> list[list[list[float]]]:
+    rank = open_group("nccl")
+    return [normalised_over(2, rank), normalised_over(1, 0)]
+
+
+@pytest.mark.parametrize("memory", [pytest.param(one, marks=on_a_gpu) for one in (True, False)])
+def test_batches_are_normalised_over_all_ranks_as_in_one_process(memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=memory) as job:
+        for ours, alone in job.run(normalised):
+            for mine, expected in zip(ours, alone, strict=True):
+                torch.testing.assert_close(torch.tensor(mine), torch.tensor(expected), rtol=1e-4, atol=1e-5)
