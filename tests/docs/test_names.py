@@ -27,7 +27,7 @@ EXAMPLE_FLAGS = {
 #: Names of others: pip, mpirun, pytest, ray, torchx and torchrun; users' and jobs' files; torch, Python and Noise.
 FOREIGN_FLAGS = {"--index-url", "--version", "--short", "--mca", "--labels", "--key_file", "--mounts"}
 FOREIGN_FLAGS |= {"--nnodes", "--node-rank", "--master-addr", "--rdzv-backend", "--rdzv-endpoint", "--standalone"}
-FOREIGN_FLAGS |= {"--local-addr", "--redirects", "--tee"}
+FOREIGN_FLAGS |= {"--local-addr", "--redirects", "--tee", "--multiprocessing-distributed"}
 FOREIGN_FILES = {"train.py", "resume.py", "job.ckpt", "job.ckpt.rank<r>.*", "models/resnet20-0250.ckpt"}
 FOREIGN_FILES |= {name for text in TEXTS.values() for name in re.findall(r"Save\s+this\s+as\s+`([\w.]+)`", text)}
 FOREIGN_CLASSES = {"SparseAdam", "NotImplementedError", "Noise_NNpsk0_25519_AESGCM_SHA256"}

@@ -9,7 +9,7 @@ import torch
 
 from paceline import DistributedOptimizer
 from paceline.errors import PacelineError
-from paceline.optim.binding import Bound, take_all
+from paceline.optim.binding import Bound, same_bits, take_all
 from paceline.testing.one_process import OneProcess
 
 
@@ -58,3 +58,14 @@ def test_merged_gradients_come_where_a_conjugate_was() -> None:
     with torch.no_grad():
         take_all([Bound("x", param, None, 0, (), value, torch.zeros(2, 2))], weights=False)  # type: ignore[arg-type]
     assert param.grad.tolist() == [1 + 2j, 3 + 4j]
+
+
+def test_same_bits_are_those_of_the_elements_in_any_layout() -> None:
+    one = torch.arange(24.0).reshape(2, 3, 4)
+    one[0, 0, 0] = torch.nan
+    turned = one.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    assert same_bits(one, turned)
+    turned[1, 2, 3] += 1
+    assert not same_bits(one, turned)
+    assert not same_bits(one, one.double())
+    assert not same_bits(one, one[:1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.errors import DeadlineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.optim.device import Pusher
 from paceline.testing import LocalJob
 
@@ -70,3 +70,26 @@ def test_weights_on_a_gpu_are_those_of_the_cpu(passes: int, settings: dict[str, 
         with LocalJob(2, 1, **settings) as job:  # type: ignore[arg-type]
             found[device] = job.run(train, device, passes)
     torch.testing.assert_close(torch.tensor(found["cuda"]), torch.tensor(found["cpu"]), rtol=1e-4, atol=1e-5)
+
+
+def capture(update: str) -> str:
+    """Capture forward and backward in a CUDA graph; return the error."""
+    net = torch.nn.Linear(4, 2).cuda()
+    paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net, update=update)
+    inputs = torch.ones(3, 4, device="cuda")
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            net(inputs).sum().backward()
+    except RuntimeError as error:
+        while not isinstance(error, PacelineError) and error.__context__ is not None:
+            error = error.__context__  # type: ignore[assignment]
+        return str(error)
+    return ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_backward_pass_in_a_cuda_graph_is_an_error_that_names_the_way_out() -> None:
+    with LocalJob(1, 1) as job:
+        [found] = job.run(capture, "worker")
+    assert "make_graphed_callables before" in found

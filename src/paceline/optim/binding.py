@@ -20,7 +20,7 @@ from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
 from paceline.optim.device import SideStream, side_streams
-from paceline.tensors import real_view, without_graph
+from paceline.tensors import real_view, to_host, without_graph
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 
@@ -125,10 +125,11 @@ def _takes_values(target: torch.Tensor) -> bool:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype hold the same bits, NaN included."""
-    if one.device.type == other.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
-        return not _libc.memcmp(one.data_ptr(), other.data_ptr(), one.numel() * one.itemsize)
-    return torch.equal(one.to(other.device).nan_to_num(), other.nan_to_num())
+    """Return whether two tensors hold the same bits, NaN included, in the same shape and dtype."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    here, there = to_host(one), to_host(other)
+    return not _libc.memcmp(here.data_ptr(), there.data_ptr(), here.numel() * here.itemsize)
 
 
 _libc = systems.c_library()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.errors import DeadlineError
+from paceline.errors import DeadlineError, PacelineError
 
 #: Interval of checks whether a copy has ended: a copy of a megabyte takes about as long.
 COPY_CHECK_INTERVAL_S = 0.0002
@@ -31,7 +31,16 @@ class SideStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def fetch(self, grad: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event:
-        """Copy a gradient to host memory, after its computation; returns an event at the end of the copy."""
+        """Copy a gradient to host memory, after its computation; returns an event at the end of the copy.
+
+        Raises:
+            PacelineError: a CUDA graph is captured; its replays would push nothing.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise PacelineError(
+                "a CUDA graph captures a backward pass, and pushes no gradient when replayed: leave backward out of "
+                "the graph, or call torch.cuda.make_graphed_callables before the model is given to DistributedOptimizer"
+            )
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             into.copy_(grad, non_blocking=True)
