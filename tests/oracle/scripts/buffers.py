@@ -23,7 +23,7 @@ def seen_of(net: nn.Sequential) -> Result:
     """Return what an evaluation sees: weights, means, and what comes out."""
     norm = net.eval()[1]
     with torch.no_grad():
-        outputs = net(PROBE)
+        outputs = net(PROBE.to(norm.weight.device))
     return {"net": net, "mean": norm.running_mean, "variance": norm.running_var, "outputs": outputs,
             "saved": dict(net.state_dict())}  # fmt: skip
 
