@@ -127,6 +127,26 @@ def test_what_a_stream_computes_late_is_reduced(memory: bool) -> None:
         assert job.run(reduce_late) == [[[6.0], [10.0], [14.0], [15.0]]] * 2
 
 
+def reduce_beside() -> list[Any]:
+    """Reduce while the stream of the script has long work that it began later."""
+    open_group("nccl")
+    total, ended = torch.ones(1 << 20, device="cuda"), torch.cuda.Event()
+    dist.all_reduce(total)  # makes what is made once
+    work = dist.all_reduce(total, async_op=True)
+    torch.cuda._sleep(10_000_000_000)  # some 5 s of the GPU
+    ended.record()
+    work.wait()
+    is_beside = not ended.query()
+    return [is_beside, total.unique().tolist()]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_reduction_does_not_wait_for_kernels_that_were_begun_after_it() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        assert job.run(reduce_beside) == [[True, [4.0]]] * 2
+
+
 def normalised_over(ranks: int, rank: int) -> list[list[float]]:
     torch.manual_seed(0)
     net: torch.nn.Module = torch.nn.Sequential(

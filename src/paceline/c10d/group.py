@@ -22,11 +22,10 @@ from paceline.c10d.host_copy import (
     Tensors,
     check_parts,
     check_size,
+    copying,
     deadline,
-    finish,
     is_linear,
     joined,
-    mode_of,
     operation,
     ready,
     reduction_of,
@@ -411,11 +410,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             if self._hosts is not None:
                 self._hosts.start(alike, work.number, timeout_s)
             try:
-                with mode_of(used):
+                with copying(used):
                     job()
             except PacelineError as error:
                 raise self._explained(error, f"{what} (number {work.number // CALLBACKS})", timeout_s) from error
-            finish(work.tensors)
 
         def begin_early() -> None:
             plane = None if self._hosts is None else self._hosts.early(alike, work.number, timeout_s)

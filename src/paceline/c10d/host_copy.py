@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -112,15 +113,34 @@ def ready(tensors: Tensors) -> Callable[[], float]:
     return wait
 
 
-def mode_of(tensors: Tensors) -> AbstractContextManager[object]:
-    """Return the mode in which any thread may change these tensors: those of ``torch.inference_mode`` need it."""
-    return torch.inference_mode() if any(one.is_inference() for one in tensors) else nullcontext()
+def copying(tensors: Tensors) -> AbstractContextManager[object]:
+    """Return the context in which a thread copies tensors that are :func:`ready`; at its end the copies are complete.
+
+    Any thread may change them there: those of ``torch.inference_mode`` need it. Copies of CUDA run on a stream of their
+    own: on that of the script they would wait for all kernels that it has begun since, such as the rest of backward.
+    """
+    devices, is_inference = _devices(tensors), any(one.is_inference() for one in tensors)
+    return _copying(tensors, devices, is_inference) if devices or is_inference else nullcontext()
 
 
-def finish(tensors: Tensors) -> None:
-    """Wait until what this thread has written to devices is there."""
-    for device in _devices(tensors):
-        torch.accelerator.current_stream(device).synchronize()
+@contextmanager
+def _copying(tensors: Tensors, devices: Sequence[torch.device], is_inference: bool) -> Iterator[None]:
+    # PyTorch would give memory of a sparse result, once it is freed, to the next copy, whoever still reads it.
+    is_beside = not any(one.is_sparse for one in tensors)
+    with ExitStack() as stack:
+        if is_inference:
+            stack.enter_context(torch.inference_mode())
+        for device in devices:
+            if device.type == "cuda" and is_beside:
+                stack.enter_context(torch.cuda.stream(_copy_stream(device)))
+        yield
+        for device in devices:
+            torch.accelerator.current_stream(device).synchronize()
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.c10d.far import Swap, server_of
-from paceline.c10d.host_copy import HostCopy, finish, mode_of, ready
+from paceline.c10d.host_copy import HostCopy, copying, ready
 from paceline.c10d.work import Operations, Work
 from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
@@ -44,7 +44,9 @@ class Pairs:
 
         def job() -> int:
             is_ready()
-            self._meet(meet, [to_frame(HostCopy(tensor).flat)], timeout_s)
+            with copying([tensor]):
+                host = HostCopy(tensor)
+            self._meet(meet, [to_frame(host.flat)], timeout_s)
             return -1
 
         return self._start(f"send to rank {dst}", job, [])
@@ -52,14 +54,16 @@ class Pairs:
     def recv(self, tensor: torch.Tensor, src: int, tag: int, timeout_s: float) -> Work:
         """Receive a tensor from a rank."""
         meet = self._next(self._members[src], self._session.rank, tag, [])
-        return self._start(f"recv from rank {src}", partial(self._take, meet, tensor, timeout_s), [tensor])
+        return self._start(
+            f"recv from rank {src}", partial(self._take, meet, tensor, ready([tensor]), timeout_s), [tensor]
+        )
 
     def recv_any(self, tensor: torch.Tensor, tag: int, timeout_s: float) -> Work:
         """Receive a tensor from the rank that sends first."""
-        box = self._box(self._session.rank, tag)
+        box, is_ready = self._box(self._session.rank, tag), ready([tensor])
 
         def job() -> int:
-            rank = self._take(m.TakeAny(box), tensor, timeout_s)
+            rank = self._take(m.TakeAny(box), tensor, is_ready, timeout_s)
             self._numbers[box, self._members[rank]] += 1
             return rank
 
@@ -74,14 +78,16 @@ class Pairs:
         self._numbers[box, sender] += 1
         return m.Meet(box, self._numbers[box, sender], [sender, receiver], "send and recv", to)
 
-    def _take(self, body: m.Meet | m.TakeAny, tensor: torch.Tensor, timeout_s: float) -> int:
+    def _take(
+        self, body: m.Meet | m.TakeAny, tensor: torch.Tensor, is_ready: Callable[[], float], timeout_s: float
+    ) -> int:
         """Receive a tensor; returns the rank that has sent it."""
         ((sender, (frame,)),) = self._meet(body, (), timeout_s).items()
-        with mode_of([tensor]):
+        is_ready()
+        with copying([tensor]):
             host = HostCopy(tensor, reads=False)
             host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
             host.put()
-        finish([tensor])
         return self._members.index(sender)
 
     def _meet(self, body: m.Meet | m.TakeAny, frames: Any, timeout_s: float) -> dict[int, list[memoryview]]:
