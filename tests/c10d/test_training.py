@@ -55,6 +55,6 @@ def test_rounds_samples_and_waits_of_a_ddp_script_are_in_the_account() -> None:
         assert (rounds, is_ddp, set(samples)) == (ROUNDS, True, {7.0})
     usual = [sorted(times)[len(times) // 2] for one in (fast, slow) for times in one[3:]]
     fast_s, fast_waited_s, slow_s, slow_waited_s = usual
-    assert slow_s > SLOW_S
+    assert slow_s > 0.9 * SLOW_S  # the exchange may run beside its backward pass, and counts as a wait
     assert fast_waited_s > SLOW_S / 2 > slow_waited_s
     assert fast_s < slow_s - SLOW_S / 2
