@@ -11,7 +11,7 @@ import torch
 
 import paceline
 import paceline.hvd as hvd
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 from paceline.testing import LocalJob
 
 ROOT = Path(paceline.__file__).parent
@@ -46,8 +46,8 @@ def test_every_tensor_is_made_on_a_device_and_of_a_dtype_that_its_code_names() -
 def test_tensors_stay_where_they_are_and_other_data_come_to_the_host() -> None:
     with torch.device("meta"):
         here = torch.ones(2)
-        assert as_host_tensor(here) is here
-        assert as_host_tensor([1, 2]).tolist() == [1, 2]
+        assert as_tensor(here) is here
+        assert as_tensor([1, 2]).tolist() == [1, 2]
 
 
 def train(dtype: str | None) -> list[list[float]]:

@@ -65,8 +65,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
-def as_host_tensor(data: Any) -> torch.Tensor:
-    """Return a tensor as it is, and other data as a tensor in CPU memory, whatever the default device is."""
+def as_tensor(data: Any) -> torch.Tensor:
+    """Return a tensor as it is, and other data as a tensor in CPU memory, not on the default device of the script."""
     return data if isinstance(data, torch.Tensor) else torch.as_tensor(data, device="cpu")
 
 

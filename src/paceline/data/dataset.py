@@ -11,7 +11,7 @@ from torch.utils.data import Sampler, TensorDataset
 from paceline.data.fetching import Dealing
 from paceline.data.partition import shard_bounds
 from paceline.data.sampler import ShardedSampler
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 
 
 class ArrayDataset(TensorDataset):
@@ -28,7 +28,7 @@ class ArrayDataset(TensorDataset):
         Raises:
             ValueError: no data are given, or the first dimensions differ.
         """
-        tensors = [as_host_tensor(one) for one in arrays]
+        tensors = [as_tensor(one) for one in arrays]
         lengths = [tensor.shape[0] if tensor.ndim else None for tensor in tensors]
         if not tensors or None in lengths or len(set(lengths)) > 1:
             raise ValueError(

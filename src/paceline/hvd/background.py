@@ -386,7 +386,7 @@ class Background:
         for group in groups:
             owns = [self._operations.get(key) for key in group.keys]
             assert self.plane_for is not None
-            with execute.place_of(group, owns):
+            with execute.on_gpu_of(group, owns):
                 plane = self.plane_for(group.members, group.request.device)
                 self._timeline.began(group.responses, type(plane).__name__)
                 execute.run(group, owns, plane)

@@ -218,8 +218,8 @@ class Task:
         return self.response.request
 
 
-def place_of(group: FusedOperations, owns: Sequence[Operation | None]) -> contextlib.AbstractContextManager[object]:
-    """Return the context in which the GPU of operations' tensors is the current one of this thread."""
+def on_gpu_of(group: FusedOperations, owns: Sequence[Operation | None]) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which the GPU of this rank's tensors is the current one of the thread."""
     if group.request.device != "cuda":
         return contextlib.nullcontext()
     first = next((one for own in owns if own is not None for one in own.tensors), None)

@@ -21,7 +21,7 @@ from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.sync_batch_norm import SyncBatchNorm
 from paceline.mx.gluon.utils import work_load_sizes
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 WorkLoad: TypeAlias = Sequence[float] | Literal["auto"] | None
@@ -236,7 +236,7 @@ class Slicer:
         """Return a tensor's slices on their devices; for a tuple or list, tuples of slices."""
         if isinstance(batch, tuple | list):
             return list(zip(*(self.cut(one, sizes) for one in batch), strict=True))
-        parts = torch.split(as_host_tensor(batch), list(sizes))
+        parts = torch.split(as_tensor(batch), list(sizes))
         return [part.to(one.device, non_blocking=True) for part, one in zip(parts, self._contexts, strict=True)]
 
 

@@ -19,7 +19,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.naming import absent
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 
 __all__ = ["DataBatch", "MNISTIter", "NDArrayIter"]
 
@@ -72,7 +72,7 @@ class NDArrayIter:
         count = len(arrays[0]) // num_parts
         if not 1 <= batch_size <= count:
             raise ValueError(f"batch_size is {batch_size}, and a part has {count} samples")
-        tensors = [as_host_tensor(one)[count * part_index : count * (part_index + 1)] for one in arrays]
+        tensors = [as_tensor(one)[count * part_index : count * (part_index + 1)] for one in arrays]
         self._data, self._label = tensors[: len(_listed(data))], tensors[len(_listed(data)) :]
         self.batch_size, self.num_data, self._pads = batch_size, count, last_batch_handle == "pad"
         self._shuffle, self._seed, self._epoch = shuffle, seed, 0
@@ -168,7 +168,7 @@ def data_of(batch: Any) -> Any:
 def _listed(arrays: Any) -> Sequence[Any]:
     """Return a list of arrays as it is, one array as a list; numbers in lists are one array."""
     several = isinstance(arrays, list | tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in arrays)
-    return [] if arrays is None else arrays if several else [as_host_tensor(arrays)]
+    return [] if arrays is None else arrays if several else [as_tensor(arrays)]
 
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from paceline.naming import absent, suggestion
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -39,7 +39,7 @@ class EvalMetric:
     def update(self, labels: _Tensors, preds: _Tensors) -> None:
         """Add a batch: labels and predictions of one device, or lists of them."""
         for label, pred in zip(_listed(labels), _listed(preds), strict=True):
-            self.add(*self._score(as_host_tensor(label).to(pred.device), pred.detach()))
+            self.add(*self._score(as_tensor(label).to(pred.device), pred.detach()))
 
     def add(self, total: torch.Tensor, count: int) -> None:
         """Add the sum of the scores of ``count`` samples."""

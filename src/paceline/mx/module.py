@@ -28,7 +28,7 @@ from paceline.mx.init import Initializer
 from paceline.mx.io import as_pair, data_of
 from paceline.mx.metric import EvalMetric, MetricLike, MetricSet
 from paceline.mx.model_files import load_model, model_path, save_model, states_path
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -176,7 +176,7 @@ class Module:
     def update_metric(self, eval_metric: EvalMetric, labels: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Add the outputs of the last batch to a metric."""
         output = _join(self._done().outputs)
-        eval_metric.update(torch.cat([as_host_tensor(one) for one in _as_list(labels)])[: len(output)], output)
+        eval_metric.update(torch.cat([as_tensor(one) for one in _as_list(labels)])[: len(output)], output)
 
     def update(self, batch_size: int | None = None) -> None:
         """Update the parameters from the gradients of a batch of ``batch_size`` samples, by default the last one.
@@ -262,7 +262,7 @@ class Module:
         metric.reset()
         for data, label in map(as_pair, itertools.islice(eval_data, num_batch)):
             output = self._evaluate(data)
-            target = as_host_tensor(label).to(output.device)
+            target = as_tensor(label).to(output.device)
             mean = total_loss(self._loss(output, target), len(target)) / len(target)
             metric.update(output, target, mean)
         return metric.get()
@@ -358,7 +358,7 @@ class Module:
                 done = self._runner.run(data, label)
             self.update(done.batch_size)
             output = _join(done.outputs)
-            metric.update(output, as_host_tensor(label).to(output.device), done.mean_loss)
+            metric.update(output, as_tensor(label).to(output.device), done.mean_loss)
             for callback in callbacks:
                 callback(BatchEnd(epoch, nbatch, done.batch_size, metric, self))
         return dict(metric.get())

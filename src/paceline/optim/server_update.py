@@ -38,7 +38,7 @@ from paceline.optim.strategy import (
     set_residuals,
     unsent_in,
 )
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 from paceline.worker.key_states import States
 from paceline.worker.traffic import Carried
@@ -312,7 +312,7 @@ class ServerUpdate(ExchangingStrategy):
     def _own_states(self) -> States:
         return {
             name: {
-                key: as_host_tensor(value)  # SparseAdam counts its steps in an int
+                key: as_tensor(value)  # SparseAdam counts its steps in an int
                 for key, value in self.inner.state[param].items()
                 if isinstance(value, torch.Tensor | int | float)
             }

@@ -108,11 +108,8 @@ class OwnStore:
         slots = [(bucket, slot) for bucket in self.store.buckets for slot in bucket.slots]
         if not slots:
             # Options are tried on something, so that a mistake is found now and not at the first key.
-            value, piece = (
-                torch.zeros(1, dtype=torch.float32, device="cpu"),
-                Piece(next(iter(spec.keys), ""), 0, 1, (1, 1)),
-            )
-            make_updater(spec, value, [piece], self._allowed)
+            value = torch.zeros(1, dtype=torch.float32, device="cpu")
+            make_updater(spec, value, [Piece(next(iter(spec.keys), ""), 0, 1, (1, 1))], self._allowed)
         updaters = [
             make_updater(spec, bucket.values[slot.range], slot.updater.pieces, self._allowed) for bucket, slot in slots
         ]

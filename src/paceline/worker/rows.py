@@ -18,7 +18,7 @@ from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
 
-_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
+_NO_ELEMENTS = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def own_bucket(place: Place) -> m.Span | None:
@@ -129,7 +129,7 @@ class RowTraffic:
             self._store, [entry], carried.samples, carried.options, False, want, False, rows=True, absent=absent,
             skip=skip, inputs=carried.inputs,
         )  # fmt: skip
-        parts = [_NOTHING] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
+        parts = [_NO_ELEMENTS] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         frames = [] if skip else [to_frame(part) for part in parts]
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         server = self._server(block, one)

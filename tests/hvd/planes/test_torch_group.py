@@ -9,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 import paceline.hvd as hvd
+from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.planes.torch_group import gpus_are_apart, nccl_is_available, own_gpu
 from paceline.testing import LocalJob
 
@@ -19,8 +20,15 @@ from paceline.testing import LocalJob
 def test_nccl_connects_ranks_that_have_a_gpu_each(gpus: list[str], apart: bool) -> None:
     store, members = HashStore(), (1, 4, 6)
     with ThreadPoolExecutor(3) as pool:
-        found = pool.map(lambda index: gpus_are_apart(store, members[index], members, gpus[index]), range(3))
+        found = pool.map(lambda index: gpus_are_apart(store, members[index], members, gpus[index], 20.0), range(3))
         assert list(found) == [apart] * 3
+
+
+def test_rank_that_does_not_tell_its_gpu_is_named() -> None:
+    with pytest.raises(
+        HorovodInternalError, match=r"rank 0: rank 5 did not tell its GPU within 0\.2 s, so ranks 0, 5"
+    ):
+        gpus_are_apart(HashStore(), 0, (0, 5), "a", 0.2)
 
 
 @pytest.mark.skipif(nccl_is_available(), reason="needs a machine without NCCL")

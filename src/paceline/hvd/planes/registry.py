@@ -19,6 +19,7 @@ from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane, Staged
 from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
 from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, gpus_are_apart, make_gloo, make_nccl, own_gpu
+from paceline.naming import listed
 from paceline.net.hosts import own_address
 
 logger = logging.getLogger(__name__)
@@ -89,11 +90,12 @@ class Planes:
         return found
 
     def _nccl_connects(self, members: tuple[int, ...]) -> bool:
-        apart = gpus_are_apart(PrefixStore(f"gpus{members}", self._open()), self._rank, members, own_gpu())
+        store = PrefixStore(f"gpus{members}", self._open())
+        apart = gpus_are_apart(store, self._rank, members, own_gpu(), self._hvd.timeout_s)
         if not apart and self._rank == members[0]:
             logger.warning(
                 "CUDA tensors of ranks %s go over host memory: some of the ranks share a GPU, or have no NCCL",
-                ", ".join(map(str, members)),
+                listed(members, 8),
             )
         return apart
 

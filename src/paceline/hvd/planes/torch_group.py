@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from torch._C._distributed_c10d import Store
 from paceline.errors import ConfigError
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction
+from paceline.naming import listed
 
 _OPS = {
     AVERAGE: dist.ReduceOp.SUM,
@@ -158,17 +160,31 @@ def own_gpu() -> str:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if nccl_is_available() else ""
 
 
-def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str) -> bool:
+def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str, timeout_s: float) -> bool:
     """Return whether each member has a GPU of its own, which NCCL needs. Every member calls it.
 
     Args:
-        store: theirs, for nothing else.
+        store: a store of these ranks, for nothing else.
         rank: this rank.
         members: all ranks of a process set.
-        gpu: of :func:`own_gpu`.
+        gpu: result of :func:`own_gpu`.
+        timeout_s: longest wait for all members, in seconds.
+
+    Raises:
+        HorovodInternalError: a member did not tell its GPU in time.
     """
+    deadline = time.monotonic() + timeout_s
     store.set(str(rank), gpu or "none")
-    found = [store.get(str(one)) for one in members]
+    found = []
+    for one in members:
+        try:
+            store.wait([str(one)], timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            found.append(store.get(str(one)))
+        except RuntimeError as error:
+            raise HorovodInternalError(
+                f"rank {rank}: rank {one} did not tell its GPU within {timeout_s:g} s, so ranks {listed(members, 8)} "
+                f"cannot agree on NCCL: {error}"
+            ) from error
     return b"none" not in found and len(set(found)) == len(found)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from paceline.mx.context import Context, ContextLike, as_contexts, as_in_context
 from paceline.mx.gluon.clip import clip_global_norm
-from paceline.tensors import as_host_tensor
+from paceline.tensors import as_tensor
 
 #: Data that can be split: a tensor, a numpy array, or anything that ``torch.as_tensor`` accepts.
 ArrayLike: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
@@ -63,7 +63,7 @@ def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split:
     Raises:
         ValueError: the batch is not divisible.
     """
-    tensor = as_host_tensor(data)
+    tensor = as_tensor(data)
     size = _batch_size(tensor, batch_axis)
     if num_slice < 1:
         raise ValueError(f"num_slice is {num_slice}; it must be at least 1")
@@ -105,7 +105,7 @@ def split_and_load(
         ValueError: the batch cannot be split this way, or the number of weights is not the number of devices.
     """
     contexts = as_contexts(devices)
-    tensor = as_host_tensor(data)
+    tensor = as_tensor(data)
     if work_load_list is None:
         slices = [tensor] if len(contexts) == 1 else split_data(tensor, len(contexts), batch_axis, even_split)
     else:
