@@ -25,9 +25,7 @@ def test_nccl_connects_ranks_that_have_a_gpu_each(gpus: list[str], apart: bool) 
 
 
 def test_rank_that_does_not_tell_its_gpu_is_named() -> None:
-    with pytest.raises(
-        HorovodInternalError, match=r"rank 0: rank 5 did not tell its GPU within 0\.2 s, so ranks 0, 5"
-    ):
+    with pytest.raises(HorovodInternalError, match=r"rank 0: rank 5 did not tell its GPU within 0\.2 s, so ranks 0, 5"):
         gpus_are_apart(HashStore(), 0, (0, 5), "a", 0.2)
 
 
