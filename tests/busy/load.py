@@ -18,8 +18,12 @@ _LOOK_S = 1.0
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run processes that only use up time."""
-    processes = [subprocess.Popen(_SPIN) for _ in range(count)]
+    """Run processes that only use up time.
+
+    Each is in a session of its own: Linux's autogroups give a session, not a process, its share of the processors, so
+    forty processes of one session would take no more from a job than a single one.
+    """
+    processes = [subprocess.Popen(_SPIN, start_new_session=True) for _ in range(count)]
     try:
         yield processes
     finally:
