@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import sys
 import time
 from pathlib import Path
@@ -12,18 +13,19 @@ import pytest
 
 from paceline.membership.accounts import Verdicts, why_damaged
 from paceline.membership.effects import Warn
-from paceline.observe.account import COMPUTE, DATA, FIGURES, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import COMPUTE, DATA, FIGURES, SERVER_PARTS, WAIT, WORKER_PARTS
 from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_NUMEL
 
 
 def member(rank: int, role: str = "worker") -> m.Member:
     return m.Member(role, rank, 0, f"h{rank}", "", 1, "", b"")
 
 
-def beat(round: int, data_s: float, group: int = 0) -> m.AccountReport:
+def beat(round: int, data_s: float, group: int = 0, wait_s: float = 0.0) -> m.AccountReport:
     parts = [0] * len(WORKER_PARTS)
-    parts[DATA], parts[COMPUTE] = round_us(data_s), 100_000
+    parts[DATA], parts[COMPUTE], parts[WAIT] = round_us(data_s), 100_000, round_us(wait_s)
     return m.AccountReport([m.Window(round, 1, 32.0, parts)], group=group)
 
 
@@ -168,3 +170,37 @@ def test_accounts_of_servers_add_up_to_late_workers_and_staleness() -> None:
     assert verdicts.cohorts == 15
     assert verdicts.staleness == [(1, 15), (2**40, 3)]
     assert [verdicts.held((role, 1)) for role in ("server", "worker")] == [(60, 1), (0, 0)]
+
+
+def strange(chance: random.Random, role: str) -> m.AccountReport:
+    """Return an account that a message can carry: parts that take no time, no rounds, hours, figures of nothing."""
+    zeros = chance.random()
+
+    def number() -> int:
+        return 0 if chance.random() < zeros else chance.choice((1, 900, 100_000, 500_000, 10**9, MAX_NUMEL))
+
+    parts = len(SERVER_PARTS if role == "server" else WORKER_PARTS)
+    windows = [
+        m.Window(number(), number(), float(number()), [number() for _ in range(parts)], number())
+        for _ in range(chance.choice((0, 1, 1, 4)))
+    ]
+    late = [
+        (chance.randrange(5), 1 + number(), number()) for _ in range(chance.randrange(3) if role == "server" else 0)
+    ]
+    host = [number() for _ in FIGURES] if chance.random() < 0.8 else []
+    return m.AccountReport(windows, host, late, chance.choice((0, 0, 1, 2)), is_ddp=chance.random() < 0.01)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_account_that_a_message_can_carry_is_taken(seed: int) -> None:
+    chance, verdicts = random.Random(seed), Verdicts()
+    for now in range(400):
+        role, rank = chance.choice(("worker", "worker", "server")), chance.randrange(3)
+        is_usual = role == "worker" and chance.random() < (0.9, 0.5, 0.0)[seed % 3]
+        account = beat(now, 0.001, wait_s=0.1) if is_usual else strange(chance, role)
+        assert not why_damaged(role, account)
+        verdicts.note(member(rank, role), account, [], float(now))
+        if chance.random() < 0.02:
+            verdicts.leave(member(rank, role))
+        assert all(verdicts.sentences)
+    assert all(isinstance(one, Warn) for one in verdicts.end())

@@ -484,6 +484,20 @@ def test_server_out_of_its_quota_is_named_even_if_it_is_not_busier_than_others()
     assert set(SERVER_PARTS) - {"receive"} <= set(OF_SERVERS)
 
 
+def test_server_that_only_waits_for_its_quota_is_named() -> None:
+    job = Job(0, 0.1)
+    job.exchange_s = 0.1
+    (found,) = serve(job, 40, 0.0, throttled=0.5)
+    assert (found.rank, found.cause) == (1, "throttled")
+
+
+def test_server_is_named_when_a_sixth_of_all_rounds_are_waits_for_it() -> None:
+    job = Job(0, 0.1)
+    job.exchange_s = 0.018
+    (found,) = serve(job, 40, 0.5)
+    assert (found.rank, found.cause) == (1, "apply")
+
+
 def test_sentences_name_worker_reason_cost_and_way_out() -> None:
     verdict = Verdict(3, "node7", "data", DATA, 2.3, 0.81, 1204, 120.0)
     assert sentence(verdict) == (

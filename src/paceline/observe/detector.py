@@ -174,7 +174,7 @@ class Detector:
         rounds = [
             mean_round(*one, shares, worker.heard, way_s)
             for one, way_s in zip(windows, ways, strict=True)
-            if one[0] > WARM_UP and one[1] > 0
+            if one[0] > WARM_UP and one[1] > 0 and sum(one[3]) > 0
         ]
         if not rounds:
             return []

@@ -18,7 +18,7 @@ from paceline.observe.verdicts import Verdict
 
 #: Part of their rounds that workers wait at least where a server is slow; its busy time as a multiple of the others',
 #: and as a part of the time; and throttled time as a part of the time.
-WAITED, BUSIER, BUSY, QUOTA = 0.25, 1.5, 0.3, 0.2
+WAITED, BUSIER, BUSY, QUOTA = 0.15, 1.5, 0.3, 0.2
 
 #: Reports in a row that change a server's state; those that do for a cause that is measured, and their seconds.
 REPORTS, MEASURED, SHORTEST_S = 5, 2, 0.3
@@ -155,7 +155,7 @@ class SlowServers:
             return None
         part = max((part for part in range(len(shares)) if part != RECEIVE), key=lambda one: shares[one])
         cause = "throttled" if throttled > QUOTA else SERVER_PARTS[part]
-        held = waits.share * max(throttled, 1 - 1 / ratio)
+        held = waits.share * max(throttled, 1 - 1 / max(1.0, ratio))  # one that waits for its quota does nothing else
         lost = waits.rate * held / (1 - held)
         since = server.since if server.streak else waits.round
         return Verdict(
