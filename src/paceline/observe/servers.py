@@ -155,7 +155,8 @@ class SlowServers:
             return None
         part = max((part for part in range(len(shares)) if part != RECEIVE), key=lambda one: shares[one])
         cause = "throttled" if throttled > QUOTA else SERVER_PARTS[part]
-        held = waits.share * max(throttled, 1 - 1 / max(1.0, ratio))  # one that waits for its quota does nothing else
+        # A server that waits for its quota may do nothing else, and each of its processors counts in what is throttled.
+        held = min(0.99, waits.share * max(throttled, 1 - 1 / max(1.0, ratio)))
         lost = waits.rate * held / (1 - held)
         since = server.since if server.streak else waits.round
         return Verdict(
