@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from paceline.cli.options import Option
-from paceline.config import Settings, variable
+from paceline.config import Settings, check, variable
 from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.wire import messages as m
@@ -54,21 +54,31 @@ def asking(record: runtime.JobRecord, what: str) -> Iterator[Callable[[m.Request
         what: the subject of the requests, for messages.
 
     Raises:
-        LaunchError: it does not answer in time.
+        ConfigError: the address or the key cannot be one.
+        LaunchError: it does not run any more, is of another version, or does not answer in time.
     """
     from paceline.net import Security
     from paceline.net.client import Client
     from paceline.net.sockets import SocketHub
 
     settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
-    client = Client(SocketHub(Security.of(settings)))
+    check(settings)
+    who = f"the scheduler of job {record.id} at {record.scheduler}"
+    hub = SocketHub(Security.of(settings))
+
+    def check_scheduler() -> None:
+        if hub.is_deserted(channel):
+            raise LaunchError(f"no process listens where {who} was: the job has ended, or ends")
+        if client.damaged.count:
+            raise LaunchError(f"{who} answers with what this paceline cannot read: use the version of the job")
+
+    client = Client(hub, check=check_scheduler)
     try:
         channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
 
         def ask_scheduler(body: m.Request) -> m.Body:
             call = client.ask(channel, body, f"asking for {what}")
             if client.wait([call], _TIMEOUT_S) is not None:
-                who = f"the scheduler of job {record.id} at {record.scheduler}"
                 raise LaunchError(f"{who} was asked for {what} and did not answer within {_TIMEOUT_S:g} s")
             assert call.body is not None
             return call.body

@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 
 from paceline.cli.options import Option, Parser
 from paceline.cli.running import SCHEDULER, ask, find
+from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
 from paceline.observe.table import Size
@@ -66,19 +67,23 @@ def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:
 
 def _watch(record: runtime.JobRecord, view: View, interval_s: float) -> None:
     """Show a picture that follows keys and the terminal's size. The last one stays when the job ends."""
-    with _Terminal() as terminal:
-        while True:
-            status, until = ask(record), time.monotonic() + interval_s
-            while (left := until - time.monotonic()) > 0:
-                shown = replace(view, about=(f"s: sort by {_next(view.order)}  up, down: select a worker  q: quit",))
-                terminal.draw(status, record, shown)
-                key = terminal.key(left)
-                if key == "q":
-                    return
-                view = pressed(view, key, status)
-            if not record.is_known_alive:
-                break
-    _print(status, record, view)
+    last: m.Status | None = None
+    try:
+        with _Terminal() as terminal:
+            while last is None or record.is_known_alive:
+                last, until = ask(record), time.monotonic() + interval_s
+                while (left := until - time.monotonic()) > 0:
+                    keys = f"s: sort by {_next(view.order)}  up, down: select a worker  q: quit"
+                    terminal.draw(last, record, replace(view, about=(keys,)))
+                    key = terminal.key(left)
+                    if key == "q":
+                        return
+                    view = pressed(view, key, last)
+    except LaunchError:
+        if last is not None:
+            _print(last, record, view)
+        raise
+    _print(last, record, view)
 
 
 def _next(order: str) -> str:
