@@ -132,6 +132,14 @@ def test_files_of_the_directory_hide_no_module_and_are_found_by_allow(tmp_path: 
         ("-n 2 -o =1 sh", 2, "-o '=1' is not NAME=VALUE"),
         ("-n 2 --sync-dst-dir /tmp/x sh", 2, "copies to other hosts, and this job has none: name them with -H"),
         ("-n 2 --launcher slurm -H h1,h2 sh", 2, "launcher 'slurm' gets its hosts from its engine"),
+        ("--launcher slurm --nproc-per-node 4 sh", 2, "so --nproc-per-node says no number of workers: give -n"),
+        ("-n 2 --launcher sge --sync-dst-dir /tmp/x sh", 2, "launcher 'sge' does not copy a directory"),
+        ("-n 2 --launcher ray --sync-dst-dir /tmp/x sh", 2, "launcher 'ray' does not copy a directory"),
+        (
+            "-n 2 --env-worker PACELINE_STALENES=1 sh",
+            2,
+            "PACELINE_STALENES is unknown; did you mean PACELINE_STALENESS",
+        ),
         ("-n 2 --weighting invers sh", 2, "--weighting 'invers' is unknown; did you mean 'inverse'?"),
         ("-n 2 --on-worker-death go sh", 2, "--on-worker-death: 'go' is unknown; known are continue, stop"),
         ("-n 2 --allow Lion sh", 2, "allow 'Lion' is not pkg.mod:Name, as in mylib.optim:Lion"),
@@ -145,6 +153,7 @@ def test_files_of_the_directory_hide_no_module_and_are_found_by_allow(tmp_path: 
         ("-n 2 -m mypkg.train", 2, "name the interpreter, as in: paceline launch -n 2 -- python -m mypkg.train"),
         ("-n 2 --groups no-such-file sh", 2, "the groups file 'no-such-file' cannot be read: No such file"),
         ("-n 2 no-such-command", 127, "the command 'no-such-command' is not on the PATH"),
+        ("-n 2 -s 0 --env-server A=1 sh", 2, "--env-server changes nothing with -s 0"),
         ("-n 2 -s 0 --staleness 2 --insecure sh", 2, "--staleness, --insecure changes nothing with -s 0"),
         ("-n 2 -s 0 --start-timeout 5 sh", 2, "--start-timeout changes nothing with -s 0: then there are workers only"),
         ("-n 2 --dryrun sh", 2, "did you mean '--dry-run'?"),
@@ -173,6 +182,13 @@ def test_mistake_is_explained_and_starts_nothing(
         (["--group", "new: n=2, weight=x"], "group new: weight=x is not a number"),
         (["--group", "new: n=2, args='"], "group new: args: No closing quotation"),
         (["--group", "new: n=2, n=3"], "group new: n: it is given twice"),
+        (
+            ["--group", "a: n=2, gpus=1"],
+            "group a: gpus= changes nothing with launcher 'local', but with slurm, k8s, ray",
+        ),
+        (["--launcher", "k8s", "-o", "image=a", "--group", "a: n=2, hosts=h"], "group a: hosts= changes nothing with"),
+        (["--launcher", "ray", "--group", "a: n=2, slots=1"], "group a: slots= changes nothing with launcher 'ray'"),
+        (["--group", "a: n=2, env=PACELINE_AGE=x"], "PACELINE_AGE='x' is not a whole number"),
     ],
 )
 def test_mistake_in_one_word_is_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

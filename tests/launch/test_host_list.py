@@ -55,6 +55,10 @@ def test_hosts_may_be_a_list() -> None:
         ("h$(id)", "is not the name of a host"),
         ("h';id;'", "is not the name of a host"),
         ("a:b", "'a:b' is not a host or host:port"),
+        ("fd00::1", "'fd00::1' is not a host or host:port (IPv6 addresses stand in brackets)"),
+        ("a:2201\na:2202", "line 2: host a was there with another port, and a host is known by its name"),
+        ("a group=x\na group=y", "line 2: host a was there with another weight, group or interface"),
+        ("a weight=2\na", "line 2: host a was there with another weight, group or interface"),
     ],
 )
 def test_wrong_line_is_named(text: str, message: str) -> None:

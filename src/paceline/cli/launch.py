@@ -24,6 +24,7 @@ from paceline.launch import (
     JobSpec,
     Machine,
     backend,
+    check_groups,
     parse_group,
     with_default_interface,
 )
@@ -53,9 +54,10 @@ def run(name: str, words: Sequence[str]) -> int:
         chosen = backend(options.launcher)
         spec = job_spec(options, command)
         request = chosen.plan(spec, Machine.here())
+        check_groups(options.launcher, spec)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    config.check_names(os.environ | dict(spec.env))
+    _check_variables(spec)
     if options.dry_run:  # needs no engine
         print(chosen.render(request), end="")
         return 0
@@ -178,6 +180,11 @@ def _with_slots(options: argparse.Namespace, hosts: Sequence[Host]) -> tuple[Hos
     """Set the number of workers by that of each host, and give it to the hosts that have none of their own."""
     if options.num_workers is not None or options.group:
         raise UsageError("--nproc-per-node is the number of workers on each host; leave out -n and --group, or it")
+    if options.launcher in _CHOOSES_HOSTS:
+        raise UsageError(
+            f"launcher {options.launcher!r} gets its hosts from its engine, so --nproc-per-node says no number of "
+            "workers: give -n"
+        )
     filled = tuple(replace(one, slots=options.nproc_per_node if one.slots is None else one.slots) for one in hosts)
     options.num_workers = sum(one.slots or 0 for one in filled)
     return filled
@@ -210,11 +217,17 @@ def _check_words(options: argparse.Namespace) -> None:
     known = weighting_names()
     if options.weighting not in (None, *known) and not options.allow:
         raise UsageError(f"--weighting {options.weighting!r} is unknown{suggestion(options.weighting, known)}")
-    for text in (*options.env, *options.env_worker, *options.env_server):
-        name, equals, value = text.partition("=")
-        field = name.removeprefix(config.PREFIX).lower()
-        if equals and name == config.variable(field) and field in config.Settings.__dataclass_fields__:
-            config.parse(field, value, name)
+
+
+def _check_variables(spec: JobSpec) -> None:
+    """Refuse settings among the variables that every process with them would refuse."""
+    config.check_names(os.environ)
+    for given in (spec.env, spec.env_worker, spec.env_server, *(group.env for group in spec.groups)):
+        config.check_names(given)
+        for name, value in given.items():
+            field = name.removeprefix(config.PREFIX).lower()
+            if name == config.variable(field) and field in config.Settings.__dataclass_fields__:
+                config.parse(field, value, name)
 
 
 def _interface(options: argparse.Namespace) -> str:

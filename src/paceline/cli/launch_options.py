@@ -88,8 +88,8 @@ OPTIONS = tuple(replace(one, section=section) for section, options in _SECTIONS.
 
 #: Options of stores, of servers, and of joining a job.
 OF_SERVERS = frozenset({
-    "--staleness", "--groups", "--weighting", "--allow", "--report-to", "--metrics", "--dashboard", "--report",
-    "--insecure", "--on-worker-death", "--timeout", "--start-timeout",
+    "--env-server", "--staleness", "--groups", "--weighting", "--allow", "--report-to", "--metrics", "--dashboard",
+    "--report", "--insecure", "--on-worker-death", "--timeout", "--start-timeout",
 })  # fmt: skip
 
 #: What to write instead, by options of other launchers; of the empty name: instead of any other.

@@ -56,6 +56,18 @@ BACKENDS: dict[str, str] = {
     "yarn": "paceline.launch.engines.yarn.yarn_backend:YarnBackend",
 }
 
+#: What each of our launchers reads of worker groups, besides what all do: count, variables, words, weight, interface.
+_READS: Mapping[str, frozenset[str]] = {
+    "local": frozenset({"hosts", "slots"}),
+    "ssh": frozenset({"hosts", "slots"}),
+    "mpi": frozenset({"hosts", "slots"}),
+    "slurm": frozenset({"hosts", "slots", "select", "cpus", "gpus", "memory"}),
+    "sge": frozenset({"slots"}),
+    "k8s": frozenset({"select", "cpus", "gpus", "memory"}),
+    "ray": frozenset({"hosts", "select", "cpus", "gpus", "memory"}),
+    "yarn": frozenset({"cpus", "gpus", "memory"}),
+}
+
 R = TypeVar("R")
 
 
@@ -126,6 +138,24 @@ def backend(name: str) -> Backend[Any]:
     """
     found = extensions.load(BACKENDS[name]) if name in BACKENDS else extensions.find("launcher", name, BACKENDS)
     return cast("Backend[Any]", found())
+
+
+def check_groups(name: str, spec: JobSpec) -> None:
+    """Refuse what a launcher of ours does not read of worker groups.
+
+    Args:
+        name: the launcher's name.
+        spec: the job.
+
+    Raises:
+        ValueError: a group has such a key; the message says which launchers read it.
+    """
+    for group in spec.groups if name in _READS else ():
+        given = {"hosts": group.hosts, "select": group.select, "slots": group.slots, **group.resources}
+        for key, value in given.items():
+            if value and key not in _READS[name]:
+                ones = ", ".join(other for other, keys in _READS.items() if key in keys)
+                raise ValueError(f"group {group.name}: {key}= changes nothing with launcher {name!r}, but with {ones}")
 
 
 T = TypeVar("T")

@@ -66,9 +66,9 @@ def parse_hosts(text: str, source: str, *, number_is_slots: bool = False) -> tup
         if words:
             try:
                 host = _host(words, number_is_slots)
+                found[host.name] = _together(found[host.name], host) if host.name in found else host
             except ValueError as error:
                 raise ValueError(f"{source}, line {number}: {error}") from None
-            found[host.name] = _together(found[host.name], host) if host.name in found else host
     if not found:
         raise ValueError(f"{source} names no host; write one per line, as in: node1 slots=4")
     return tuple(found.values())
@@ -86,14 +86,25 @@ def with_default_interface(hosts: Iterable[Host], interface: str) -> tuple[Host,
 
 
 def _together(first: Host, second: Host) -> Host:
-    """Merge two lines of one host: every line is a slot if neither says how many (MXNet starts as many there)."""
-    return replace(first, slots=(first.slots or 1) + (second.slots or 1))
+    """Merge two lines of one host: every line is a slot if neither says how many (MXNet starts as many there).
+
+    Raises:
+        ValueError: they say unlike things of it.
+    """
+    if first.port != second.port:
+        raise ValueError(
+            f"host {first.name} was there with another port, and a host is known by its name: several machines behind "
+            "one address need names of their own in ~/.ssh/config (Host, HostName, Port)"
+        )
+    if replace(first, slots=None) != replace(second, slots=None):
+        raise ValueError(f"host {first.name} was there with another weight, group or interface; a host has one of each")
+    return replace(first, slots=sum(1 if one.slots is None else one.slots for one in (first, second)))
 
 
 def _host(words: list[str], number_is_slots: bool) -> Host:
     match = _NAME.fullmatch(words[0])
     if match is None:
-        raise ValueError(f"{words[0]!r} is not a host or host:port")
+        raise ValueError(f"{words[0]!r} is not a host or host:port (IPv6 addresses stand in brackets)")
     name = re.sub(r"[\[\]]", "", match["name"])
     number = int(match["number"]) if match["number"] else None
     host = Host(name, slots=number) if number_is_slots else Host(name, port=number)

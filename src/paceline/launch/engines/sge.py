@@ -73,6 +73,8 @@ class SgeBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> SgeRequest:
         """Write the script."""
+        if spec.sync:
+            raise ValueError("launcher 'sge' does not copy a directory: use one that the hosts share")
         options = options_of(spec)
         directory = spec.directory or machine.directory
         folder = os.path.join(directory, f".paceline-{spec.job_id}")
