@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from pathlib import Path
@@ -15,7 +14,7 @@ def folder() -> Path:
     """Return the user's runtime folder, made if need be.
 
     Raises:
-        LaunchError: it belongs to somebody else, or others may write there.
+        LaunchError: it cannot be made, belongs to somebody else, or others may write there.
     """
     return private(_path(os.environ.get("XDG_RUNTIME_DIR", "")), "XDG_RUNTIME_DIR")
 
@@ -28,10 +27,14 @@ def private(path: Path, way_out: str) -> Path:
         way_out: the variable that moves it elsewhere, for the error.
 
     Raises:
-        LaunchError: it belongs to somebody else, or others may write there.
+        LaunchError: it cannot be made, belongs to somebody else, or others may write there.
     """
-    with contextlib.suppress(FileExistsError):  # a link that leads nowhere, too
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:  # a link that leads nowhere, too
+        pass
+    except OSError as error:
+        raise LaunchError(f"the folder {path} cannot be made ({error.strerror}): set {way_out}") from error
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != systems.user_id() or found.st_mode & 0o077:
         is_own = found.st_uid == systems.user_id()
@@ -41,7 +44,7 @@ def private(path: Path, way_out: str) -> Path:
 
 
 def _path(above: str) -> Path:
-    if above and Path(above).is_dir():
+    if above and os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK):  # after su it is another user's
         return Path(above, "paceline")
     shared = Path("/dev/shm")
     return (shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")) / f"paceline-{systems.user_id()}"

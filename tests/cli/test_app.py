@@ -75,6 +75,16 @@ def test_ctrl_c_during_imports_ends_without_a_traceback(monkeypatch: pytest.Monk
     assert main(["launch", "-n", "2", "--", "true"]) == 130
 
 
+@pytest.mark.parametrize("words", [["--version"], ["launch", "--help"]])
+def test_reader_that_has_left_is_no_news(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "paceline", *words]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
 def test_help_explains_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["help", "launch"])

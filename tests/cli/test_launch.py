@@ -59,6 +59,20 @@ def test_launch_works_without_its_standard_streams(closed: str, tmp_path: Path) 
     assert {file.read_text() for file in tmp_path.iterdir()} == {"out\nerr\n"}
 
 
+def test_words_that_are_no_text_are_shown_by_a_dry_run() -> None:
+    done = paceline("launch", "-n", "1", "-s", "0", "--dry-run", "--", "sh", "a\udcff")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"sh 'a\udcff'" in done.stdout
+
+
+def test_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    words = shlex.join([sys.executable, "-P", "-m", "paceline", "launch", "-n", "1", "-s", "0", "--", "true"])
+    script = f"mkdir gone && cd gone && rmdir ../gone && exec {words}"
+    ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("paceline launch: this directory does not exist any more")
+
+
 SHADOWED = """
 import torch
 from paceline import kvstore

@@ -10,6 +10,7 @@ from paceline.errors import LaunchError
 from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, ProcessSpec, make_plan
 from paceline.launch.local import LocalBackend
 from paceline.launch.preflight import CommandNotFoundError
+from paceline.launch.process_environment import own_environ
 from paceline.launch.supervise.crew import address_parts, free_port
 from paceline.net import Security
 from paceline.net.security import new_job_key
@@ -54,9 +55,12 @@ def test_identity_of_an_outer_job_does_not_leak_into_a_job_without_servers() -> 
     code = "import sys; from paceline.cli import main; sys.exit(main(sys.argv[1:]))"
     command = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "env"]
     outer = {"PACELINE_SCHEDULER": "tcp://outer:1", "PACELINE_JOB_KEY": "x" * 40, "PACELINE_READY_FD": "3"}
+    outer |= {"PACELINE_WORKER_GROUPS": "0 1;", "DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "outer"}
     done = subprocess.run(
         [sys.executable, "-c", code, *command],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "KEPT": "yes"} | outer,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "KEPT": "yes"}
+        | {"PACELINE_ROLE": "worker", "RANK": "7", "MASTER_PORT": "1"}
+        | outer,
         capture_output=True,
         text=True,
         check=True,
@@ -65,3 +69,13 @@ def test_identity_of_an_outer_job_does_not_leak_into_a_job_without_servers() -> 
     seen = dict(line.removeprefix("[worker 0] ").partition("=")[::2] for line in done.stdout.splitlines())
     assert not set(outer) & set(seen)
     assert (seen["KEPT"], seen["RANK"], seen["PACELINE_ROLE"]) == ("yes", "0", "worker")
+    assert seen["MASTER_PORT"] != "1"
+
+
+def test_environment_of_a_shell_stays_and_ranks_of_others_do_not() -> None:
+    shell = {"MASTER_PORT": "29500", "DMLC_ROLE": "worker", "PACELINE_WEIGHT": "2", "OMPI_MCA_btl": "tcp"}
+    assert own_environ(shell | {"HOROVOD_RANK": "3"}) == shell
+    ranked = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0", "SLURM_PROCID": "0"}
+    assert own_environ(ranked | {"HOME": "/home/ada", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}) == {
+        "HOME": "/home/ada", "SLURM_JOB_ID": "7",
+    }  # fmt: skip

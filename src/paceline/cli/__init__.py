@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,19 +18,30 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         from paceline.cli import app  # only here: Ctrl-C may come during imports
 
-        return app.main(words)
+        try:
+            return app.main(words)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
         return 130  # 128 + SIGINT
+    except BrokenPipeError:  # as in: paceline status --watch | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # 128 + SIGPIPE
 
 
 def _open_standard_streams() -> None:
-    """Open those that were closed (``<&-``): a pipe that got such a number would end in the place of another one."""
+    """Open those that were closed (``<&-``): a pipe that got such a number would end in the place of another one.
+
+    What stdout cannot encode is shown as an escape: names of files may hold any bytes.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             file = open(os.devnull, mode)  # noqa: SIM115 - it gets the lowest free number, and stays open
             os.set_inheritable(file.fileno(), True)
             setattr(sys, name, file)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 __all__ = ["main"]

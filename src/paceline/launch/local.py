@@ -11,7 +11,7 @@ from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
-from paceline.launch.process_environment import OWNED
+from paceline.launch.process_environment import own_environ
 from paceline.launch.render import describe
 
 
@@ -43,5 +43,4 @@ class LocalBackend:
         from paceline.launch.supervise.supervisor import SupervisedJob, local_crew  # a dry run does not need it
 
         self.check(request)
-        environ = {name: value for name, value in os.environ.items() if name not in OWNED}
-        return SupervisedJob(request, local_crew(environ), {Late.BIND: f"tcp://{LOCALHOST}:0"})
+        return SupervisedJob(request, local_crew(own_environ(os.environ)), {Late.BIND: f"tcp://{LOCALHOST}:0"})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.consistency import name_ranks
 from paceline.cores import usable_cores
+from paceline.errors import LaunchError
 from paceline.launch import process_environment as environment
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
@@ -34,14 +35,18 @@ class Machine:
     cores: Mapping[str, int] = field(default_factory=dict)
     """Usable cores by host, where known."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """The launcher's environment."""
+    """The launcher's environment, without what others say of its process."""
     directory: str = ""
     """The launcher's working directory."""
 
     @classmethod
     def here(cls) -> Machine:
         """Describe this machine and process."""
-        return cls(sys.executable, {LOCALHOST: usable_cores()}, dict(os.environ), os.getcwd())
+        try:
+            directory = os.getcwd()
+        except FileNotFoundError:
+            raise LaunchError("this directory does not exist any more; change to another one, or again to it") from None
+        return cls(sys.executable, {LOCALHOST: usable_cores()}, environment.own_environ(os.environ), directory)
 
 
 def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPlan:

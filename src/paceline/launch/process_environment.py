@@ -49,6 +49,38 @@ OWNED = frozenset(
     *_TORCHRUN,
 }
 
+#: What others say of the process in which a launcher or an agent runs: ranks of mpirun and srun, where there is one of
+#: :data:`_FOREIGN_RANKS`, and those of horovodrun and torchrun.
+_FOREIGN_RANKS = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
+_FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "PMI2_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_STEP_", "SLURM_STEPID")
+_FOREIGN_NAMES = frozenset(
+    f"SLURM_{name}"
+    for name in ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "TASK_PID", "GTIDS")
+)
+_OTHERS = frozenset({"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "TORCHELASTIC_USE_AGENT_STORE"})
+
+#: What a worker of another job has from that job's launcher, besides :data:`OWNED`. By hand it is a user's own.
+_OF_OUTER_JOB = frozenset(map(config.variable, ("weight", "worker_group", "worker_groups"))) | {
+    "MASTER_ADDR", "MASTER_PORT",
+    "DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT",
+}  # fmt: skip
+
+
+def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what others say of this process: to processes of a job it would be wrong.
+
+    Args:
+        environ: that of a launcher or an agent, which may run in a process of another job.
+    """
+    is_ranked, is_worker = not _FOREIGN_RANKS.isdisjoint(environ), config.variable("role") in environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if not (name in OWNED or name in _OTHERS)
+        and not (is_ranked and (name.startswith(_FOREIGN_PREFIXES) or name in _FOREIGN_NAMES))
+        and not (is_worker and name in _OF_OUTER_JOB)
+    }
+
 
 def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
     """Return the identity of a process and, in a job with a scheduler, how it joins.

@@ -17,6 +17,7 @@ from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import NOT_FOUND_CODE, CommandNotFoundError, check_command
+from paceline.launch.process_environment import own_environ
 from paceline.launch.remote import host_checks
 from paceline.launch.remote.agent_link import (
     LONGEST_TURN_S,
@@ -43,14 +44,6 @@ _READ_BYTES = 256 * 1024
 _LEFTOVERS_CHECK_S = 0.1
 #: Variables of a scheduler that name pipes of this process.
 _PIPES = {"PACELINE_READY_FD": Late.READY_FD, "PACELINE_ENDED_FD": Late.ENDED_FD}
-
-
-#: Ranks and sizes of the agents, as engines tell them.
-_FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "PMI2_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_STEP_", "SLURM_STEPID")
-_FOREIGN_NAMES = frozenset(
-    f"SLURM_{name}"
-    for name in ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "TASK_PID", "GTIDS")
-)
 
 
 class LauncherLostError(PacelineError):
@@ -234,22 +227,13 @@ def _addresses(wanted: list[str], targets: list[str]) -> list[Any]:
     return ["address", found[0] if found else address_towards(targets) or LOCALHOST, free_port()]
 
 
-def without_foreign_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what mpirun and srun say of this process: to workers it would be a wrong rank."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(_FOREIGN_PREFIXES) and name not in _FOREIGN_NAMES
-    }
-
-
 def main() -> int:
     """Run an agent on stdin and stdout."""
     in_fd, out_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)  # what anything prints by mistake is not part of the protocol
-    environ = without_foreign_ranks(os.environ)
+    environ = own_environ(os.environ)
     environ.pop(ADDRESS_VARIABLE, None)
     if sys.prefix != sys.base_prefix:  # then `python` of the user's command is this one
         environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
