@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.launch import Host, parse_host_list, parse_hosts
-from paceline.launch.preflight import read_text
+from paceline.launch.preflight import command_words, read_text
 from paceline.naming import nearest, suggestion
 
 
@@ -259,9 +258,6 @@ def shell_words(text: str) -> list[str]:
         UsageError: it is empty, or a quotation does not end.
     """
     try:
-        words = shlex.split(text)
+        return command_words("--ssh", text)
     except ValueError as error:
-        raise UsageError(f"--ssh {text!r}: {error}") from error
-    if not words:
-        raise UsageError("--ssh is empty; it takes a command")
-    return words
+        raise UsageError(str(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,21 @@ def _hint(argv: Sequence[str]) -> str:
     if word.endswith(".py"):
         return f"; did you mean: python {' '.join(argv)}"
     return ""
+
+
+def command_words(option: str, text: str) -> list[str]:
+    """Split a command that is the value of an option, as a shell would.
+
+    Raises:
+        ValueError: it is empty, or a quotation does not end.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {text!r}: {error}") from error
+    if not words:
+        raise ValueError(f"{option} is empty; it takes a command")
+    return words
 
 
 def check_program(name: str, package: str) -> None:

@@ -13,6 +13,7 @@ from paceline.launch.backends import backend_options
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
+from paceline.launch.preflight import command_words
 from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 
 #: What never belongs to a copy.
@@ -36,7 +37,7 @@ class SshBackend(AgentBackend):
         """Deal the processes to the hosts."""
         options = backend_options("ssh", OPTIONS, spec.options)
         plan = make_plan(spec, machine)
-        ssh = shlex.split(options.get("ssh", "ssh"))
+        ssh = command_words("-o ssh", options.get("ssh", "ssh"))
         here = dict(machine.environ)
         if spec.sync:
             here["PYTHONPATH"] = _path_of_copy(here.get("PYTHONPATH", ""), machine.directory, plan.directory)

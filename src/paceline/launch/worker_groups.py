@@ -149,6 +149,21 @@ def amount(name: str, text: str, plain: float | None = 1) -> float:
     return float(match[1]) * unit
 
 
+def whole(name: str, text: str) -> int:
+    """Return an amount of a resource that an engine gives as a whole only.
+
+    Args:
+        name: name of the resource, for messages.
+        text: the amount as text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name}={text!r}: this launcher takes whole numbers only, 1 or more")
+    return int(text)
+
+
 def _split(text: str) -> list[str]:
     """Split at commas before a key, outside of quotes."""
     hidden: list[str] = []

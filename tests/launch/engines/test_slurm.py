@@ -84,6 +84,13 @@ def test_wrong_option_is_explained(options: dict[str, str], message: str) -> Non
         backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/train"))
 
 
+def test_group_may_have_more_workers_than_slots_on_a_node() -> None:
+    spec = JobSpec(("train",), groups=(parse_group("old: n=5, slots=2, gpus=1, cpus=3, memory=1.5Gi"),))
+    lines = backend("slurm").plan(spec, Machine("python", directory="/home/ada/train")).script.splitlines()
+    asked = {"--nodes=3", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=3", "--mem=3072"}
+    assert {f"#SBATCH {one}" for one in asked} <= set(lines)
+
+
 def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"scancel": "exit 0", "scontrol": "echo JobId=7 JobState=COMPLETING ExitCode=0:0"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -93,3 +100,38 @@ def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setattr(slurm, "_POLL_S", 0.05)
     with pytest.raises(LaunchError, match=r"job 7 is still COMPLETING 0\.1 s after scancel: scontrol show job 7"):
         slurm.SlurmJob("7", tmp_path / "out", detach=True).cancel()
+
+
+#: Each call takes a word from a file; the last one stays.
+SCONTROL = """#!/bin/sh
+cd "$(dirname "$0")"
+read state <states
+test "$(wc -l <states)" = 1 || sed -i 1d states
+test "$state" != SILENT || { echo "Unable to contact slurm controller" >&2; exit 1; }
+echo JobId=7 JobState=$state ExitCode=3:0
+"""
+
+
+def followed(states: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    (folder / "scontrol").write_text(SCONTROL)
+    (folder / "scontrol").chmod(0o755)
+    (folder / "states").write_text("\n".join(states.split()) + "\n")
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr(slurm, "_POLL_S", 0.01)
+    job = slurm.SlurmJob("7", folder / "out", detach=True)
+    job._detach = False
+    return job.wait()
+
+
+def test_controller_that_does_not_answer_for_a_while_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert followed("SILENT RUNNING SILENT SILENT FAILED", tmp_path, monkeypatch) == 3
+    said = "[launch] scontrol refused: Unable to contact slurm controller; asking again for 600 s\n"
+    assert capsys.readouterr().err == 2 * said
+
+
+def test_controller_that_never_answers_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "SILENCE_S", 0.1)
+    with pytest.raises(LaunchError, match="scontrol refused: Unable to contact slurm controller"):
+        followed("RUNNING SILENT", tmp_path, monkeypatch)

@@ -6,7 +6,6 @@ scheduler. That way exit codes, output and ends are the same as on every other l
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ from paceline.launch.backends import backend_options
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.preflight import check_program
+from paceline.launch.preflight import check_program, command_words
 from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 from paceline.systems import os
 
@@ -39,7 +38,7 @@ class MpiBackend(AgentBackend):
         if spec.sync:
             raise ValueError("launcher 'mpi' cannot copy a directory; use --launcher ssh, or a shared directory")
         plan = make_plan(spec, machine)
-        mpirun = shlex.split(options.get("mpirun", "mpirun"))
+        mpirun = command_words("-o mpirun", options.get("mpirun", "mpirun"))
         kind = options.get("mpi") or implementation(mpirun)
         if kind not in _SIGNS:
             raise ValueError(f"-o mpi={kind}: it is openmpi or mpich")

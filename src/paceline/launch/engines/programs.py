@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from paceline.errors import LaunchError
 from paceline.launch.preflight import check_program
 
 _CALL_S = 60.0
+
+#: How long an engine may not answer while a job runs.
+SILENCE_S = 600.0
+
+T = TypeVar("T")
 
 
 def run_program(
@@ -49,6 +56,37 @@ def run_program(
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise LaunchError(f"{name} refused: {said}")
     return done.stdout
+
+
+class Patience:
+    """Asks an engine that may not answer for a while, as when its controller starts again: a job goes on meanwhile.
+
+    Args:
+        limit_s: how long it may give no answer.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._silent_since: float | None = None
+
+    def ask(self, question: Callable[[], T], otherwise: T) -> T:
+        """Return an answer; where there is none, what is taken for it.
+
+        Raises:
+            LaunchError: there has been none for too long.
+        """
+        try:
+            answer = question()
+        except LaunchError as error:
+            now = time.monotonic()
+            if self._silent_since is None:
+                self._silent_since = now
+                print(f"[launch] {error}; asking again for {self._limit_s:g} s", file=sys.stderr, flush=True)
+            if now >= self._silent_since + self._limit_s:
+                raise
+            return otherwise
+        self._silent_since = None
+        return answer
 
 
 class FileTail:

@@ -25,7 +25,7 @@ from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch.backends import Job, backend_options
-from paceline.launch.engines.programs import FileTail, run_program
+from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
 from paceline.launch.planner import Machine, make_plan
@@ -157,8 +157,9 @@ class SgeJob(Job):
         """Show the job's output until it ends; return its exit code, 1 if Grid Engine ended it."""
         print(f"[launch] Grid Engine job {self.id}", file=sys.stderr, flush=True)
         self._tails = [FileTail(self._folder / name, to) for name, to in (("out", sys.stdout), ("err", sys.stderr))]
+        patience = Patience(SILENCE_S)
         try:
-            while self._is_there():
+            while patience.ask(self._is_there, True):
                 for _ in range(_LOOKS):
                     time.sleep(_SHOW_S)
                     self._show()

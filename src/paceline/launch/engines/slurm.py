@@ -19,14 +19,14 @@ from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import Job, backend_options
-from paceline.launch.engines.programs import FileTail, run_program
+from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.supervise.guardian import Canceller
-from paceline.launch.worker_groups import WorkerGroup
+from paceline.launch.worker_groups import WorkerGroup, amount, whole
 
 OPTIONS = {
     "partition": "of all groups that select none",
@@ -78,7 +78,7 @@ class SlurmBackend:
             return self._inside(spec, machine, options)
         python, path = options.get("python", machine.python), machine.environ.get("PYTHONPATH", "")
         script = batch_script(spec, python, machine.directory, path)
-        make_plan(replace(spec, hosts=(Host("node"),)), machine)  # finds what cannot be
+        make_plan(spec, machine, alone=True)  # finds what cannot be, wherever processes go
         return SlurmBatch(script, spec, machine.directory, options.get("detach", "0") not in ("0", ""))
 
     def _inside(self, spec: JobSpec, machine: Machine, options: Mapping[str, str]) -> RemoteRequest:
@@ -130,12 +130,12 @@ class SlurmJob(Job):
         print(f"[launch] Slurm job {self.id}, output in {self._path}", flush=True)
         if self._detach:
             return 0
-        tail = FileTail(self._path, sys.stdout)
-        state, code = self._state()
+        tail, patience = FileTail(self._path, sys.stdout), Patience(SILENCE_S)
+        state, code = "PENDING", 0
         while state in _RUNS:
-            time.sleep(_POLL_S)
+            state, code = patience.ask(self._state, (state, code))
             tail.show()
-            state, code = self._state()
+            time.sleep(_POLL_S if state in _RUNS else 0.0)
         tail.show(is_over=True)
         self._release()
         if state not in ("COMPLETED", "FAILED"):
@@ -262,7 +262,7 @@ def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
     """Yield a group's requests.
 
     Raises:
-        ValueError: ``nodes`` is no number, or a label means nothing to Slurm.
+        ValueError: ``nodes`` is no number, a label means nothing to Slurm, or an amount is none.
     """
     nodes, tasks = _shape(group, options)
     yield f"--nodes={nodes}"
@@ -278,11 +278,11 @@ def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
     if group.hosts:
         yield f"--nodelist={','.join(host.name for host in group.hosts)}"
     if "cpus" in group.resources:
-        yield f"--cpus-per-task={group.resources['cpus']}"
+        yield f"--cpus-per-task={whole('cpus', group.resources['cpus'])}"
     if "gpus" in group.resources:
-        yield f"--gpus-per-node={int(group.resources['gpus']) * tasks}"
+        yield f"--gpus-per-node={whole('gpus', group.resources['gpus']) * tasks}"
     if "memory" in group.resources:
-        yield f"--mem={_memory(group.resources['memory'], tasks)}"
+        yield f"--mem={math.ceil(amount('memory', group.resources['memory'], 2**20) * tasks / 2**20)}"
 
 
 def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
@@ -298,10 +298,3 @@ def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
             raise ValueError(f"-o nodes={options['nodes']} is not a number") from None
     nodes = min(nodes, group.count)
     return nodes, math.ceil(group.count / nodes)
-
-
-def _memory(text: str, tasks: int) -> str:
-    """Return the memory of a node in MiB from that of a worker, as in ``8Gi`` or ``500M``."""
-    number = text.rstrip("KMGTibB")
-    factor = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024 * 1024}[text[len(number) :][:1]]
-    return str(math.ceil(float(number) * factor * tasks))

@@ -21,7 +21,7 @@ from typing import Any
 from paceline.errors import LaunchError
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPart
-from paceline.launch.worker_groups import amount
+from paceline.launch.worker_groups import amount, whole
 
 Service = dict[str, Any]
 """JSON of the Services API."""
@@ -153,16 +153,10 @@ def _resource(part: JobPart, options: YarnOptions) -> Service:
     if group is not None and (group.hosts or group.select):
         raise ValueError(f"group {group.name}: YARN chooses the nodes; -o queue=NAME chooses a queue for the whole job")
     memory = _SCHEDULER_MB if part.role == "scheduler" else _megabytes(given.get("memory", options.memory))
-    resource: Service = {"cpus": _whole("cpus", given.get("cpus", "1")), "memory": str(memory)}
+    resource: Service = {"cpus": whole("cpus", given.get("cpus", "1")), "memory": str(memory)}
     if "gpus" in given:
-        resource["additional"] = {"yarn.io/gpu": {"value": _whole("gpus", given["gpus"]), "unit": ""}}
+        resource["additional"] = {"yarn.io/gpu": {"value": whole("gpus", given["gpus"]), "unit": ""}}
     return resource
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{name}={text!r}: YARN has whole ones only, 1 or more")
-    return int(text)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
