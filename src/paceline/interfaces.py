@@ -60,6 +60,17 @@ def address_towards(targets: Iterable[str]) -> str:
     return ""
 
 
+def address_for_others(name: str) -> str:
+    """Return the address by which other hosts reach this one: the one from which it sends to a host, perhaps itself.
+
+    The own name of a host may be one of loopback there (``127.0.1.1`` on Debian): then it is that of an interface.
+    """
+    found = address_towards([name])
+    if found == name or not (found == "" or ipaddress.ip_address(found).is_loopback):
+        return found
+    return next((one.address for one in interfaces() if not ipaddress.ip_address(one.address).is_loopback), found)
+
+
 def tcp(host: str, port: int | str) -> str:
     """Return the address of a listener; its host may be an IPv6 address."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

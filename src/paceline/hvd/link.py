@@ -16,7 +16,7 @@ from paceline.hvd.environment import HvdSettings, ProcessPlace
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.messages import Down, Entered, RankEntered, ToCoordinator, ToRank, decode, encode
 from paceline.hvd.timeline import Timeline
-from paceline.interfaces import tcp
+from paceline.interfaces import address_for_others, tcp
 from paceline.net.hosts import own_address
 from paceline.net.security import Security
 from paceline.net.sockets import SocketHub
@@ -153,4 +153,4 @@ def _addresses(place: ProcessPlace, settings: config.Settings) -> list[str]:
         return [f"ipc://@paceline-hvd-{secrets.token_hex(16)}"]
     if settings.host or settings.interface or settings.scheduler:
         return [tcp(own_address(settings), "*")]
-    return [tcp(socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname()), "*")]
+    return [tcp(address_for_others(os.environ.get("MASTER_ADDR") or socket.gethostname()), "*")]

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from paceline.interfaces import interfaces
 from paceline.launch import Host
-from paceline.launch.remote.host_checks import Doctor
+from paceline.launch.remote.host_checks import Doctor, listen, reach
 from paceline.launch.remote.request import agent_script
 
 
@@ -21,3 +22,10 @@ def test_directory_that_cannot_be_written_is_no_finding(monkeypatch: pytest.Monk
     [finding] = Doctor([Host("127.0.0.1")], command, lambda host, link: f"{host} {link.code}", 60.0).run()
     assert finding.problems == []
     assert finding.facts["shared"] is False
+
+
+def test_host_is_reached_by_addresses_of_both_kinds() -> None:
+    addresses = [address for address in ("127.0.0.1", "::1") if address in {one.address for one in interfaces()}]
+    with listen() as listening:
+        port = listening.getsockname()[1]
+        assert reach([[address, address, port] for address in addresses]) == dict.fromkeys(addresses, "")

@@ -19,6 +19,7 @@ from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane, Staged
 from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
 from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, gpus_are_apart, make_gloo, make_nccl, own_gpu
+from paceline.interfaces import address_for_others
 from paceline.naming import listed
 from paceline.net.hosts import own_address
 
@@ -163,7 +164,4 @@ def _own_address(settings: Settings) -> str:
     """Return the address of this host by which other hosts reach it."""
     if settings.host or settings.interface:
         return own_address(settings)
-    target = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((target, 1))
-        return str(probe.getsockname()[0])
+    return address_for_others(os.environ.get("MASTER_ADDR") or socket.gethostname())

@@ -206,6 +206,9 @@ def facts(interface: str, witness: str) -> dict[str, Any]:
 
 def listen() -> socket.socket:
     """Return a socket that listens on every address of this host, on a free port."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # the kernel has IPv6, but it is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
     return socket.create_server(("", 0), backlog=128)
 
 
