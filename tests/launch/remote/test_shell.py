@@ -3,12 +3,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
-from paceline.launch.remote.shell import ERR, EXIT, LARGEST, LOST, OUT, main, pack, read_request, unpack
+from paceline.launch.remote.shell import ERR, EXIT, LARGEST, LOST, OUT, Broker, main, pack, read_request, unpack
 
 
 def sent(data: bytes) -> list[tuple[int, bytes]]:
@@ -66,3 +67,17 @@ def test_shell_passes_its_input_and_shows_what_the_broker_sends(tmp_path: Path) 
 def test_shell_whose_broker_is_gone_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nothing"), "1"]) == LOST
     assert capfd.readouterr().err.startswith("the broker is gone: ")
+
+
+def test_socket_can_be_made_however_long_the_path_of_temporary_files_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    broker = Broker("hub", "no.module")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(broker.socket)
+    broker.close()
+    assert list(long.iterdir()) == []
+    assert not Path(broker.socket).parent.exists()

@@ -35,6 +35,9 @@ LOST = 255
 READ_BYTES = 65536
 _HEAD = struct.Struct("!BI")
 
+#: Most bytes of the path of a unix socket.
+_LONGEST_PATH = 107
+
 #: In the text of a plan, for the socket of the broker, which is made when the job starts.
 SOCKET = "<socket of the job>"
 
@@ -166,6 +169,9 @@ class Broker:
     def __init__(self, name: str, module: str) -> None:
         self._name, self._module = name, module
         self._folder = Path(tempfile.mkdtemp(prefix=f"paceline-{name}-"))
+        if len(os.fsencode(self._folder / "socket")) > _LONGEST_PATH:
+            self._folder.rmdir()
+            self._folder = Path(tempfile.mkdtemp(prefix=f"paceline-{name}-", dir="/tmp"))
         self._process: subprocess.Popen[bytes] | None = None
         self._heard = b""
         self.socket = str(self._folder / "socket")
