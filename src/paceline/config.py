@@ -44,7 +44,7 @@ BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
 
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 #: Most processes of a role, largest other whole number, and largest speed: messages take no more.
-_MOST_PROCESSES, _MOST, _MOST_SPEED = 1_000_000, 2**48, 1e15
+_MOST_PROCESSES, _MOST, _MOST_SPEED, _MOST_PORT = 1_000_000, 2**48, 1e15, 65535
 #: Most characters of names: files are named after a job, and a name in DNS has at most 253.
 _LONGEST = {"job_id": 200, "host": 253}
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -367,6 +367,12 @@ def check(settings: Settings) -> None:
     if settings.on_worker_death not in ON_WORKER_DEATH:
         raise ConfigError(f"on_worker_death {settings.on_worker_death!r} is unknown; it is stop or continue")
     _check_speeds(settings)
+    if settings.metrics:
+        metrics_address(settings.metrics)
+    if settings.dashboard and not _is_port(settings.dashboard):
+        raise ConfigError(
+            f"dashboard {settings.dashboard!r} is not a port, as in 8080, or 0 for any; it is on loopback only"
+        )
     if settings.stall_timeout_s < settings.heartbeat_timeout_s:
         raise ConfigError(
             f"stall_timeout_s is {settings.stall_timeout_s:g}; it must be at least heartbeat_timeout_s "
@@ -385,6 +391,22 @@ def check(settings: Settings) -> None:
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
             "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
         )
+
+
+def metrics_address(where: str) -> tuple[str, int]:
+    """Return host and port of ``[HOST:]PORT``; without a host it is loopback.
+
+    Raises:
+        ConfigError: it is no such address.
+    """
+    host, _, port = where.rpartition(":")
+    if not _is_port(port):
+        raise ConfigError(f"metrics {where!r} is not [HOST:]PORT, as in 9464 or 0.0.0.0:9464")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) <= _MOST_PORT
 
 
 def _check_scheduler(settings: Settings) -> None:

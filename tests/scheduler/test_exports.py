@@ -42,9 +42,6 @@ def test_unknown_tool_ends_the_start_of_the_job() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"dashboard": "127.0.0.1:80"},
-        {"dashboard": "x"},
-        {"dashboard": "70000"},
         {"report": "/no/such/a.html"},
         {"report": "/"},
         {"report": "/dev/null"},

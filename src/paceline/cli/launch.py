@@ -212,11 +212,25 @@ def _check_words(options: argparse.Namespace) -> None:
     """Refuse what would fail, or change nothing, only after the start."""
     if options.hosts is not None and options.launcher in _CHOOSES_HOSTS:
         raise UsageError(f"launcher {options.launcher!r} gets its hosts from its engine, so -H changes nothing")
-    if options.interface and options.launcher == "local":
-        address_of(options.interface)
+    if options.launcher == "local":
+        _check_of_this_machine(options)
     known = weighting_names()
     if options.weighting not in (None, *known) and not options.allow:
         raise UsageError(f"--weighting {options.weighting!r} is unknown{suggestion(options.weighting, known)}")
+
+
+def _check_of_this_machine(options: argparse.Namespace) -> None:
+    """Refuse what the processes of this machine would refuse."""
+    if options.interface:
+        address_of(options.interface)
+    if options.report:
+        from paceline.observe import page  # takes msgspec
+
+        page.check_report(options.report)
+    for tool in () if options.allow else options.report_to:
+        from paceline.observe import tracking
+
+        tracking.make(tool.strip())
 
 
 def _check_variables(spec: JobSpec) -> None:

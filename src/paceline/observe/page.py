@@ -8,12 +8,15 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 import msgspec
+
+from paceline.errors import ConfigError
 
 _NO_DATA, _NO_POLICY = '<script type="application/json" id="data">null</script>', "POLICY"
 
@@ -34,6 +37,20 @@ def page(data: Mapping[str, Any] | None = None) -> bytes:
     shown = "null" if data is None else embedded(data)
     head, tail = text.split(_NO_DATA)
     return (head + _NO_DATA.replace("null", shown) + tail).encode()
+
+
+def check_report(path: str) -> None:
+    """Check that a report can be written, on the host of the scheduler.
+
+    Raises:
+        ConfigError: its folder is missing, or nothing can be written there.
+    """
+    no_file = os.path.exists(path) and not os.path.isfile(path)  # a new file takes the place of the old one
+    folder = os.path.dirname(path) or os.curdir
+    if no_file or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"report {path!r} cannot be written: it is no regular file, or {folder!r} is no folder to write to"
+        )
 
 
 def embedded(data: object) -> str:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import paceline
-from paceline.config import Settings
+from paceline.config import Settings, metrics_address
 from paceline.errors import ConfigError
 from paceline.membership import Membership
 from paceline.observe import page, prometheus
 from paceline.observe.page_history import PageHistory
 from paceline.observe.tracking import TrackerThread, by_step, overview
 from paceline.observe.verdicts import Verdict
-from paceline.scheduler.web import Dashboard, Metrics, address_of
+from paceline.scheduler.web import Dashboard, Metrics
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -59,10 +58,12 @@ class Exports:
             raise ConfigError(str(error)) from error
         about = self._job, settings.num_workers, settings.num_servers
         self._history = PageHistory(*about, time.time(), time.monotonic())
-        self._report = _checked(settings.report)
+        self._report = settings.report
+        if self._report:
+            page.check_report(self._report)
         self.metrics = Metrics(settings.metrics, self._text) if settings.metrics else None
-        self.page = Dashboard(settings.dashboard, self._history.copy) if settings.dashboard else None
-        if self.metrics is not None and address_of(settings.metrics)[1] == 0:
+        self.page = Dashboard(int(settings.dashboard), self._history.copy) if settings.dashboard else None
+        if self.metrics is not None and metrics_address(settings.metrics)[1] == 0:
             logger.warning("metrics of this job: %s", self.metrics.url)
         if self.page is not None:
             logger.warning("the page of this job: %s", self.page.url)
@@ -137,18 +138,3 @@ class Exports:
             new.replace(self._report)
         except OSError as error:
             logger.error("the report %s of this job is not written: %s", self._report, error)
-
-
-def _checked(report: str) -> str:
-    """Return the path of the report.
-
-    Raises:
-        ConfigError: its folder is missing, or nothing can be written there.
-    """
-    folder = Path(report).parent
-    no_file = Path(report).exists() and not Path(report).is_file()  # a new file takes the place of the old one
-    if report and (no_file or not os.access(folder, os.W_OK | os.X_OK)):
-        raise ConfigError(
-            f"report {report!r} cannot be written: it is no regular file, or {str(folder)!r} is no folder to write to"
-        )
-    return report

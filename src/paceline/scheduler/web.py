@@ -36,6 +36,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import msgspec
 
+from paceline.config import metrics_address
 from paceline.errors import ConfigError
 from paceline.observe import page, prometheus
 
@@ -91,7 +92,7 @@ class Site:
 
         try:
             self._server = _Server(host, port, Handler)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ConfigError(f"{name} '{port}' cannot be served: {error}; give another port, or 0 for any") from None
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
         thread = threading.Thread(target=self._server.serve_forever, name=f"paceline-{name}", daemon=True)
@@ -202,18 +203,6 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Log nothing: a client that goes away is no error of the job."""
 
 
-def address_of(where: str) -> tuple[str, int]:
-    """Return host and port of ``[HOST:]PORT``; without a host it is loopback.
-
-    Raises:
-        ConfigError: it is no such address.
-    """
-    host, _, port = where.rpartition(":")
-    if not (port.isascii() and port.isdigit()):
-        raise ConfigError(f"metrics {where!r} is not [HOST:]PORT, as in 9464 or 0.0.0.0:9464")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
 def _is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -228,11 +217,11 @@ class Metrics:
         read: returns the text.
 
     Raises:
-        ConfigError: ``where`` is no address, or it cannot be bound.
+        ConfigError: it cannot be bound.
     """
 
     def __init__(self, where: str, read: Callable[[], str]) -> None:
-        host, port = address_of(where)
+        host, port = metrics_address(where)
         self._read, self._is_loopback = read, _is_loopback(host)
         self._site = Site("metrics", host, port, self._answer)
         self.url, self.close = f"{self._site.address}/metrics", self._site.close
@@ -265,16 +254,14 @@ class Dashboard:
         lock: held while the history changes and is told: so a reader gets each change once.
 
     Raises:
-        ConfigError: ``port`` is none, or cannot be bound.
+        ConfigError: it cannot be bound.
     """
 
-    def __init__(self, port: str, history: Callable[[], object]) -> None:
-        if not (port.isascii() and port.isdigit()):
-            raise ConfigError(f"dashboard {port!r} is not a port, as in 8080, or 0 for any; it is on loopback only")
+    def __init__(self, port: int, history: Callable[[], object]) -> None:
         self._history, self._token = history, secrets.token_urlsafe(24)
         self._readers: set[_Reader] = set()
         self.lock = threading.Lock()
-        self._site = Site("dashboard", "127.0.0.1", int(port), self._answer)
+        self._site = Site("dashboard", "127.0.0.1", port, self._answer)
         self.url = f"{self._site.address}/?token={self._token}"
 
     @property
