@@ -17,6 +17,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import backend_registration
 
+import paceline
+import paceline.hvd as hvd
 from paceline.testing import LocalJob
 from tests.c10d.test_backend import open_group
 
@@ -85,6 +87,53 @@ def test_ranks_on_unlike_devices_train_as_on_devices_of_one_type(library: Path) 
     assert first == second
     assert first["sums"] == [[3.0] * 3, [1.0] * 2, [1.0] * 2]
     assert first["unlike"] == first["views"] == first["alike"]
+
+
+def reduce(library: str) -> dict[str, Any]:
+    """Reduce by the Horovod interface, and train by its store, on a CPU and on a device whose type is in a library."""
+    hvd.init()
+    rank = hvd.rank()
+    device = other_device(library) if rank else torch.device("cpu")
+    mine = torch.arange(6.0, device=device) + rank
+    found = [hvd.allreduce(torch.ones(2), op=hvd.Sum), hvd.allreduce(mine, op=hvd.Sum), hvd.allgather(mine[:2])]
+    found += [hvd.broadcast(mine, 1), hvd.alltoall(mine), hvd.reducescatter(mine, op=hvd.Sum), mine]
+    found += hvd.grouped_allreduce([mine, mine[:1]], op=hvd.Max)
+    found += [hvd.allreduce(mine, op=hvd.Sum, name="of the last one")] if rank else []
+    hvd.join()
+    return {
+        "devices": [one.device.type for one in found],
+        "found": [one.tolist() for one in found],
+        "unlike": trained_by_store(device),
+        "alike": trained_by_store(torch.device("cpu")),
+    }
+
+
+def trained_by_store(device: torch.device) -> list[list[float]]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).to(device)
+    store = paceline.kvstore.create("allreduce")
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = paceline.DistributedOptimizer(sgd, kvstore=store, model=net)
+    generator = torch.Generator().manual_seed(store.rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(torch.randn(8, 6, generator=generator).to(device)).square().mean().backward()
+        optimizer.step()
+    return [one.detach().cpu().flatten().tolist() for one in net.parameters()]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_ranks_on_unlike_devices_reduce_in_host_memory(library: Path, memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=memory) as job:
+        first, second = job.run(reduce, str(library))
+    assert set(first["devices"][1:]) == {"cpu"}
+    assert set(second["devices"][1:]) == {"other"}
+    total, mine = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    alike = [[2.0, 2.0], total, [0.0, 1.0, 1.0, 2.0], mine]
+    largest = [mine, [1.0]]
+    assert first["found"] == [*alike, [0.0, 1.0, 2.0, 1.0, 2.0, 3.0], total[:3], [0.0, *mine[:5]], *largest]
+    assert second["found"] == [*alike, [3.0, 4.0, 5.0, 4.0, 5.0, 6.0], total[3:], mine, *largest, mine]
+    assert first["unlike"] == second["unlike"] == first["alike"] == second["alike"]
 
 
 # ---- a GPU, which two ranks may share ------------------------------------------------------------------------------

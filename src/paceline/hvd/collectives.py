@@ -47,6 +47,8 @@ def _check_tensors(tensors: Sequence[Any]) -> None:
             raise ValueError(f"an operation takes tensors, not {type(tensor).__name__}")
         if tensor.layout != torch.strided:
             raise ValueError("a sparse tensor; use sparse_allreduce_async")
+        if tensor.is_meta:
+            raise ValueError("a tensor of the device meta, which has no values")
     if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
         raise ValueError("all tensors of a group must be on one device")
 

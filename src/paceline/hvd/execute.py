@@ -16,8 +16,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.machine import ProcessSets
-from paceline.hvd.negotiation.messages import Batch, Key, Request, Response
-from paceline.hvd.planes.base import ADASUM, Plane, Reduction, adasum
+from paceline.hvd.negotiation.messages import UNLIKE, Batch, Key, Request, Response
+from paceline.hvd.planes.base import ADASUM, Plane, Reduction, Staged, adasum
 
 _MOST_PLANS = 64
 #: Tensors of more bytes are not packed: a copy would cost more than an operation of their own.
@@ -220,9 +220,9 @@ class Task:
 
 def on_gpu_of(group: FusedOperations, owns: Sequence[Operation | None]) -> contextlib.AbstractContextManager[object]:
     """Return the context in which the GPU of this rank's tensors is the current one of the thread."""
-    if group.request.device != "cuda":
+    if group.request.device not in ("cuda", UNLIKE):
         return contextlib.nullcontext()
-    first = next((one for own in owns if own is not None for one in own.tensors), None)
+    first = next((one for own in owns if own is not None for one in own.tensors if one.is_cuda), None)
     return contextlib.nullcontext() if first is None else torch.cuda.device(first.device)
 
 
@@ -237,17 +237,15 @@ def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) 
     Raises:
         HorovodInternalError: data could not be moved.
     """
-    is_cuda = group.request.device == "cuda"
-    if is_cuda:
-        for own in owns:
-            if own is not None and own.ready is not None:
-                own.ready.synchronize()
+    begun = [own.ready for own in owns if own is not None and own.ready is not None]
+    for one in begun:
+        one.synchronize()
     with torch.no_grad():
         if group.request.kind == "allreduce":
             _allreduce(group, owns, plane)
         else:
             _RUNNERS[group.request.kind](Task(group.responses[0], owns[0], group.members), plane)
-    if is_cuda:
+    if begun or (group.request.device == "cuda" and not isinstance(plane, Staged)):
         torch.cuda.synchronize()
 
 
@@ -263,24 +261,30 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def _zeros(request: Request) -> list[torch.Tensor]:
+def _device_of(request: Request, plane: Plane) -> str:
+    """Return where the tensors of a rank that has joined are; it may lack the device of the others."""
+    return "cpu" if isinstance(plane, Staged) else request.device
+
+
+def _zeros(request: Request, plane: Plane) -> list[torch.Tensor]:
     """Return the tensors of a rank that has joined."""
-    pairs = zip(request.dtypes, request.shapes, strict=True)
-    return [torch.zeros(shape, dtype=dtype_of(dtype), device=request.device) for dtype, shape in pairs]
+    pairs, device = zip(request.dtypes, request.shapes, strict=True), _device_of(request, plane)
+    return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in pairs]
 
 
-def _tensors(task: Task) -> list[torch.Tensor]:
+def _tensors(task: Task, plane: Plane) -> list[torch.Tensor]:
     """Return this rank's tensors; zeros if it has joined."""
-    return task.own.tensors if task.own is not None else _zeros(task.request)
+    return task.own.tensors if task.own is not None else _zeros(task.request, plane)
 
 
-def _empty_like_rest(task: Task, number: int, rows: int) -> torch.Tensor:
+def _empty_like_rest(task: Task, plane: Plane, number: int, rows: int) -> torch.Tensor:
     """Return a new tensor with another first dimension."""
     if task.own is not None:
         tensor = task.own.tensors[number]
         return tensor.new_empty((rows, *tensor.shape[1:]))
     shape = task.request.shapes[number][1:]
-    return torch.empty((rows, *shape), dtype=dtype_of(task.request.dtypes[number]), device=task.request.device)
+    dtype = dtype_of(task.request.dtypes[number])
+    return torch.empty((rows, *shape), dtype=dtype, device=_device_of(task.request, plane))
 
 
 def _allreduce(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
@@ -288,7 +292,7 @@ def _allreduce(group: FusedOperations, owns: Sequence[Operation | None], plane: 
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
     for response, own in zip(group.responses, owns, strict=True):
-        mine = _zeros(response.request) if own is None else own.tensors
+        mine = _zeros(response.request, plane) if own is None else own.tensors
         sources += mine
         if own is None:
             targets += mine
@@ -330,7 +334,7 @@ def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane:
 def _allgather(task: Task, plane: Plane) -> None:
     outputs = []
     for number, dims in enumerate(task.response.dims):
-        output = _empty_like_rest(task, number, sum(dims))
+        output = _empty_like_rest(task, plane, number, sum(dims))
         row = math.prod(output.shape[1:])
         source = task.own.tensors[number].view(-1) if task.own is not None else output.new_empty(0)
         if output.numel():
@@ -342,7 +346,7 @@ def _allgather(task: Task, plane: Plane) -> None:
 def _broadcast(task: Task, plane: Plane) -> None:
     outputs = []
     root = task.members.index(task.request.root)
-    for number, source in enumerate(_tensors(task)):
+    for number, source in enumerate(_tensors(task, plane)):
         given = task.own.outputs if task.own is not None else None
         output = source if task.own is None else torch.empty_like(source) if given is None else given[number]
         if plane.index == root and output is not source:
@@ -356,7 +360,7 @@ def _broadcast(task: Task, plane: Plane) -> None:
 def _alltoall(task: Task, plane: Plane) -> None:
     splits = task.response.splits
     received = [row[plane.index] for row in splits]
-    output = _empty_like_rest(task, 0, sum(received))
+    output = _empty_like_rest(task, plane, 0, sum(received))
     row = math.prod(output.shape[1:])
     counts = [[rows * row for rows in one] for one in splits]
     source = task.own.tensors[0].view(-1) if task.own is not None else output.new_empty(0)
@@ -374,9 +378,9 @@ def shares(rows: int, size: int) -> list[int]:
 
 def _reducescatter(task: Task, plane: Plane) -> None:
     request, outputs = task.request, []
-    for number, source in enumerate(_tensors(task)):
+    for number, source in enumerate(_tensors(task, plane)):
         rows = shares(source.shape[0], plane.size)
-        output = _empty_like_rest(task, number, rows[plane.index])
+        output = _empty_like_rest(task, plane, number, rows[plane.index])
         row = math.prod(source.shape[1:])
         how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
         if source.numel():

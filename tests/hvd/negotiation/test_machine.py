@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.hvd.negotiation.cache import RankCache
 from paceline.hvd.negotiation.machine import Negotiation
 from paceline.hvd.negotiation.messages import (
+    UNLIKE,
     Action,
     Batch,
     Down,
@@ -143,6 +144,19 @@ def test_bit_of_a_forgotten_index_means_what_it_meant() -> None:
     assert [one.request.name for one in job.ranks[1].ran] == ["x", "y", "x"]
 
 
+def test_unlike_devices_are_in_the_response_and_cached() -> None:
+    job = Job(2)
+    [first] = job.all_at_once(allreduce("x"), allreduce("x", device="cuda"))
+    assert (first.error, first.request.device) == ("", UNLIKE)
+    job.send(1, allreduce("x", device="cuda"))
+    assert job.outbox[1][0] == Submission(1, b"\x01")
+    job.send(0, allreduce("x"))
+    job.settle()
+    assert job.ranks[0].ran == job.ranks[1].ran == [first] * 2
+    [other] = job.all_at_once(allreduce("x", device="cuda"), allreduce("x", device="cuda"))
+    assert other.request.device == "cuda"
+
+
 def test_gathered_rows_are_in_the_response_and_cached() -> None:
     job = Job(2)
     [first] = job.all_at_once(allgather("x", 3), allgather("x", 5))
@@ -157,7 +171,6 @@ def test_gathered_rows_are_in_the_response_and_cached() -> None:
         (allreduce("x"), allreduce("x", dtypes=("int8",)), "Mismatched data types"),
         (allreduce("x"), allreduce("x", shapes=((5,),)), "Mismatched shapes"),
         (allreduce("x"), allreduce("x", shapes=((2, 2),)), "Mismatched numbers of dimensions"),
-        (allreduce("x"), allreduce("x", device="cuda"), "Mismatched devices"),
         (allreduce("x"), allreduce("x", op=3), "One rank had operation Sum, but another rank had operation Min"),
         (allreduce("x"), allreduce("x", prescale=2.0), "Mismatched prescale factors"),
         (allreduce("x"), allreduce("x", postscale=2.0), "Mismatched postscale factors"),

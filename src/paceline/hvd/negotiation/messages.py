@@ -29,6 +29,9 @@ OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 Shape: TypeAlias = tuple[int, ...]
 
+#: Stands for the devices of ranks that have unlike ones.
+UNLIKE = "unlike"
+
 
 class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An operation that one rank is ready for.
@@ -39,7 +42,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         process_set: id of the process set.
         dtypes: element types, one per tensor.
         shapes: shapes, one per tensor. Several tensors are a group: one operation.
-        device: type of the device, such as ``cpu``.
+        device: type of the device, such as ``cpu``; in a response :data:`UNLIKE` where the ranks have several.
         op: number of the reduce operation.
         prescale: factor before the reduction.
         postscale: factor after the reduction.

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.hvd.negotiation.messages import OPS, Key, NegotiationSettings, Request, Response
+import msgspec
+
+from paceline.hvd.negotiation.messages import OPS, UNLIKE, Key, NegotiationSettings, Request, Response
 
 #: Kinds whose tensors have the same shape on all ranks.
 _SAME_SHAPE = ("allreduce", "broadcast", "reducescatter")
@@ -41,6 +43,8 @@ def answer(requests: Mapping[int, Request], members: Sequence[int], index: int) 
         index: index in the cache; -1: none.
     """
     first = requests[min(requests)]
+    if any(one.device != first.device for one in requests.values()):
+        first = msgspec.structs.replace(first, device=UNLIKE)
     if first.kind == "allgather":
         dims = tuple(
             tuple(requests[rank].shapes[number][0] if rank in requests else 0 for rank in members)
@@ -116,7 +120,6 @@ def _rest(request: Request) -> Any:
 _TRAITS: tuple[tuple[str, str, Callable[[Request], Any]], ...] = (
     ("numbers of tensors", "number", lambda one: len(one.shapes)),
     ("data types", "type", lambda one: list(one.dtypes)),
-    ("devices", "device", lambda one: one.device),
     ("reduce operations", "operation", lambda one: OPS[one.op] if one.kind in ("allreduce", "reducescatter") else None),
     ("numbers of dimensions", "number", lambda one: [len(shape) for shape in one.shapes]),
     ("shapes", "shape", lambda one: list(one.shapes) if one.kind in _SAME_SHAPE else None),

@@ -196,7 +196,7 @@ class Alone:
 
 
 class Staged:
-    """A plane that copies to CPU memory, and back."""
+    """A plane that copies to CPU memory, and back; tensors that are there stay."""
 
     def __init__(self, inner: Plane) -> None:
         self._inner = inner
@@ -204,6 +204,9 @@ class Staged:
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce in CPU memory."""
+        if source.is_cpu:
+            self._inner.allreduce(source, target, how)
+            return
         work = to_host(source)
         self._inner.allreduce(work, work, how)
         target.copy_(work)

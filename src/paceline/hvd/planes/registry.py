@@ -81,13 +81,16 @@ class Planes:
     def plane(self, members: tuple[int, ...], device: str) -> Plane:
         """Return the plane of a process set for tensors of a type of device; for CUDA it is the current one.
 
-        NCCL moves those of CUDA where every member has it and a GPU of its own. Else they go over host memory.
+        NCCL moves those of CUDA where every member has it and a GPU of its own. Else they go over host memory, by the
+        plane of tensors that are there.
         """
         found = self._planes.get((members, device))
         if found is None:
-            kind = "cuda" if device == "cuda" and len(members) > 1 and self._nccl_connects(members) else "cpu"
-            found = self._make(members, kind)
-            found = self._planes[members, device] = found if kind == device or len(members) == 1 else Staged(found)
+            if device == "cpu" or len(members) == 1 or (device == "cuda" and self._nccl_connects(members)):
+                found = self._make(members, device)
+            else:
+                found = Staged(self.plane(members, "cpu"))
+            self._planes[members, device] = found
         return found
 
     def _nccl_connects(self, members: tuple[int, ...]) -> bool:
