@@ -46,6 +46,11 @@ def test_unreadable_file_is_refused(path: str, why: str) -> None:
         read_text(path, "the groups file")
 
 
+def test_mark_at_the_begin_of_a_file_of_windows_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfnode1\r\nnode2\r\n")
+    assert read_text(str(tmp_path / "hosts"), "the hostfile").split() == ["node1", "node2"]
+
+
 def test_folder_is_made_unless_a_file_is_in_its_place(tmp_path: Path) -> None:
     make_folder(str(tmp_path / "a" / "b"), "the folder")
     make_folder(str(tmp_path / "a" / "b"), "the folder")

@@ -91,7 +91,7 @@ def check_program(name: str, package: str) -> None:
 
 
 def read_text(path: str, what: str, more: str = "") -> str:
-    """Return the text of a file that the user names.
+    """Return the text of a file that the user names, without the mark with which editors on Windows begin it.
 
     Args:
         path: path of the file.
@@ -102,7 +102,7 @@ def read_text(path: str, what: str, more: str = "") -> str:
         ConfigError: it cannot be read; the message says why.
     """
     try:
-        return Path(path or "\0").read_text()
+        return Path(path or "\0").read_text().removeprefix("\ufeff")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text" if path else "its name is empty"
         raise ConfigError(f"{what} {path!r} cannot be read: {why}{more}") from error

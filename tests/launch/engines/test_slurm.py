@@ -91,6 +91,13 @@ def test_group_may_have_more_workers_than_slots_on_a_node() -> None:
     assert {f"#SBATCH {one}" for one in asked} <= set(lines)
 
 
+def test_blanks_and_signs_are_in_quotes() -> None:
+    options = {"constraint": "a&b", "output": 'my "job".out', "partition": "gpu,old-1"}
+    spec, machine = JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/a b")
+    asked = {'--chdir="/home/ada/a b"', '--output="my \\"job\\".out"', '--constraint="a&b"', "--partition=gpu,old-1"}
+    assert {f"#SBATCH {one}" for one in asked} <= set(backend("slurm").plan(spec, machine).script.splitlines())
+
+
 def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"scancel": "exit 0", "scontrol": "echo JobId=7 JobState=COMPLETING ExitCode=0:0"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")

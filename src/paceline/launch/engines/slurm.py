@@ -232,8 +232,9 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
         ValueError: a request has a line feed, after which it would be a command of the script.
     """
     options = spec.options
-    lines = ["#!/bin/sh", f"#SBATCH --job-name=paceline-{spec.job_id}", f"#SBATCH --output={output(spec)}"]
-    lines += [f"#SBATCH --chdir={directory}", "#SBATCH --export=ALL", f"#SBATCH --signal=B:TERM@{lead_s(options)}"]
+    lines = ["#!/bin/sh", f"#SBATCH --job-name=paceline-{spec.job_id}", f"#SBATCH --output={_word(output(spec))}"]
+    lines += [f"#SBATCH --chdir={_word(directory)}", "#SBATCH --export=ALL"]
+    lines += [f"#SBATCH --signal=B:TERM@{lead_s(options)}"]
     for index, group in enumerate(spec.worker_groups):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {directive}" for directive in directives(group, options)]
@@ -243,6 +244,13 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
     lines += [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
     lines.append(f"exec {shlex.quote(python)} -P -m paceline run")
     return "\n".join(lines) + "\n"
+
+
+def _word(text: str) -> str:
+    """Return a text as one word of a directive: blanks and signs need quotes there, as in a shell."""
+    if re.fullmatch(r"[\w@%+=:,./*-]*", text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def output(spec: JobSpec) -> str:
@@ -270,7 +278,7 @@ def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
     for name in _DIRECTIVES:
         value = group.select.get(name, options.get(name, ""))
         if value:
-            yield f"--{name}={value}"
+            yield f"--{name}={_word(value)}"
     for name in group.select:
         if name not in _DIRECTIVES:
             known = ", ".join(_DIRECTIVES)
