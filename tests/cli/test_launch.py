@@ -293,6 +293,14 @@ def test_dist_gsync_without_a_file_groups_names_none(
     assert "PACELINE_GROUPS" not in found.out + found.err
 
 
+@pytest.mark.parametrize(("host", "is_reached"), [("h1", True), ("localhost", False)])
+def test_group_that_names_other_hosts_is_started_by_ssh(
+    host: str, is_reached: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", "--group", f"new: n=2, hosts={host}", "--dry-run", "sh"]) == 0
+    assert (f" {host} 'sh -c" in capsys.readouterr().out) is is_reached
+
+
 def test_number_of_workers_may_be_given_as_to_mpirun(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-np", "3", "-s", "1", "--dry-run", "sh"]) == 0
     assert "1 server, 3 workers" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -51,6 +52,27 @@ def test_job_file_makes_a_plan(
     Path("hosts").write_text("h1\nh2\nh3\n")
     assert main(["launch", "--config", "job.toml", "--dry-run"]) == 0
     assert "--batch-size 64" in capsys.readouterr().out
+
+
+#: Command lines of launches, with the hosts that a file may name.
+LAUNCHES = [
+    line.replace("\\\n", " ").removeprefix("$ ").strip()
+    for document, text in TEXTS.items()
+    for line in re.findall(r"^(?:    |\$ )?paceline launch -(?:[^\n]*\\\n)*[^\n]*", text, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("line", LAUNCHES)
+def test_every_launch_that_is_shown_makes_a_plan(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("h1\nh2\n")
+    Path("groups").write_text("0 1\n" + " ".join(map(str, range(2, int((re.search(r"-n (\d+)", line) or [0, 0])[1])))))
+    words = shlex.split(line.partition(" > ")[0], comments=True)[1:]
+    ours = words[: words.index("--")]
+    mpi = ["-o", "mpi=openmpi"] if "mpi" in ours else []  # no mpirun is asked
+    assert main([*ours, *mpi, "--dry-run", *words[len(ours) :]]) == 0, capsys.readouterr().err
 
 
 def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:

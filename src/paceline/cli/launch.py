@@ -28,6 +28,7 @@ from paceline.launch import (
     parse_group,
     with_default_interface,
 )
+from paceline.launch.host_list import LOCALHOST
 from paceline.launch.preflight import make_folder, read_text
 from paceline.naming import listed, suggestion
 from paceline.observe.table import plural
@@ -47,10 +48,10 @@ def run(name: str, words: Sequence[str]) -> int:
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, ADVICE).parse(ours)
     if options.config is not None:
         command = fill_in(options, command, OPTIONS)
-    if options.launcher is None:
-        options.launcher = "local" if options.hosts is None else "ssh"
     _find_groups(options, command)
     try:
+        options.group = [parse_group(one) if isinstance(one, str) else one for one in options.group]
+        options.launcher = options.launcher or _usual_launcher(options)
         chosen = backend(options.launcher)
         spec = job_spec(options, command)
         request = chosen.plan(spec, Machine.here())
@@ -73,6 +74,12 @@ def run(name: str, words: Sequence[str]) -> int:
             return measured
         request = chosen.plan(measured, Machine.here())
     return _wait(chosen.submit(request))
+
+
+def _usual_launcher(options: argparse.Namespace) -> str:
+    """Return the launcher of a job that names none: ssh where it names other hosts."""
+    of_groups = {host.name for group in options.group for host in group.hosts}
+    return "local" if options.hosts is None and of_groups <= {LOCALHOST, "localhost"} else "ssh"
 
 
 def _say_how_to_look(spec: JobSpec, options: argparse.Namespace) -> None:
@@ -136,7 +143,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         ValueError: see :class:`~paceline.launch.JobSpec`.
         paceline.errors.PacelineError: the groups file cannot be read, or a setting cannot work.
     """
-    groups = tuple(parse_group(one) if isinstance(one, str) else one for one in options.group)
+    groups = tuple(options.group)
     number_is_slots = options.launcher in _NUMBER_IS_SLOTS
     hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
     if options.nproc_per_node is not None:

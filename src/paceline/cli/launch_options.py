@@ -22,8 +22,8 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
                'weight=2"; repeated', "GROUP", repeat=True),
     ),
     "hosts": (
-        Option(("--launcher",), f"where processes run: {', '.join(names())} (default: ssh with -H, else local)",
-               "NAME"),
+        Option(("--launcher",), f"where processes run: {', '.join(names())} (default: ssh where hosts are named, "
+               "else local)", "NAME"),
         Option(("-H", "--hostfile", "--host-file", "--hosts"), "file with a host per line, host[:port] [slots=4] "
                "[weight=3] [group=a] [iface=eth1]; or a list h1,h2", "HOSTS",
                elsewhere=("--host", "--machinefile", "-machinefile")),
