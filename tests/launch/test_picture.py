@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.launch.picture import LETTERS, ORDERS, View, bar, in_order, painted, picture
@@ -72,6 +74,12 @@ def test_picture_fits_every_terminal(columns: int, height: int, view: View) -> N
     assert lines[0].startswith("job 1a2b")
     if not height:
         assert "worker 1" in "\n".join(lines)
+
+
+def test_command_of_several_lines_takes_one() -> None:
+    record = replace(RECORD, command="python -c 'import a\n\x1b[2J'")
+    lines = [line.plain for line in picture(status(), record, 60.0, Size(100))]
+    assert r"python -c 'import a\n\x1b[2J'" in lines
 
 
 def test_forty_columns_still_have_the_bars_of_the_workers() -> None:

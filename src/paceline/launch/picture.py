@@ -19,7 +19,7 @@ from rich.text import Text
 from paceline.launch.runtime import JobRecord
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
 from paceline.observe.rows import progress, rows_of
-from paceline.observe.table import Size, duration, quantity, table
+from paceline.observe.table import Size, duration, plain, quantity, table
 from paceline.wire import messages as m
 
 Row = Mapping[str, Any]
@@ -107,7 +107,7 @@ def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: V
         verdicts = _cut(verdicts, left // 2 + left % 2 if workers else left)
         lines = [*head, *_workers(workers, columns, left - len(verdicts), view), *verdicts]
     else:
-        lines = [*head, Text(record.command), Text()]
+        lines = [*head, Text(plain(record.command)), Text()]
         end = [*verdicts, *_selected(status, workers, columns, view), *_about(view)]
         more = [
             [Text(), *_with_bars("server", servers, columns, view)] if servers else [],

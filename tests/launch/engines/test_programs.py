@@ -38,6 +38,14 @@ def test_program_that_fails_without_a_word_is_named_with_its_exit_code() -> None
         run_program(["sh", "-c", "exit 3"], "dash")
 
 
+def test_program_that_the_kernel_does_not_run_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\0")
+    program.chmod(0o755)
+    with pytest.raises(LaunchError, match=f"{program} cannot be run: Exec format error"):
+        run_program([str(program)], "a package")
+
+
 def test_missing_program_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match=r"'kubectl' is not on the PATH of this machine; .* --dry-run"):

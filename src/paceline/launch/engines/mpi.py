@@ -6,15 +6,15 @@ scheduler. That way exit codes, output and ends are the same as on every other l
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import backend_options
+from paceline.launch.engines.programs import run_program
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.preflight import check_program, command_words
+from paceline.launch.preflight import command_words
 from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 from paceline.systems import os
 
@@ -55,11 +55,7 @@ def implementation(mpirun: Sequence[str]) -> str:
     Raises:
         LaunchError: it does not run, or says something unknown.
     """
-    check_program(mpirun[0], MpiBackend.package)
-    done = subprocess.run(
-        [mpirun[0], "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    text = done.stdout + done.stderr
+    text = run_program([mpirun[0], "--version"], MpiBackend.package)
     for kind, signs in _SIGNS.items():
         if any(sign in text for sign in signs):
             return kind

@@ -52,6 +52,8 @@ def run_program(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{name} did not answer within {limit_s:g} s") from None
+    except OSError as error:
+        raise LaunchError(f"{name} cannot be run: {error.strerror}") from None
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise LaunchError(f"{name} refused: {said}")
