@@ -1,11 +1,43 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
+import pytest
+
+from paceline.config import Settings
+from paceline.errors import ConfigError
 from paceline.membership import GONE
-from paceline.net.hosts import process_state
+from paceline.net import hosts
+from paceline.net.hosts import own_address, process_state
+
+
+def test_name_of_the_scheduler_that_is_known_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a Kubernetes whose scheduler gets its pod after a server."""
+    resolve, asked = socket.getaddrinfo, []
+
+    def known_late(host: str, *more: object, **others: object) -> object:
+        asked.append(host)
+        if len(asked) < 5:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve("127.0.0.1", *more, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hosts, "_RESOLVE_S", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", known_late)
+    assert own_address(Settings(scheduler="tcp://pl-1a2b-scheduler-0:9091")) == "127.0.0.1"
+
+
+def test_name_of_the_scheduler_that_stays_unknown_is_an_error() -> None:
+    said = "the scheduler at tcp://no-such-host.invalid:1 cannot be reached: "
+    with pytest.raises(ConfigError, match=said):
+        own_address(Settings(scheduler="tcp://no-such-host.invalid:1", start_timeout_s=0.01))
+
+
+def test_address_towards_a_scheduler_may_be_one_of_both_kinds() -> None:
+    assert own_address(Settings(scheduler="tcp://127.0.0.1:1")) == "127.0.0.1"
+    assert own_address(Settings(scheduler="tcp://[::1]:1")) == "::1"
 
 
 def test_process_that_has_ended_is_told_from_one_that_runs() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import socket
+import time
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +19,9 @@ from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.interfaces import address_of, tcp
 from paceline.wire import messages as m
+
+#: Interval at which a name is asked for that is not known yet.
+_RESOLVE_S = 0.5
 
 #: Letters of states that mean something here; every other one is that of a process that waits.
 _STATES = {
@@ -31,7 +35,8 @@ _STATES = {
 def own_address(settings: Settings) -> str:
     """Return the address that this process binds and advertises.
 
-    The setting ``host``, the address of ``interface``, or the source address of packets to the scheduler.
+    The setting ``host``, the address of ``interface``, or the source address of packets to the scheduler, whose name an
+    engine may make known late: it is asked for until ``start_timeout_s`` have passed.
 
     Raises:
         ConfigError: the interface has no address, or the scheduler cannot be reached.
@@ -40,13 +45,29 @@ def own_address(settings: Settings) -> str:
         return settings.host
     if settings.interface:
         return address_of(settings.interface)
-    target = urlsplit(settings.scheduler)
-    family = socket.AF_INET6 if ":" in (target.hostname or "") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    target, until = urlsplit(settings.scheduler), time.monotonic() + settings.start_timeout_s
+    while True:
         try:
-            probe.connect((target.hostname, target.port or 1))
+            return _address_towards(target.hostname or "", target.port or 1)
         except OSError as error:
-            raise ConfigError(f"the scheduler at {settings.scheduler} cannot be reached: {error}") from error
+            if not isinstance(error, socket.gaierror) or time.monotonic() > until:
+                raise ConfigError(f"the scheduler at {settings.scheduler} cannot be reached: {error}") from error
+        time.sleep(_RESOLVE_S)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return the address from which this host sends to another one; IPv4 where that has both.
+
+    Raises:
+        OSError: it has no address (``gaierror``), or there is no way to it.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
+    except socket.gaierror:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    family, kind, _, _, address = found[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])
 
 
