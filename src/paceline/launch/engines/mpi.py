@@ -38,9 +38,6 @@ class MpiBackend(AgentBackend):
         if spec.sync:
             raise ValueError("launcher 'mpi' cannot copy a directory; use --launcher ssh, or a shared directory")
         plan = make_plan(spec, machine)
-        for host in plan.hosts:
-            if host.port is not None:
-                raise ValueError(f"host {host.name}: port {host.port} changes nothing: mpirun knows how to reach it")
         mpirun = command_words("-o mpirun", options.get("mpirun", "mpirun"))
         kind = options.get("mpi") or implementation(mpirun)
         if kind not in _SIGNS:
