@@ -214,6 +214,27 @@ def test_a_follower_keeps_its_deadline(threads: ThreadPoolExecutor) -> None:
     assert setting.client.wait([third], LONG_S) is None, "a late answer is used"
 
 
+def test_answer_that_is_here_counts_although_the_deadline_passed_while_this_process_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    setting = Setting(clock=lambda: now)
+    call = setting.ask("first")
+    [request] = setting.requests(1)
+    receive = setting.hub.receive
+
+    def stopped(timeout_s: float) -> list[tuple[int, Frames]]:
+        nonlocal now
+        if now:
+            return receive(timeout_s)
+        now = 2 * LONG_S
+        setting.answer(request)
+        return []
+
+    monkeypatch.setattr(setting.hub, "receive", stopped)
+    assert setting.client.wait([call], LONG_S) is None
+
+
 def test_a_follower_goes_on_when_the_driver_is_interrupted(threads: ThreadPoolExecutor) -> None:
     setting = Setting()
 

@@ -26,7 +26,9 @@ from paceline.net.records import (
 )
 
 KEY = bytes(range(32))
-SIZES = st.lists(st.sampled_from([0, 1, 100, 16_383, 16_384, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1]), max_size=8)
+SIZES = st.lists(
+    st.sampled_from([0, 1, 100, 16_383, 16_384, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1]), min_size=1, max_size=8
+)
 
 
 def wire(messages: Sequence[Sequence[bytes]], cipher: Cipher, encrypts: bool) -> list[bytes]:
@@ -136,7 +138,7 @@ def test_a_frame_of_another_connection_does_not_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_bytes", "count"), [(2**32 - 1, 2**32 - 1), (7, 1), (9, 1), (2**31, 1), (8 * 65_538, 65_538)]
+    ("head_bytes", "count"), [(2**32 - 1, 2**32 - 1), (0, 0), (7, 1), (9, 1), (2**31, 1), (8 * 65_538, 65_538)]
 )
 def test_sizes_that_no_sender_uses_are_refused_unread(head_bytes: int, count: int) -> None:
     head = head_bytes.to_bytes(4, "little") + count.to_bytes(4, "little")

@@ -1,19 +1,19 @@
-"""Every request is carried out once and answered, over a network that loses, repeats and reorders."""
+"""Every request is carried out once, in order, and answered, over a network that loses, repeats and reorders."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.errors import ProtocolError
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.call import PROBE_AFTER_S, Call, way_of
+from paceline.net.call import PROBE_AFTER_S, Call, ChannelRequests, way_of
 from paceline.net.client import Client
-from paceline.wire import Inbox, Outbox, encode, sequence
+from paceline.wire import Inbox, Outbox, decode, encode, sequence
 from paceline.wire import messages as m
 from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
@@ -25,7 +25,7 @@ class Side:
         self.listener = MemoryListener(network, "memory://server")
         self.members: set[bytes] = set()
         self.answerer = Answerer(self.listener, self.members.__contains__)
-        self.carried_out: Counter[str] = Counter()
+        self.carried_out: list[str] = []
         self.late: list[tuple[bytes, int, m.Command]] = []
 
     def serve(self, chance: random.Random) -> None:
@@ -44,7 +44,7 @@ class Side:
             self.answerer.answer(peer, seq, m.Done())
             return
         assert isinstance(body, m.Command)
-        self.carried_out[body.body] += 1
+        self.carried_out.append(body.body)
         if chance.random() < 0.3:
             self.late.append((peer, seq, body))
         else:
@@ -106,7 +106,7 @@ def test_an_answer_tells_how_long_the_request_was_held_also_when_it_is_sent_agai
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), requests=st.integers(1, 25), loss=st.sampled_from([0.0, 0.2, 0.5]))
-def test_every_request_is_carried_out_once_and_every_answer_arrives(seed: int, requests: int, loss: float) -> None:
+def test_every_request_is_carried_out_once_in_order_and_answered(seed: int, requests: int, loss: float) -> None:
     chance = random.Random(seed)
     weights = [1.0, loss, loss / 2, loss / 2]
     faults: list[Fault] = ["deliver", "drop", "repeat", "late"]
@@ -135,7 +135,7 @@ def test_every_request_is_carried_out_once_and_every_answer_arrives(seed: int, r
         client.poll()
     asked = [call.what for call in calls]
     assert sorted(answers) == sorted((text, text, text.encode()) for text in asked)
-    assert side.carried_out == Counter(asked)
+    assert side.carried_out == asked
     assert side.answerer.damaged.count == 0
 
 
@@ -158,13 +158,25 @@ def test_repeated_request_is_recognised_also_when_it_is_forgotten() -> None:
     inbox.finish(1, "one")
     assert not inbox.arrive(1, 0)
     assert inbox.result(1) == "one"
-    assert inbox.arrive(3, 1)
+    assert inbox.arrive(2, 1)
     assert inbox.result(1) is None
     assert not inbox.arrive(1, 0)
     inbox.finish(1, "again")
     assert inbox.result(1) is None
-    assert [inbox.knows(seq) for seq in (1, 2, 3, 4)] == [True, False, True, False]
-    assert inbox.arrive(2, 0), "an older acknowledgement takes nothing back"
+    assert inbox.arrive(3, 0), "an older acknowledgement takes nothing back"
+    assert [inbox.knows(seq) for seq in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+def test_request_is_left_until_all_before_it_have_come() -> None:
+    inbox: Inbox[str] = Inbox()
+    assert inbox.arrive(1, 0)
+    assert not inbox.arrive(3, 0)
+    assert [inbox.knows(seq) for seq in (1, 2, 3)] == [True, False, False]
+    assert inbox.arrive(2, 0)
+    assert inbox.arrive(3, 0)
+    assert inbox.arrive(7, 6), "4 to 6 are answered"
+    inbox.finish(8, "of a stranger")
+    assert inbox.arrive(9, 6)
 
 
 def test_numbers_that_no_sender_uses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +194,7 @@ def test_numbers_that_no_sender_uses_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_outbox_tells_what_is_overdue_once_per_interval() -> None:
     outbox: Outbox[str] = Outbox()
     first, second = outbox.add("a", 0.0), outbox.add("b", 1.0)
-    assert (outbox.content(first), len(outbox)) == ("a", 2)
+    assert (outbox.since(first), outbox.since(second), len(outbox)) == (["a", "b"], ["b"], 2)
     assert outbox.overdue(1.5, 1.0) == [first]
     assert outbox.overdue(2.0, 1.0) == [second]
     assert outbox.overdue(2.5, 1.0) == [first]
@@ -191,7 +203,7 @@ def test_outbox_tells_what_is_overdue_once_per_interval() -> None:
     assert outbox.acked == 0
     assert outbox.answer(first)
     assert outbox.acked == 2
-    assert outbox.content(first) is None
+    assert outbox.since(first) == []
 
 
 def side_and_peer() -> tuple[Side, MemoryHub]:
@@ -208,6 +220,71 @@ def test_message_that_is_no_request_is_counted_and_changes_nothing() -> None:
     side.serve(random.Random(0))
     assert side.answerer.damaged.count == 3
     assert hub.receive(0.0) == []
+
+
+def test_member_learns_at_once_that_its_request_cannot_be_read_and_later_ones_are_carried_out() -> None:
+    network = MemoryNetwork()
+    side, hub = Side(network), MemoryHub(network)
+    client = Client(hub)
+    channel = client.connect("memory://server", "worker", "server 0")
+    claim = client.claim(channel, m.Claim("worker", 0, b"token"))
+    side.serve(random.Random(0))
+    assert client.wait([claim], 0.0) is None
+    bad, good = (client.ask(channel, m.Command("echo", text), "an echo") for text in ("x" * 100_000, "good"))
+    side.serve(random.Random(0))
+    side.serve(random.Random(0))
+    client.poll()
+    assert (bad.done, good.done) == (True, True)
+    assert good.body == m.CommandAnswer("good")
+    with pytest.raises(ProtocolError, match=r"^server 0: not a message of this protocol: .* length <= 65536"):
+        client.wait([bad], 0.0)
+    assert (side.carried_out, side.answerer.damaged.count) == (["good"], 1)
+
+
+def test_answer_that_cannot_be_read_is_the_error_of_its_call() -> None:
+    network = MemoryNetwork()
+    side, hub = Side(network), MemoryHub(network)
+    client = Client(hub)
+    channel = client.connect("memory://server", "worker", "server 0")
+    claim = client.claim(channel, m.Claim("worker", 0, b"token"))
+    side.serve(random.Random(0))
+    assert client.wait([claim], 0.0) is None
+    call = client.ask(channel, m.Command("echo", "x"), "an echo")
+    [(peer, frames)] = side.listener.receive(0.0)
+    taken = side.answerer.take(peer, frames)
+    assert taken is not None
+    side.answerer.answer(peer, taken[0], m.CommandAnswer("x" * 100_000))
+    client.poll()
+    with pytest.raises(ProtocolError, match=r"the answer of server 0 to an echo cannot be read: .* length <= 65536"):
+        client.wait([call], 0.0)
+    assert client.damaged.count == 1
+
+
+def test_request_that_cannot_be_encoded_takes_no_number() -> None:
+    requests = ChannelRequests(0, "server 0")
+    with pytest.raises(OverflowError):
+        requests.ask(Call("server 0", "a push", m.Heartbeat(2**70)), 0.0)
+    assert requests.probe(PROBE_AFTER_S) == []
+    good = Call("server 0", "a beat", m.Heartbeat(1))
+    assert len(requests.ask(good, 0.0)) == 1
+    assert (good.seq, len(requests)) == (1, 1)
+
+
+def test_all_from_the_first_lost_request_on_are_sent_again_once_for_all_probes_before() -> None:
+    requests = ChannelRequests(0, "server 0")
+    for number in range(4):
+        requests.ask(Call("server 0", "a beat", m.Heartbeat(number)), 0.0)
+    requests.answer(1)
+    for probe in (1, 2):
+        [[message]] = requests.probe(2 * probe * PROBE_AFTER_S)
+        envelope, _ = decode([message])
+        assert (envelope.seq, envelope.body) == (probe, m.Probe([2, 3, 4]))
+    assert requests.again(1, []) == []
+    again = [decode(message)[0] for message in requests.again(1, [3])]
+    assert [(one.seq, one.acked, one.body.round) for one in again] == [(3, 1, 2), (4, 1, 3)]
+    assert requests.again(2, [3, 4]) == [], "it was asked before they were sent again"
+    requests.probe(9 * PROBE_AFTER_S)
+    assert len(requests.again(3, [2])) == 3
 
 
 def test_member_with_impossible_numbers_is_refused() -> None:
@@ -235,5 +312,5 @@ def test_outbox_forgets_what_is_dropped() -> None:
     outbox: Outbox[str] = Outbox()
     first, second = outbox.add("a", 0.0), outbox.add("b", 0.0)
     assert outbox.drop() == ["a", "b"]
-    assert (len(outbox), outbox.acked, outbox.content(first), outbox.answer(second)) == (0, 2, None, None)
+    assert (len(outbox), outbox.acked, outbox.since(first), outbox.answer(second)) == (0, 2, [], None)
     assert outbox.add("c", 0.0) == 3

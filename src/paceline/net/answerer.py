@@ -4,7 +4,9 @@ A message of a peer, by its sender and its content:
 
 | message | of a member | of a stranger |
 |---|---|---|
-| cannot be read, is no request, or has an impossible number | counted, and not answered | the same |
+| cannot be read, or is no request | counted; refused where its number can be read | counted, and not answered |
+| has an impossible number | counted, and not answered | the same |
+| a request that comes after one that was lost | is left: both come again | – |
 | a request that is new | is returned to be carried out | the same |
 | a request that came before | its answer is sent again, if there is one | is returned again |
 | a probe | answers that it asks after are sent again, and then the numbers that never arrived | nothing ever arrived |
@@ -21,13 +23,15 @@ The states of a request are in :mod:`paceline.wire.sequence`, the asking side in
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Damaged, Frames, Listener
-from paceline.wire import Inbox, decode_request, encode
+from paceline.net.call import failed
+from paceline.wire import FramingError, Inbox, decode_request, encode
 from paceline.wire import messages as m
 
 _MakeFrames = Callable[[], Frames]
@@ -81,8 +85,17 @@ class Answerer:
                 return None
         except (ProtocolError, ValueError) as error:
             self.damaged.note(f"peer {peer!r}", error)
+            if isinstance(error, FramingError):
+                self._refuse(peer, error)
             return None
         return envelope.seq, envelope.body, payload
+
+    def _refuse(self, peer: bytes, error: FramingError) -> None:
+        """Answer a member's message that cannot be read: sent again, it would be the same."""
+        inbox = self._inboxes.get(peer)
+        with contextlib.suppress(ValueError):  # impossible numbers
+            if inbox is not None and inbox.arrive(error.seq, error.acked, self._clock()):
+                self.answer(peer, error.seq, failed(ProtocolError(str(error))))
 
     def _from_stranger(
         self, peer: bytes, envelope: m.Envelope[m.Request], payload: Frames

@@ -7,11 +7,14 @@ States of a request:
 | held: asked after a claim | the peer admits this process (:meth:`ChannelRequests.admit`) | sent |
 | held | the peer does not (:meth:`ChannelRequests.turn_away`) | forgotten |
 | sent | no answer for ``PROBE_AFTER_S``, or the connection was lost | probed: a ``Probe`` asks after it |
-| probed | the peer says that it never arrived (``Unknown``) | sent, the same message again |
+| probed | the peer says that it, or one before it, never arrived (``Unknown``) | sent, the same message again |
 | probed | the peer has an answer and gives it again | answered |
 | probed | neither: the peer works on it or sends it, or the probe was lost | probed again after ``PROBE_AFTER_S`` |
 | sent, probed | the answer | answered, and forgotten |
 | answered | the answer again | answered; the repeat is ignored |
+
+The peer carries out requests in order, and leaves those behind one that was lost: they are all sent again. Probes have
+numbers of their own.
 
 Its call:
 
@@ -21,7 +24,8 @@ Its call:
 | an answer :class:`~paceline.wire.messages.Failed` | is done: ``error`` is rebuilt, ``on_failed`` has returned |
 | a callback raises | is done: ``error`` is its exception |
 | the peer refuses this process's key | is done, as all calls to that peer: ``error`` is an ``AuthenticationError`` |
-| a message that cannot be read | stays as it is: the message counts as lost, and the call is probed |
+| an answer whose number alone can be read | is done: ``error`` says why the rest cannot |
+| a message of which nothing can be read | stays as it is: the message counts as lost, and the call is probed |
 | an answer that comes again, or to no call | stays as it is |
 | the deadline of a wait for it | stays as it is: its answer is used when it comes |
 
@@ -47,14 +51,14 @@ OnFailed: TypeAlias = Callable[[m.Failed], None]
 PROBE_AFTER_S = 2.0
 
 #: Length at which texts are cut.
-_MAX_TEXT = 4000
+LONGEST_TEXT = 4000
 
 _BUILTIN: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError, "KeyError": KeyError}
 
 
 def failed(error: Exception) -> m.Failed:
     """Return the answer that tells a peer of an error."""
-    return m.Failed(type(error).__name__, str(error)[:_MAX_TEXT])
+    return m.Failed(type(error).__name__, str(error)[:LONGEST_TEXT])
 
 
 def rebuild(body: m.Failed, whom: str) -> Exception:
@@ -195,16 +199,24 @@ class ChannelRequests(Outbox[Call]):
         self.channel, self.name = channel, name
         self._held: list[Call] | None = None
         """Requests that wait until the peer has admitted this process; None: nothing waits any more."""
+        self._probes = self._repeated = 0
+        """Probes so far, and those of them that were sent before requests were sent again last."""
 
     def ask(self, call: Call, now: float) -> list[Frames]:
-        """Take a request. A claim holds back later requests, except probes."""
-        if self._held is not None and not isinstance(call.request, m.Probe):
+        """Take a request. A claim holds back later requests.
+
+        Raises:
+            Exception: it cannot be encoded, and is forgotten.
+        """
+        if self._held is not None:
             self._held.append(call)
             return []
+        call.channel, call.seq, call.asked = self.channel, self._next, now
+        message = self._message(call)
+        self.add(call, now)
         if isinstance(call.request, m.Claim):
             self._held = []
-        call.channel, call.seq, call.asked = self.channel, self.add(call, now), now
-        return [self._message(call)]
+        return [message]
 
     def _message(self, call: Call) -> Frames:
         return [encode(call.seq, self.acked, call.request), *call.frames]
@@ -219,21 +231,23 @@ class ChannelRequests(Outbox[Call]):
         held, self._held = self._held or [], None
         return held
 
-    def again(self, probe: int, seqs: Sequence[int]) -> list[Frames]:
-        """Send again the requests that have never arrived, as the answer to a probe says."""
-        self.answer(probe)
-        return [self._message(call) for call in map(self.content, seqs) if call is not None]
+    def again(self, probe: int, unknown: Sequence[int]) -> list[Frames]:
+        """Send again the requests that have never arrived, as the answer to a probe says, and all later ones.
+
+        An answer to a probe that was sent before they were sent again tells nothing new.
+        """
+        if not unknown or probe <= self._repeated:
+            return []
+        self._repeated = self._probes
+        return list(map(self._message, self.since(min(unknown))))
 
     def probe(self, now: float, at_once: bool = False) -> list[Frames]:
         """Ask after requests whose answer is overdue; after all of them ``at_once`` when the connection was lost."""
-        late = []
-        for seq in self.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
-            call = self.content(seq)
-            if call is not None and isinstance(call.request, m.Probe):
-                self.answer(seq)  # a lost probe is replaced by a new one
-            else:
-                late.append(seq)
-        return self.ask(Call(self.name, "a probe", m.Probe(late)), now) if late else []
+        late = self.overdue(now, 0.0 if at_once else PROBE_AFTER_S)
+        if not late:
+            return []
+        self._probes += 1
+        return [[encode(self._probes, 0, m.Probe(late))]]
 
     def drop(self) -> list[Call]:
         """Forget all requests, because the peer will answer none; returns their calls."""

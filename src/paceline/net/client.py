@@ -41,7 +41,7 @@ from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Damaged, Frames, Hub
 from paceline.net.call import Call, ChannelRequests, OnAnswer, OnFailed
 from paceline.observe import events, ring
-from paceline.wire import decode
+from paceline.wire import FramingError, decode
 from paceline.wire import messages as m
 
 #: Check interval for overdue answers, refused keys and the failure of the job. Messages wake a wait at once.
@@ -97,7 +97,7 @@ class Client:
         self.damaged = Damaged()
 
     def __len__(self) -> int:
-        """Return how many requests are sent and not answered, probes included."""
+        """Return how many requests are sent and not answered."""
         with self._mutex:
             return sum(map(len, self._channels))
 
@@ -197,10 +197,11 @@ class Client:
         for call in calls:
             while not call.done:
                 remaining = deadline - self._clock()
-                if remaining <= 0:
-                    return call
                 self._check()
-                self._turn(min(remaining, CHECK_INTERVAL_S), call)
+                # After the deadline, too: it may have passed while this process did not run, and the answer is here.
+                self._turn(max(0.0, min(remaining, CHECK_INTERVAL_S)), call)
+                if remaining <= 0 and not call.done:
+                    return call
         for call in calls:
             call.raise_error()
         return None
@@ -315,8 +316,12 @@ class Client:
         requests = self._channels[channel]
         try:
             envelope, payload = decode(frames)
-        except ProtocolError as error:
+        except FramingError as error:
             self.damaged.note(requests.name, error)
+            with self._mutex:
+                call = requests.answer(error.seq)
+            if call is not None:
+                call.fail(ProtocolError(f"the answer of {call.whom} to {call.what} cannot be read: {error}"))
             return None
         body = envelope.body
         logger.debug("from %s: %s", requests.name, type(body).__name__)

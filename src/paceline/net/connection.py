@@ -8,8 +8,9 @@ A connection has a thread that reads, and one that sends the bytes that the kern
 | connected, else | waits for the thread that sends, by its urgency |
 | not connected | waits (hub) or is dropped (listener) |
 
-Records are numbered when they are made, so only one thread at a time makes them: the one that has set ``_busy``. A
-message that was under way when a connection closed is lost; its sender asks after it.
+Records are numbered when they are made, so only one thread at a time makes them: the one that has set ``_busy``.
+Messages that were under way or waited when a connection closed are lost; their sender asks after them. One that waits
+for the next connection must not overtake them.
 
 The thread that reads also closes the socket: a descriptor that is closed under it may be another connection's by then.
 """
@@ -237,8 +238,9 @@ class Connection(Generic[Source]):
 
     def run(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Start the thread that reads."""
-        self._reading = threading.Thread(target=target, args=args, name=f"paceline-read {name}", daemon=True)
-        self._reading.start()
+        thread = threading.Thread(target=target, args=args, name=f"paceline-read {name}", daemon=True)
+        thread.start()
+        self._reading = thread
 
     def open(self, sock: socket.socket, agreed: Agreed) -> None:
         """Send over a socket from now on.
@@ -281,8 +283,7 @@ class Connection(Generic[Source]):
             self._writer = None
             if self._rest is not None:
                 self._rest, self._busy = None, False
-            if not self._keeps:
-                self._waiting = Outgoing()
+            self._waiting = Outgoing()
             self._idle.notify_all()
             # A descriptor that is closed while a thread sends may be another connection's by then.
             self._idle.wait_for(lambda: not self._busy, LAST_SEND_S)
@@ -348,8 +349,9 @@ class Connection(Generic[Source]):
     def _go_on(self) -> None:
         """Have the thread that sends look for work. The lock is held."""
         if self._sending is None and self._has_work():
-            self._sending = threading.Thread(target=self._run_sending, name=f"paceline-send {self.name}", daemon=True)
-            self._sending.start()
+            thread = threading.Thread(target=self._run_sending, name=f"paceline-send {self.name}", daemon=True)
+            thread.start()
+            self._sending = thread
         self._work.notify()
 
     def _has_work(self) -> bool:

@@ -213,12 +213,12 @@ class RecordReceiver:
         self._number += 1
         prefix = self._open(_PREFIX.size, _POSITION.pack(number, _PREFIX_PART, 0))
         head_bytes, count = _PREFIX.unpack(prefix)
-        if count > MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
+        if not 1 <= count <= MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
         head = self._open(head_bytes, _POSITION.pack(number, _HEAD_PART, 0))
         sizes, content = struct.unpack_from(f"<{count}Q", head), memoryview(head)[8 * count :]
         small = in_head(sizes)
-        if max(sizes, default=0) > MAX_FRAME_BYTES:
+        if max(sizes) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
         if sum(compress(sizes, small)) != len(content):
             raise ProtocolError("a head whose size does not fit its frames")

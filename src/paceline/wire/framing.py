@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from paceline.wire.messages import Body, Envelope, Request
 
 _encoder = msgspec.msgpack.Encoder()
+_numbers = msgspec.msgpack.Decoder(Envelope[msgspec.Raw])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
 Decoded = TypeVar("Decoded")
 
@@ -41,7 +44,23 @@ def _digest_of_fields() -> bytes:
 
 
 class FramingError(ProtocolError):
-    """A message that cannot be read."""
+    """A message that cannot be read.
+
+    Args:
+        text: why.
+        frames: the message.
+
+    Attributes:
+        seq: its number; 0: that cannot be read either.
+        acked: all requests up to here are answered.
+    """
+
+    def __init__(self, text: str, frames: Sequence[Any]) -> None:
+        super().__init__(text)
+        self.seq = self.acked = 0
+        with contextlib.suppress(IndexError, *_UNREADABLE):
+            envelope = _numbers.decode(frames[0])
+            self.seq, self.acked = envelope.seq, envelope.acked
 
 
 def encode(seq: int, acked: int, body: Body, held: int = 0) -> bytes:
@@ -60,17 +79,18 @@ def _read(decoder: msgspec.msgpack.Decoder[Decoded], frames: Sequence[Any]) -> t
         FramingError: too large, or not a message of this protocol.
     """
     if not 1 <= len(frames) <= MAX_FRAMES + 1:
-        raise FramingError(f"a message of {len(frames)} frames; 1 to {MAX_FRAMES + 1} are allowed")
+        raise FramingError(f"a message of {len(frames)} frames; 1 to {MAX_FRAMES + 1} are allowed", frames)
     header = memoryview(frames[0])
     if header.nbytes > MAX_HEADER_BYTES:
-        raise FramingError(f"a header of {header.nbytes} bytes; at most {MAX_HEADER_BYTES} are allowed")
+        raise FramingError(f"a header of {header.nbytes} bytes; at most {MAX_HEADER_BYTES} are allowed", frames)
     for frame in frames[1:]:
         if memoryview(frame).nbytes > MAX_FRAME_BYTES:
-            raise FramingError(f"a frame of {memoryview(frame).nbytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            size = memoryview(frame).nbytes
+            raise FramingError(f"a frame of {size} bytes; at most {MAX_FRAME_BYTES} are allowed", frames)
     try:
         return decoder.decode(header), frames[1:]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise FramingError(f"not a message of this protocol: {error}") from error
+    except _UNREADABLE as error:
+        raise FramingError(f"not a message of this protocol: {error}", frames) from error
 
 
 decode = partial(_read, msgspec.msgpack.Decoder(Envelope[Body]))

@@ -2,26 +2,28 @@
 
 The sender (:class:`Outbox`) numbers its requests from 1, keeps each until it is answered, and says with every message
 up to which number all are answered (``acked``). The receiver (:class:`Inbox`) carries out a request when its number is
-new, and keeps the result until the sender says that it has the answer.
+the next one, and keeps the result until the sender says that it has the answer. So requests are carried out in the
+order of their numbers, too.
 
 States of a number at the receiver:
 
 | state | event | next state |
 |---|---|---|
-| new | the request arrives | in progress: it is carried out, once |
+| new | the request arrives, and one before it has not | new; no effect |
+| new | the request arrives, and all before it have | in progress: it is carried out, once |
 | in progress | the request arrives again | in progress; no effect |
 | in progress | it is carried out | answered: the result is kept and sent |
 | answered | the request or a probe arrives | answered; the result is sent again |
 | new, in progress, answered | a message with ``acked`` of this number or a higher one | forgotten |
 | forgotten | the request arrives again | forgotten; no effect |
 
-A probe for a number that is new makes the receiver say so, and the sender sends the request again.
+A probe for a number that is new makes the receiver say so, and the sender sends that request and all later ones again.
 
 Requests are not carried out exactly once with:
 
 - A receiver that restarts, or a sender that connects under a new identity and repeats requests of the old one:
   numbers count per connection.
-- A sender that reuses a number, or that says ``acked`` before it has the answer.
+- A sender that reuses a number, leaves one out, or says ``acked`` before it has the answer.
 - Frames that change before the answer: a request that is sent again has other values.
 - A receiver that carries out requests before their sender is a member: strangers are not remembered.
 """
@@ -71,10 +73,9 @@ class Outbox(Generic[Content]):
         sent = self._sent.pop(seq, None)
         return sent.content if sent else None
 
-    def content(self, seq: int) -> Content | None:
-        """Return an unanswered request."""
-        sent = self._sent.get(seq)
-        return sent.content if sent else None
+    def since(self, seq: int) -> list[Content]:
+        """Return the unanswered requests from a number on, in order."""
+        return [sent.content for one, sent in self._sent.items() if one >= seq]
 
     def overdue(self, now: float, after_s: float) -> list[int]:
         """Return requests that were sent or returned here at least ``after_s`` seconds ago, and are not answered."""
@@ -94,7 +95,8 @@ class Inbox(Generic[Result]):
     """The receiver's side, for one peer."""
 
     def __init__(self) -> None:
-        self._acked = 0
+        self._acked = self._last = 0
+        """All up to these numbers are answered, or have arrived."""
         self._seen: dict[int, Result | None] = {}
         self._arrived: dict[int, float] = {}
         """By number of a request in progress, when it arrived."""
@@ -103,7 +105,7 @@ class Inbox(Generic[Result]):
         return len(self._seen)
 
     def arrive(self, seq: int, acked: int, now: float = 0.0) -> bool:
-        """Note a request; returns True when it is new and must be carried out.
+        """Note a request; returns True when it is the next one and must be carried out.
 
         Args:
             seq: its number.
@@ -120,12 +122,12 @@ class Inbox(Generic[Result]):
                 if one <= acked:
                     del self._seen[one]
                     self._arrived.pop(one, None)
-            self._acked = acked
-        if seq <= self._acked or seq in self._seen:
+            self._acked, self._last = acked, max(self._last, acked)
+        if seq != self._last + 1:
             return False
         if len(self._seen) >= MAX_OUTSTANDING:
             raise ValueError(f"more than {MAX_OUTSTANDING} requests without an answer")
-        self._seen[seq], self._arrived[seq] = None, now
+        self._seen[seq], self._arrived[seq], self._last = None, now, seq
         return True
 
     def held_s(self, seq: int, now: float) -> float:
@@ -135,7 +137,7 @@ class Inbox(Generic[Result]):
     def finish(self, seq: int, result: Result) -> None:
         """Keep the result of a request until the sender has the answer; also of a request that was not noted here."""
         if seq > self._acked:
-            self._seen[seq] = result
+            self._seen[seq], self._last = result, max(self._last, seq)
 
     def result(self, seq: int) -> Result | None:
         """Return the result of a request; None when it is new, in progress or forgotten."""
@@ -143,4 +145,4 @@ class Inbox(Generic[Result]):
 
     def knows(self, seq: int) -> bool:
         """Return whether a request has arrived."""
-        return seq <= self._acked or seq in self._seen
+        return seq <= self._last

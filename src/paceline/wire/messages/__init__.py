@@ -99,7 +99,7 @@ from paceline.wire.messages.pooling import (
 from paceline.wire.messages.tracing import AskTrace, TraceEvents, TraceIs, TracePart
 
 #: Raised by hand when messages with the same fields mean something else.
-PROTOCOL = 1
+PROTOCOL = 2
 
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent | AskTrace

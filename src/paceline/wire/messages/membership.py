@@ -88,7 +88,7 @@ class Sighting(Message):
     role: Role
     rank: Rank
     state: Letter
-    """Letter as in /proc/PID/stat; empty: there is no such process."""
+    """Letter as in /proc/PID/stat; X: there is no such process; empty: not known."""
     cpu_s: Amount = 0.0
     """CPU time that it has used."""
 
