@@ -33,7 +33,7 @@ def raise_in_round_two():
     store = new_store()
     one_round(store)
     if store.rank == 1:
-        raise ArithmeticError("the loss is not a number")
+        raise ArithmeticError("the loss is not a number" + 70_000 * "!")  # as long as that of a large state_dict
     try:
         one_round(store)
     except PacelineError as error:
@@ -334,7 +334,7 @@ def test_a_worker_that_raises_is_named_with_its_exception():
         workers = job.start_all(raise_in_round_two)
         kind, text = workers[0].result(60)
         assert kind == PeerDiedError.__name__
-        assert "worker 1 on 127.0.0.1 died: it raised ArithmeticError: the loss is not a number" in text
+        assert "worker 1 on 127.0.0.1 died: it raised ArithmeticError: the loss is not a number!" in text
         assert workers[1].wait(30) == 1
         assert "ArithmeticError" in workers[1].output
 

@@ -241,6 +241,24 @@ def test_silent_host_ends_the_wait_for_others_to_join() -> None:
     assert job.lines[0].startswith("worker 1 on h (pid 10): its host was not heard for 4.2 s; ")
 
 
+def test_member_that_connects_again_while_it_waits_for_others_to_join_is_no_death() -> None:
+    job = Job(set(), joined=2)
+    job.members.lost(b"worker-0", job.now)
+    assert job.run(1.0) == ""
+    assert job.members.heard(b"worker-0", job.now) == []  # its probe: it sends no heartbeats yet
+    assert job.members.heard(b"a stranger", job.now) == []
+    assert job.run(50.0) == ""
+
+
+def test_further_connection_of_a_member_does_not_stand_for_its_lifeline() -> None:
+    job = Job(set())
+    job.members.handle(b"bulk", 1, m.Claim("worker", 1, b"token"), job.now)
+    job.silent = {("worker", 1)}
+    job.members.lost(b"worker-1", job.now)
+    job.members.heard(b"bulk", job.now)
+    assert job.run(20.0).startswith("at 5.2: worker 1: its connection closed 5.2 s ago")
+
+
 # ---- closed connections ----------------------------------------------------------------------------------------------
 
 

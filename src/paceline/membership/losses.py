@@ -37,7 +37,7 @@ class Losses:
         self.deaths: list[m.Death] = []
         """Deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
-        """Last round that counts, by worker that is gone."""
+        """Last round that counts, by worker that is gone or has left."""
         self._found: dict[int, dict[int, int]] = {}
         """Last round at each server that has taken it out, by lost worker that is not gone."""
 

@@ -11,7 +11,7 @@ connections, which it claims with its token. The states of a member::
     (none)    start_timeout_s have counted for it    (ends)    JoinTimeoutError to all, with those that are missing
     live      any request                            live      the request's
     live      its lifeline closes                    closed    none
-    closed    Heartbeat on the lifeline              live      News
+    closed    a message on the lifeline              live      the request's; none to a probe
     any       silence                                (same)    none; a line in the log if it is long
     any       silence or a proof that is a death     dead      the job fails
     live      Bye                                    left      barriers that waited for it open
@@ -124,8 +124,6 @@ class Membership:
         self.complete = False
         self._ending: float | None = None
         self._code = 0
-        self._departed: set[int] = set()
-        """The workers that have left."""
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -145,7 +143,16 @@ class Membership:
         record = self._roster[key]
         if record.dead and key[1] in self.losses.ranks and key[0] == "worker":
             return [Answer(peer, seq, death_reply(self.losses.death_of(key[1]), body))]
-        return [*self._liveness.note_heard(record, now), *self._handle(record, key, peer, seq, body, now)]
+        return [*self.heard(peer, now), *self._handle(record, key, peer, seq, body, now)]
+
+    def heard(self, peer: bytes, now: float) -> list[Action]:
+        """Note any message of a member: its process lives, and if it came on the lifeline, that is connected."""
+        if not self.is_member(peer):
+            return []
+        record = self._roster.of_member(peer)
+        if record.peer == peer and record.code is None:
+            record.closed_since = None
+        return self._liveness.note_heard(record, now)
 
     def _handle(
         self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
@@ -175,7 +182,6 @@ class Membership:
         return self._waits.handle(key, peer, seq, body, now)
 
     def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
-        record.closed_since = record.closed_since if record.code is not None else None
         record.beat(beat, now)
         for one in beat.seen:
             other = self._roster.get((one.role, one.rank))
@@ -415,7 +421,6 @@ class Membership:
         record.left = True
         self.advice.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
-        self._departed.update(rounds)
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
         workers = self._roster.of_role("worker")
@@ -428,7 +433,7 @@ class Membership:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
-        out = sorted(self._departed | self.losses.ranks)
+        out = sorted(self.losses.rounds.keys() | self.losses.ranks)
         ends, groups = self._ending is not None, self.advice.following.groups
         lost, trace = list(self.losses.deaths), self.traces.number
         return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)

@@ -46,6 +46,7 @@ from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe
 from paceline.net import Hub
 from paceline.net.base import Frames
+from paceline.net.call import LONGEST_TEXT
 from paceline.net.client import Client
 from paceline.net.connection import traffic
 from paceline.net.hosts import host_id, own_address, process_state
@@ -143,7 +144,7 @@ class Lifeline:
         self.deaths: list[m.Death] = []
         self.lost: list[m.Death] = []
         self._taken_out: dict[int, int] = {}
-        self._is_beat_due = False
+        self._is_beat_due = self._has_failed = False
         self._clock, self._recording = RoundTrips(), Recording()
         self.left: frozenset[int] = frozenset()
         """Ranks of the workers that have left."""
@@ -219,20 +220,35 @@ class Lifeline:
         self._say_goodbye(self._bye)
 
     def _send_heartbeat(self) -> None:
-        if len(self._client) < _MAX_HEARTBEATS:
-            seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
-            sent, received = traffic.sent, traffic.received
-            pace = self._pace()
-            reported = reports.own().take() if self._settings.role == "worker" else []
-            trace, now = self._recording.take(self._clock), time.monotonic()
-            self._is_beat_due |= self._recording.has_more
-            beat = m.Heartbeat(
-                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-                pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(), trace,
-            )  # fmt: skip
-            self._client.ask(
-                self._channel, beat, "heartbeat", (), lambda body, frames: self._heard(body, now), self._take_news
-            )
+        if len(self._client) >= _MAX_HEARTBEATS:
+            return
+        try:
+            self._beat(self._figures())
+        except Exception:
+            # Thread border: without heartbeats this process would count as stalled, whatever figure cannot be had.
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("%s %d: a heartbeat goes without figures", self._settings.role, self.rank)
+            self._beat(m.Heartbeat(self.round, taken_out=list(self._taken_out.items())))
+
+    def _beat(self, beat: m.Heartbeat) -> None:
+        now = time.monotonic()
+        self._client.ask(
+            self._channel, beat, "heartbeat", (), lambda body, frames: self._heard(body, now), self._take_news
+        )
+
+    def _figures(self) -> m.Heartbeat:
+        """Return a heartbeat with all figures."""
+        seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
+        sent, received = traffic.sent, traffic.received
+        pace = self._pace()
+        reported = reports.own().take() if self._settings.role == "worker" else []
+        trace = self._recording.take(self._clock)
+        self._is_beat_due |= self._recording.has_more
+        return m.Heartbeat(
+            self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
+            pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(), trace,
+        )  # fmt: skip
 
     def _heard(self, body: m.Body, sent: float) -> None:
         """Take the answer to a heartbeat: its news, and the scheduler's clock."""
@@ -298,7 +314,7 @@ class Lifeline:
     def _say_goodbye(self, reason: str) -> None:
         began = time.monotonic()
         self._note(events.LEFT, bool(reason))
-        bye = self._client.ask(self._channel, m.Bye(reason, self.round), "leaving")
+        bye = self._client.ask(self._channel, m.Bye(reason[:LONGEST_TEXT], self.round), "leaving")
         while not bye.done and time.monotonic() < began + self._bye_timeout_s and self._may_hear():
             self._client.poll(_BYE_CHECK_INTERVAL_S)
             self._watch_scheduler(time.monotonic())

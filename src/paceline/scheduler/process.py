@@ -64,10 +64,12 @@ class Scheduler:
             lost = self._listener.lost()  # their earlier messages are among those received now
             for peer, frames in self._listener.receive(0.0 if lost else max(0.0, due - time.monotonic())):
                 request = self._answerer.take(peer, frames)
-                if request is not None:
-                    seq, body, _ = request
-                    self._note(events.TOOK, peer, seq, body)
-                    self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
+                if request is None:
+                    self._perform(self._membership.heard(peer, time.monotonic()))
+                    continue
+                seq, body, _ = request
+                self._note(events.TOOK, peer, seq, body)
+                self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
             for peer in lost:
                 self._membership.lost(peer, time.monotonic())
             ended, now = self._take_news_of_launcher(), time.monotonic()

@@ -15,7 +15,7 @@ import msgspec
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
-from paceline.net.call import OnAnswer
+from paceline.net.call import LONGEST_TEXT, OnAnswer
 from paceline.observe import ring
 from paceline.observe.events import TOOK
 from paceline.server import commands, notices, pulls, push, setup
@@ -135,7 +135,7 @@ class RequestHandler(ServerState):
             # Process border: a defect here must not end the job of all. The peer gets the error, and the
             # log has the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
-            asker.answer(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))
+            asker.answer(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:LONGEST_TEXT]))
 
 
 def _refusal(body: m.Request, sender: Sender) -> ProtocolError:
