@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from paceline.observe.progress import ReportedSteps
+from paceline.wire import decode_request, encode
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_AMOUNT
 
 
 def reported(*steps: tuple[int, int, float]) -> ReportedSteps:
@@ -33,6 +37,12 @@ def test_a_job_that_goes_on_from_a_checkpoint_counts_its_own_steps_only() -> Non
 def test_lower_step_and_another_total_begin_anew() -> None:
     assert reported((0, 10, 0.0), (8, 10, 8.0), (0, 10, 9.0)).at(9.0) == m.StepsLeft(0, 10, None)
     assert reported((0, 10, 0.0), (8, 10, 8.0), (8, 20, 9.0), (9, 20, 12.0)).at(12.0) == m.StepsLeft(9, 20, 33.0)
+
+
+def test_total_that_is_never_reached_is_told_in_a_heartbeat_that_can_be_read() -> None:
+    left = reported((0, sys.maxsize, 0.0), (1, sys.maxsize, 60.0)).at(60.0)
+    found, _ = decode_request([encode(1, 0, m.Heartbeat(1, progress=left))])
+    assert found.body == m.Heartbeat(1, progress=m.StepsLeft(1, sys.maxsize, MAX_AMOUNT))
 
 
 def test_last_step_is_the_end() -> None:

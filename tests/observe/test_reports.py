@@ -91,7 +91,9 @@ def test_more_names_than_the_job_has_room_for_are_refused() -> None:
         own.add(0, 1.0, {"one": 1.0})
 
 
-@pytest.mark.parametrize(("step", "samples"), [(-1, 1.0), (1.5, 1.0), (1, 0.0), (1, math.nan), (1, math.inf)])
+@pytest.mark.parametrize(
+    ("step", "samples"), [(-1, 1.0), (2**63, 1.0), (1.5, 1.0), (1, 0.0), (1, math.nan), (1, math.inf)]
+)
 def test_wrong_step_or_samples_are_refused(step: int, samples: float) -> None:
     with pytest.raises(ValueError, match=r"step is|samples is"):
         Reports().add(step, samples, {"loss": 1.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_AMOUNT
 
 
 class ReportedSteps:
@@ -31,5 +32,5 @@ class ReportedSteps:
         (began, since), left_s = self._first, None
         if self._step > began:
             step_s = (self._at - since) / (self._step - began)
-            left_s = max(0.0, (self._total - self._step) * step_s - (now - self._at))
+            left_s = min(MAX_AMOUNT, max(0.0, (self._total - self._step) * step_s - (now - self._at)))
         return m.StepsLeft(self._step, self._total, 0.0 if self._step >= self._total else left_s)

@@ -80,7 +80,7 @@ class Reports:
         if step is None or samples is None:
             round, usual = meter.active.last
             step, samples = round if step is None else step, usual if samples is None else samples
-        if type(step) is not int or step < 0:
+        if type(step) is not int or not 0 <= step < 2**63:
             raise ValueError(f"step is {step!r}; it is a whole number, 0 or more")
         if not 0 < samples <= MAX_NUMEL:
             raise ValueError(f"samples is {samples!r}; it is the number of samples behind the figures, above 0")
