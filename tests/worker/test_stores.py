@@ -62,3 +62,8 @@ def test_namespace_that_was_closed_gets_another_name_each_time() -> None:
             stores.add(one)
             stores.remove(one)
     assert stores.name_for("y") == "y"
+
+
+def test_stores_without_a_namespace_are_numbered_from_the_start_of_each_job() -> None:
+    for stores in (WorkerStores(), WorkerStores()):
+        assert [stores.name_for(none) for none in (None, "", None)] == ["kv0", "kv1", "kv2"]

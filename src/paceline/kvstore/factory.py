@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -43,8 +42,6 @@ for _name in _DIST:
 
 #: Stores without servers.
 _ALLREDUCE = ("horovod", "allreduce")
-
-_numbers = itertools.count()
 
 
 def store_types() -> list[str]:
@@ -193,5 +190,4 @@ def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVS
         session.group = 1 + policy.unit_of(len(session.workers))[session.rank]
     if store_type == "dist_auto" and not session.auto:
         session.auto = "fixed"
-    name = session.stores.name_for(namespace) if namespace else f"kv{next(_numbers)}"
-    return DistStore(alias, session, policy, name, bool(options.get("mean")))
+    return DistStore(alias, session, policy, session.stores.name_for(namespace), bool(options.get("mean")))

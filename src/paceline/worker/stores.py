@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -44,12 +45,16 @@ class WorkerStores:
         """Closed stores, by name, that the process still holds: only their holders can send requests on them."""
         self._times_closed: dict[str, int] = {}
         """By namespace that the user has named."""
+        self._numbers = itertools.count()
 
-    def name_for(self, namespace: str) -> str:
-        """Return the name of a new store of a namespace: after each close another one.
+    def name_for(self, namespace: str | None) -> str:
+        """Return the name of a new store: of a namespace, after each close another one; without one a new number.
 
         Workers do not close a store at the same moment. The next opener of the namespace must not meet the old store.
+        Numbers begin with the job: a process that was in another job before meets those that were not.
         """
+        if not namespace:
+            return f"kv{next(self._numbers)}"
         closed = self._times_closed.setdefault(namespace, 0)
         return f"{namespace}#{closed + 1}" if closed else namespace
 
