@@ -2,6 +2,7 @@
 
 import logging
 import resource
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from paceline import kvstore
-from paceline.net import Security, new_job_key
+from paceline.net import Security, new_job_key, records
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.testing import LocalJob, listen, tell
 from paceline.worker.current import current_session
@@ -83,6 +84,65 @@ def test_worker_that_left_keeps_its_weights_while_the_others_on_its_host_train_o
             worker.tell("look")
         results = [worker.result() for worker in workers]
     assert results == [[[2.0, 2.0], True], [[4.0, 4.0], True]]
+
+
+NUMEL = 1 << 24  # more than sockets hold
+
+
+def come_to_a_barrier_while_values_are_under_way():
+    """Come to a barrier after a push whose answer the network carries slowly; return the values of the answer."""
+    gate, fill = threading.Event(), records.Intake.fill
+
+    def slow(intake, target):
+        if len(target) > 1 << 16:
+            gate.wait(120)
+        fill(intake, target)
+
+    records.Intake.fill = slow
+    store = store_of_one_large_key()
+    store.push("w", torch.ones(NUMEL))
+    barrier = threading.Thread(target=store.barrier)
+    barrier.start()
+    tell("comes to a barrier")
+    listen(120)
+    gate.set()
+    barrier.join(120)
+    [block] = store.table.blocks.values()
+    found = [float(block.values.min()), float(block.values.max())]
+    store.close()
+    return found
+
+
+def train_on_meanwhile():
+    """Push another round than the worker at the barrier."""
+    store = store_of_one_large_key()
+    store.push("w", torch.ones(NUMEL))
+    listen(120)
+    store.push("w", torch.full((NUMEL,), 4.0))
+    store.send_command_to_servers("ping")  # the server has the push
+    tell("has pushed")
+    store.barrier()
+    out = torch.zeros(NUMEL)
+    store.pull("w", out)
+    store.close()
+    return [float(out.min()), float(out.max())]
+
+
+def store_of_one_large_key():
+    store = kvstore.create("dist_sync")
+    store.set_updater("add", rate=1.0)
+    store.init("w", torch.zeros(NUMEL))
+    return store
+
+
+def test_values_under_way_to_a_worker_at_a_barrier_are_those_of_its_round():
+    with LocalJob(2, 1, shared_memory=False, unix_sockets=False) as job:
+        slow, fast = job.start(0, come_to_a_barrier_while_values_are_under_way), job.start(1, train_on_meanwhile)
+        assert slow.heard(120) == "comes to a barrier", job.report()
+        fast.tell("go on")
+        assert fast.heard(120) == "has pushed", job.report()
+        slow.tell("go on")
+        assert [slow.result(120), fast.result(120)] == [[2.0, 2.0], [6.0, 6.0]]
 
 
 def test_listener_sends_everything_once_whatever_waits():

@@ -343,6 +343,25 @@ def test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_las
     assert server.values == [3.0] * NUMEL
 
 
+@pytest.mark.parametrize("notice", [m.Pause("s"), m.Away("s")])
+@pytest.mark.parametrize("name", ["all", "groups"])
+def test_answer_that_is_under_way_stays_as_it_is_while_others_go_on_without_the_worker(
+    name: str, notice: m.Pause | m.Away
+) -> None:
+    server, sent = OneServer(POLICIES[name], make_spec("sgd", lr=0.5)), dict[bytes, Sequence[Any]]()
+    server.service._answer = lambda peer, seq, body, frames, urgency: sent.update({peer: frames()})
+    for round in (1, 2):
+        for rank in (0, 1, 2)[round - 1 :]:
+            server.push(rank, [(0, NUMEL, round)], torch.full((NUMEL,), float(round)))
+            if rank == 0:
+                server.ask(0, notice)
+        if round == 1:
+            [under_way] = sent[b"worker-0"]
+            before = bytes(under_way)
+    assert bytes(under_way) == before
+    assert bytes(sent[b"worker-1"][0]) != before
+
+
 def test_leaver_is_not_waited_for_in_any_slot() -> None:
     server = OneServer(POLICIES["all"], None, mean=False)
     server.push(1, [(0, 4, 1)], torch.ones(NUMEL))

@@ -300,6 +300,8 @@ class BucketStore:
 
     def stands_still(self, worker: int, span: m.Span) -> bool:
         """Tell whether values that a worker is sent cannot change before it pushes again."""
+        if worker in self.unpushed.paused or worker in self.unpushed.away:
+            return False  # the others go on while the answer is under way
         if self.policy.merge != "groups":
             return self.policy.merge == "all"
         return self.units[worker] in self.buckets.get(span.block, span.bucket).snapshots

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -42,6 +43,12 @@ logger = logging.getLogger(__name__)
 
 #: Check interval of the loop for overdue answers. Messages and changes of the job wake it at once.
 IDLE_S = 1.0
+
+#: The same while a notice waits until the values that its worker was sent have left.
+_LOOK_S = 0.002
+
+#: Others go on without a worker after these, and change the values that it is sent.
+_NOTICES = (m.Pause, m.Away, m.OnBehalf)
 
 #: Elements of a measurement of speed: more than caches hold, and a few milliseconds to sum. And trials.
 _ELEMENTS, _TRIALS = 1 << 22, 5
@@ -109,6 +116,8 @@ class Server:
         self._answerer = Answerer(listener, members.knows)
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
+        self._held: list[Asked] = []
+        """Notices whose worker is still being sent values."""
 
     def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
@@ -120,9 +129,13 @@ class Server:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
             before = meter.active.enter(RECEIVE)
-            arrived = self._listener.receive(IDLE_S)
+            arrived = self._listener.receive(_LOOK_S if self._held else IDLE_S)
             meter.active.leave(before)
-            for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
+            held, self._held = self._held, []
+            for peer, seq, body, frames in first_layers_first(chain(held, self._taken(arrived))):
+                if isinstance(body, _NOTICES) and self._listener.is_sending(peer):
+                    self._held.append((peer, seq, body, frames))
+                    continue
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
             self._owners.poll()
