@@ -19,6 +19,7 @@ import torch
 import paceline
 from paceline.config import Settings
 from paceline.errors import ConfigError
+from paceline.membership import Membership
 from paceline.scheduler.exports import Exports
 from paceline.testing import LocalJob, listen, tell
 
@@ -134,6 +135,18 @@ def history_of(page: str, is_good) -> Any:
             if line.startswith(b"data: "):
                 history["state"] = json.loads(line.removeprefix(b"data: "))["state"]
     return history
+
+
+def test_link_in_the_place_of_the_new_report_is_not_followed(tmp_path: Path) -> None:
+    """Where the folder is open to all users, one of them could have others' files written over."""
+    report, file = tmp_path / "job.html", tmp_path / "file"
+    file.write_text("as it was")
+    Path(f"{report}.new").symlink_to(file)
+    settings = Settings(role="scheduler", job_id="j", report=str(report))
+    Exports(settings).close(Membership(settings, 0.0, lambda: b""))
+    assert file.read_text() == "as it was"
+    assert not report.is_symlink()
+    assert "<html" in report.read_text()
 
 
 def test_page_and_report_have_the_figures_of_the_job(job: LocalJob, tmp_path: Path) -> None:
