@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import paceline
 import paceline.hvd as hvd
-from paceline.tensors import as_tensor
+from paceline.tensors import as_tensor, small_to_host
 from paceline.testing import LocalJob
 
 ROOT = Path(paceline.__file__).parent
@@ -48,6 +49,21 @@ def test_tensors_stay_where_they_are_and_other_data_come_to_the_host() -> None:
         here = torch.ones(2)
         assert as_tensor(here) is here
         assert as_tensor([1, 2]).tolist() == [1, 2]
+
+
+def test_tensors_of_the_host_are_not_copied_there() -> None:
+    given = {"a": torch.ones(2, 3), "b": torch.tensor(1)}
+    assert all(one is given[name] for name, one in small_to_host(given).items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_small_tensors_of_a_gpu_come_to_the_host_in_their_shapes() -> None:
+    small = [torch.rand(3, 4), torch.tensor(7), torch.rand(()), torch.rand(2, 3).t(), torch.zeros(0, 4)]
+    given = {str(number): one for number, one in enumerate([*small, torch.rand(600, 700)])}
+    found = small_to_host({name: one.cuda() for name, one in given.items()})
+    assert [one.device.type for one in found.values()] == ["cpu"] * len(small) + ["cuda"]
+    assert all(torch.equal(one.cpu(), given[name]) for name, one in found.items())
 
 
 def train(dtype: str | None) -> list[list[float]]:

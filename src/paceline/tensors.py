@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -30,6 +30,9 @@ Result = TypeVar("Result")
 #: Dtypes with more bits than a float64 holds exactly.
 _LONG = (torch.int64, torch.uint64)
 _LOWER_HALF = (1 << 32) - 1
+
+#: Tensors of a device with more bytes are not copied to host memory together.
+_JOINED_BYTES = 1 << 20
 
 
 def without_graph(function: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -88,6 +91,26 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@functools.cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return this process's stream for copies from and to a CUDA device, beside the computation."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def small_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return small tensors of devices in host memory, those of one device and dtype in one copy; others as they are."""
+    found = dict(tensors)
+    alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, one in tensors.items():
+        if one.device.type != "cpu" and one.nbytes <= _JOINED_BYTES:
+            alike.setdefault((one.device, one.dtype), []).append(name)
+    for names in alike.values():
+        parts = [tensors[name].detach().reshape(-1) for name in names]
+        for name, part in zip(names, torch.split(to_host(torch.cat(parts)), [*map(len, parts)]), strict=True):
+            found[name] = part.view(tensors[name].shape)
+    return found
+
+
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -117,7 +140,7 @@ def set_from_floats(tensor: torch.Tensor, floats: torch.Tensor) -> None:
 
 def sum_into(target: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
     """Copy the sum of values, which may lie on several devices, into a tensor."""
-    overlaps = target.is_cuda  # the host would read memory that is not written yet
+    overlaps = target.is_cuda and all(one.is_cuda for one in values)  # the host would read or write too early
     target.copy_(values[0], non_blocking=overlaps)
     for one in values[1:]:
         target.add_(one.to(target.device, non_blocking=overlaps))

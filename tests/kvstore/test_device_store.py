@@ -55,6 +55,19 @@ def test_gradients_of_gpu_and_cpu_are_summed(cls):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(num_gpus() < 1, reason="needs a CUDA device")
+def test_pulled_value_of_a_busy_gpu_is_whole_in_page_locked_memory():
+    store = DeviceStore()
+    store.init("w", torch.zeros(1 << 20))
+    store.push("w", torch.zeros(1 << 20, device="cuda:0"))
+    torch.cuda._sleep(200_000_000)  # some 0.1 s of the GPU
+    store.push("w", torch.ones(1 << 20, device="cuda:0"))
+    out = torch.zeros(1 << 20).pin_memory()
+    store.pull("w", out)
+    assert out.min().item() == 1.0
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(num_gpus() < 2, reason="needs two CUDA devices")
 def test_gradients_of_distinct_gpus_are_summed_there():
     store = DeviceStore()

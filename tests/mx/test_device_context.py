@@ -1,7 +1,11 @@
+from typing import Any
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from paceline.mx.context import Context, as_context, as_contexts, check_available, cpu, gpu, num_gpus
+from paceline.mx.context import Context, as_context, as_contexts, as_in_context, check_available, cpu, gpu, num_gpus
+from paceline.mx.gluon.utils import split_and_load
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,39 @@ def test_device_lists_are_distinct_and_not_empty():
 def test_missing_gpu_is_named():
     with pytest.raises(ValueError, match=rf"gpu\({num_gpus()}\) does not exist"):
         check_available([gpu(num_gpus())])
+
+
+class Copies(TorchFunctionMode):
+    """Notes of each copy whether the caller waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wait: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.to, torch.Tensor.copy_):
+            self.wait.append(not (kwargs or {}).get("non_blocking"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda one: as_in_context(one, cpu()),
+        lambda one: split_and_load(one, [cpu()]),
+        lambda one: split_and_load(one, [cpu(0), cpu(1)]),
+    ],
+)
+def test_copies_to_the_host_are_waited_for(load: Any) -> None:
+    with Copies() as copies:
+        load(torch.ones(4, 2))
+    assert set(copies.wait) == {True}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(num_gpus() < 1, reason="needs a CUDA device")
+def test_tensor_of_a_busy_gpu_is_whole_on_the_host() -> None:
+    value = torch.zeros(1 << 20, device="cuda")
+    torch.cuda._sleep(200_000_000)  # some 0.1 s of the GPU
+    value.fill_(1.0)
+    assert as_in_context(value, cpu()).min().item() == 1.0

@@ -138,7 +138,7 @@ class InProcessStore(KVStore):
             for one, targets in outs.items():
                 for target in targets:
                     if not target.is_sparse:
-                        target.detach().copy_(self._dense(one), non_blocking=True)
+                        target.detach().copy_(self._dense(one), non_blocking=target.is_cuda)
                     elif not ignore_sparse:
                         target.copy_(to_rows(self._values[one]).to(target.device, target.dtype))
                     else:

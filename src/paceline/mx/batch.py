@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.hetero import split_evenly
-from paceline.mx.context import Context
+from paceline.mx.context import Context, moved
 from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.sync_batch_norm import SyncBatchNorm
@@ -237,7 +237,7 @@ class Slicer:
         if isinstance(batch, tuple | list):
             return list(zip(*(self.cut(one, sizes) for one in batch), strict=True))
         parts = torch.split(as_tensor(batch), list(sizes))
-        return [part.to(one.device, non_blocking=True) for part, one in zip(parts, self._contexts, strict=True)]
+        return [moved(part, one) for part, one in zip(parts, self._contexts, strict=True)]
 
 
 def clock(context: Context, exact: bool) -> float:

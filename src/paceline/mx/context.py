@@ -125,6 +125,11 @@ def check_available(contexts: Sequence[Context]) -> None:
             )
 
 
+def moved(tensor: torch.Tensor, context: Context) -> torch.Tensor:
+    """Return a tensor on a device. A copy to a GPU may be under way; one to the host, which would not wait, is not."""
+    return tensor.to(context.device, non_blocking=context.device_type == "gpu")
+
+
 def as_in_context(tensor: torch.Tensor, ctx: ContextLike) -> torch.Tensor:
     """Return a tensor on a device; a replicated network runs it on the replica of that device.
 
@@ -135,8 +140,8 @@ def as_in_context(tensor: torch.Tensor, ctx: ContextLike) -> torch.Tensor:
         ctx: the device.
     """
     context = as_context(ctx)
-    moved = tensor.to(context.device, non_blocking=True)
-    return mark(moved.view_as(moved) if moved is tensor else moved, context)
+    found = moved(tensor, context)
+    return mark(found.view_as(found) if found is tensor else found, context)
 
 
 def mark(value: T, context: Context) -> T:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from paceline.mx.context import Context, ContextLike, as_contexts, as_in_context
+from paceline.mx.context import Context, ContextLike, as_contexts, as_in_context, moved
 from paceline.mx.gluon.clip import clip_global_norm
 from paceline.tensors import as_tensor
 
@@ -113,7 +113,7 @@ def split_and_load(
             torch.split(tensor, _weighted_sizes(tensor, contexts, batch_axis, work_load_list), dim=batch_axis)
         )
     if len(contexts) == 1:
-        return [slices[0].to(contexts[0].device, non_blocking=True)]
+        return [moved(slices[0], contexts[0])]
     return [as_in_context(part, one) for part, one in zip(slices, contexts, strict=True)]
 
 
