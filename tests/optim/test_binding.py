@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import weakref
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from paceline import DistributedOptimizer
 from paceline.errors import PacelineError
-from paceline.optim.binding import Bound, same_bits, take_all
+from paceline.optim.binding import Bound, all_finite, same_bits, take_all
+from paceline.optim.device import other_bits
 from paceline.testing.one_process import OneProcess
 
 
@@ -69,3 +71,51 @@ def test_same_bits_are_those_of_the_elements_in_any_layout() -> None:
     assert not same_bits(one, turned)
     assert not same_bits(one, one.double())
     assert not same_bits(one, one[:1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0])),
+        (torch.tensor(0.0), torch.tensor(-0.0)),
+        (torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(2, 3, 4, 5)),
+        (torch.zeros(4, dtype=torch.bfloat16), torch.full((4,), -0.0, dtype=torch.bfloat16)),
+        (torch.tensor([True, False]), torch.tensor([True, True])),
+        (torch.arange(3), torch.arange(3).flip(0)),
+        (torch.zeros(2, dtype=torch.cdouble), torch.tensor([0, 1j], dtype=torch.cdouble)),
+    ],
+)
+def test_device_compares_bits_as_the_host_does(one: torch.Tensor, other: torch.Tensor) -> None:
+    assert other_bits(one, other).item()
+    assert not other_bits(one, one.clone(memory_format=torch.contiguous_format)).item()
+    assert not same_bits(one, other)
+
+
+def test_tensors_without_elements_have_the_same_bits() -> None:
+    assert not other_bits(torch.empty(0, 3), torch.empty(0, 3)).item()
+
+
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_gradients_that_a_loop_drops_are_freed(update: Literal["worker", "server"]) -> None:
+    [store] = OneProcess("a").stores()
+    net = torch.nn.Linear(2, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), store, model=net, update=update)
+    net(torch.ones(3, 2)).sum().backward()
+    gradients: list[Any] = [weakref.ref(one.grad) for one in net.parameters()]  # type: ignore[arg-type]
+    optimizer.step()
+    optimizer.zero_grad()
+    assert [one() for one in gradients] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "are_finite"),
+    [
+        ([], True),
+        ([torch.ones(3), torch.zeros(2, dtype=torch.bfloat16)], True),
+        ([torch.full((3,), 3e38), torch.ones(2)], True),
+        ([torch.ones(3), torch.tensor([torch.inf])], False),
+        ([torch.ones(3), torch.tensor([torch.nan, 1.0]).to_sparse()], False),
+    ],
+)
+def test_gradients_are_finite_if_all_elements_are(values: list[torch.Tensor], are_finite: bool) -> None:
+    assert all_finite(values) is are_finite

@@ -9,7 +9,9 @@ import torch
 
 import paceline
 from paceline.errors import DeadlineError, PacelineError
+from paceline.net.memory import pin, unpin
 from paceline.optim.device import Pusher
+from paceline.tensors import copy_stream
 from paceline.testing import LocalJob
 
 
@@ -89,7 +91,105 @@ def capture(update: str) -> str:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_backward_pass_in_a_cuda_graph_is_an_error_that_names_the_way_out() -> None:
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_backward_pass_in_a_cuda_graph_is_an_error_that_names_the_way_out(update: str) -> None:
     with LocalJob(1, 1) as job:
-        [found] = job.run(capture, "worker")
+        [found] = job.run(capture, update)
     assert "make_graphed_callables before" in found
+
+
+def train_behind_slow_copies(update: str, lazy: bool, delay: int) -> list[float]:
+    """Train while the stream for copies has other work first, and zero gradients in place; return the weights."""
+    device = torch.device("cuda:0")
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5)
+    ).to(device, memory_format=torch.channels_last)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = paceline.DistributedOptimizer(inner, model=net, update=update, lazy=lazy)  # type: ignore[arg-type]
+    inputs = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(optimizer.kvstore.rank)).to(device)
+    for _ in range(3):
+        with torch.cuda.stream(copy_stream(device)):
+            torch.cuda._sleep(delay)
+        net(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    optimizer.synchronize()
+    return torch.cat([one.detach().float().cpu().flatten() for one in net.state_dict().values()]).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("update", "lazy"), [("worker", False), ("server", False), ("server", True)])
+def test_slow_copies_change_no_weight_and_are_no_error(update: str, lazy: bool) -> None:
+    found = []
+    for delay in (200_000_000, 0):  # some 0.1 s of the GPU
+        with LocalJob(2, 1) as job:
+            found.append(torch.tensor(job.run(train_behind_slow_copies, update, lazy, delay)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def change_on_a_gpu(what: str) -> list[str]:
+    """Change a weight or a gradient where the servers do not see it; return the errors of three steps."""
+    net = torch.nn.Linear(4, 2).cuda()
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net, update="server")
+    said = []
+    for number in range(3):
+        if what == "weight" and number == 1:
+            net.weight.data.add_(1.0)
+        if what == "weight" and number == 2:
+            optimizer.broadcast_weights()
+        net(torch.ones(3, 4, device="cuda")).sum().backward()
+        if what == "gradient" and number == 2:
+            torch.cuda.synchronize()  # the copy has ended, and is of what backward has computed
+            net.bias.grad.data.mul_(2.0)  # type: ignore[union-attr]
+        try:
+            optimizer.step()
+            said.append("")
+        except PacelineError as error:
+            said.append(str(error))
+        optimizer.zero_grad()
+    return said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_weight_or_gradient_on_a_gpu_that_a_loop_has_changed_is_an_error() -> None:
+    with LocalJob(2, 1) as job:
+        for first, second, third in job.run(change_on_a_gpu, "weight"):
+            assert "parameter 'weight' was changed after the last step" in second
+            assert first == third == ""
+    with LocalJob(1, 1) as job:
+        [[first, second, third]] = job.run(change_on_a_gpu, "gradient")
+    assert "the gradient of 'bias' was changed after its push" in third
+    assert first == second == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_that_cannot_be_locked_makes_no_later_kernel_fail() -> None:
+    memory, device = torch.zeros(4096, 4), torch.device("cuda:0")
+    assert pin(memory, device)
+    assert not pin(memory, device)
+    assert (torch.ones(3, device=device) + 1).tolist() == [2.0] * 3
+    unpin(memory)
+
+
+def move_and_train() -> list[str]:
+    """Train on a GPU, then on the CPU, then on the GPU again, with one optimizer."""
+    net = torch.nn.Linear(4, 2).cuda()
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
+    devices = []
+    for device in ("cuda", "cpu", "cuda"):
+        net.to(device)
+        net(torch.ones(3, 4, device=device)).sum().backward()
+        optimizer.step()
+        devices.append(net.weight.device.type)
+    return devices
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_net_that_is_moved_to_another_device_trains_on() -> None:
+    with LocalJob(1, 1) as job:
+        assert job.run(move_and_train) == [["cuda", "cpu", "cuda"]]

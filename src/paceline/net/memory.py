@@ -212,11 +212,20 @@ def _system_mmap() -> Any:
 # ---- page-locked memory ----------------------------------------------------------------------------------------------
 
 
-def pin(memory: torch.Tensor) -> bool:
-    """Lock the host memory of a tensor; returns whether that worked. Without it copies are slower, and as correct."""
+def pin(memory: torch.Tensor, device: torch.device) -> bool:
+    """Lock the host memory of a tensor for a CUDA device, and so for all; returns whether that worked.
+
+    Without it copies are slower, and as correct.
+    """
     if not memory.numel():
         return False
-    return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):  # else CUDA would take memory of the first one, too
+        error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))  # type: ignore[no-untyped-call]
+        if error:
+            # CUDA reports it again at the next kernel of this thread, and so at one that has not failed.
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, dtype=torch.float32, device=device)
+    return not error
 
 
 def unpin(memory: torch.Tensor) -> None:

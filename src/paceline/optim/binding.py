@@ -19,8 +19,8 @@ from paceline import systems
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
-from paceline.optim.device import SideStream, side_streams
-from paceline.tensors import real_view, to_host, without_graph
+from paceline.optim.device import SideStream, other_bits, side_stream
+from paceline.tensors import floats, real_view, to_host, without_graph
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 
@@ -39,8 +39,6 @@ class Bound:
     """Ranges of the parameter in buckets."""
     value: torch.Tensor
     grad: torch.Tensor
-    side: SideStream | None = None
-    """Stream of copies, for parameters on CUDA devices."""
     absent: bool = False
     """Whether there was no gradient at the last :meth:`put_grad`."""
     put: torch.Tensor | None = None
@@ -49,22 +47,19 @@ class Bound:
     filled: bool = False
     """Whether the gradient of this round is in the arena."""
 
-    def put_grad(self) -> torch.cuda.Event | None:
-        """Copy the gradient into the arena; without a gradient, set ``absent``.
-
-        Returns:
-            Event at the end of an asynchronous copy; None if the copy is complete.
-        """
+    def put_grad(self) -> None:
+        """Copy the gradient into the arena, on a CUDA device later; without a gradient, set ``absent``."""
         grad = self.param.grad
         self.put, self.absent = grad, grad is None
         if grad is None:
-            return None
+            return
         self.put_version = grad._version
         dense = real_view(grad.to_dense() if grad.is_sparse else grad)
-        if self.side is not None:
-            return self.side.fetch(dense, self.grad)
-        self.grad.copy_(dense)
-        return None
+        side = side_stream(dense.device)
+        if side is None:
+            self.grad.copy_(dense)
+        else:
+            side.fetch(dense, self.grad)
 
     def check_kind(self) -> None:
         """Raise if the parameter was converted.
@@ -80,39 +75,39 @@ class Bound:
                 "before that, or close that optimizer and make a new one after it, on every worker"
             )
 
-    def grad_changed(self) -> bool:
-        """Return whether the gradient has changed since :meth:`put_grad`."""
+    def grad_changed(self) -> bool | torch.Tensor:
+        """Return whether the gradient has changed since :meth:`put_grad`, as :func:`unlike` does."""
         grad = self.param.grad
         if grad is not self.put or (grad is not None and grad._version != self.put_version):
             return True
-        return grad is not None and not grad.is_sparse and not same_bits(grad, self.grad)
+        return grad is not None and not grad.is_sparse and unlike(grad, self.grad)
 
-    def take(self, weights: bool) -> None:
-        """Copy the arena's value out: a weight to the parameter, or a merged gradient to ``param.grad``."""
-        target: torch.Tensor | None = self.param if weights else self.param.grad
-        if target is None or not (weights or _takes_values(target)):
-            target = self.param.grad = torch.empty_like(self.param)
-        if self.side is None:
-            real_view(target).copy_(self.value)
-        else:
-            self.side.bring(self.value, real_view(target))
+    def target(self, weights: bool) -> torch.Tensor:
+        """Return what the arena's value is copied to: the weight, or the gradient, which is replaced if need be."""
+        if weights:
+            return real_view(self.param.data)
+        grad = self.param.grad
+        if grad is None or not _takes_values(grad):
+            grad = self.param.grad = torch.empty_like(self.param)
+        return real_view(grad)
 
 
 @without_graph
 def take_all(bound: Iterable[Bound], weights: bool) -> None:
     """Copy the arena's values of several parameters out: to the weights, or to the gradients that a worker had."""
-    targets, values = [], []
+    copies: dict[SideStream | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for one in bound:
         if not weights and one.absent and one.block.is_missing(one.index):
             continue
-        target = one.param.data if weights else one.param.grad
-        if one.side is None and target is not None and _takes_values(target):
-            targets.append(real_view(target))
-            values.append(one.value)
+        target = one.target(weights)
+        values, targets = copies.setdefault(side_stream(target.device), ([], []))
+        values.append(one.value)
+        targets.append(target)
+    for side, (values, targets) in copies.items():
+        if side is None:
+            torch._foreach_copy_(targets, values)
         else:
-            one.take(weights)
-    if targets:
-        torch._foreach_copy_(targets, values)
+            side.bring(values, targets)
 
 
 def _takes_values(target: torch.Tensor) -> bool:
@@ -126,16 +121,36 @@ def _takes_values(target: torch.Tensor) -> bool:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors hold the same bits, NaN included, in the same shape and dtype."""
+    return not known([unlike(one, other)])[0]
+
+
+def unlike(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
+    """Return whether two tensors differ in shape, dtype or bits.
+
+    An accelerator compares what it holds, and a CUDA device what host memory has beside it, without waiting: that is
+    read by :func:`known`. The host memory must not change before it is read, or before the next mark of the side
+    stream.
+    """
     if one.dtype != other.dtype or one.shape != other.shape:
-        return False
+        return True
     if one.device == other.device and one.device.type != "cpu":
-        return torch.equal(_bytes(one), _bytes(other))
+        return other_bits(one, other)
+    side = side_stream(one.device) if other.device.type == "cpu" else None
+    if side is not None:
+        return side.unlike(one, other)
     here, there = to_host(one), to_host(other)
-    return not _libc.memcmp(here.data_ptr(), there.data_ptr(), here.numel() * here.itemsize)
+    return bool(_libc.memcmp(here.data_ptr(), there.data_ptr(), here.numel() * here.itemsize))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+def known(compared: Sequence[bool | torch.Tensor]) -> list[bool]:
+    """Return what :func:`unlike` has found, after waiting for the devices that compare."""
+    waiting = [one for one in compared if isinstance(one, torch.Tensor)]
+    for device in {one.device for one in waiting}:
+        side = side_stream(device)
+        if side is not None:
+            side.join()
+    there = iter(floats(waiting))
+    return [bool(next(there)) if isinstance(one, torch.Tensor) else one for one in compared]
 
 
 _libc = systems.c_library()
@@ -150,8 +165,17 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 def sums_up(tensor: torch.Tensor) -> bool:
     """Return whether the sum is finite: one quick pass. False proves nothing: the sum may be too large."""
+    return cmath.isfinite(_sum_of(tensor).item())
+
+
+def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether no tensor has a NaN or Inf: mostly after one wait for their device."""
+    return all(map(cmath.isfinite, floats([_sum_of(one) for one in tensors]))) or all(map(is_finite, tensors))
+
+
+def _sum_of(tensor: torch.Tensor) -> torch.Tensor:
     values = tensor._values() if tensor.is_sparse else tensor
-    return cmath.isfinite(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).item())
+    return values.sum(dtype=torch.float32 if values.itemsize < 4 else None)
 
 
 def not_finite_in(store: DistStore, name: str, round: int) -> NonFiniteError:
@@ -213,16 +237,14 @@ def _bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Se
         params: the parameters, in the same order.
         blocks: blocks that hold the keys.
     """
-    sides = side_streams(list(params))
-    if sides:
+    devices = {param.device for param in params if param.is_cuda}
+    if devices:
         for block in blocks:
-            block.pin()
+            block.pin(devices)
     bound = []
     for name, param in zip(names, params, strict=True):
         block = next(block for block in blocks if name in block.key_index)
         index = block.key_index[name]
         ranges = tuple(block.ranges([index]))
-        one = Bound(name, param, block, index, ranges, block.value_of(index), block.grad_of(index))
-        one.side = sides.get(param.device)
-        bound.append(one)
+        bound.append(Bound(name, param, block, index, ranges, block.value_of(index), block.grad_of(index)))
     return bound

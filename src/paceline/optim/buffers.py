@@ -18,8 +18,8 @@ import torch
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
 from paceline.net.call import Call
-from paceline.optim.binding import same_bits
-from paceline.tensors import as_floats, real_view, set_from_floats
+from paceline.optim.binding import known, unlike
+from paceline.tensors import as_floats, real_view, set_from_floats, small_to_host
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Buffers:
         for one, value in zip(shared.values(), values, strict=True):
             set_from_floats(one, value)
         if self._rank == 0 and store.num_workers > 1:
-            self._published = {name: one.detach().clone() for name, one in self._current().items()}
+            self._published = {name: one.detach().clone() for name, one in small_to_host(self._current()).items()}
 
     def _current(self) -> dict[str, torch.Tensor]:
         """Return the current buffers: a module may have replaced a tensor."""
@@ -86,7 +86,9 @@ class Buffers:
         calls: Sequence[Call] = ()
         if not self._published:
             return calls
-        changed = {name: one for name, one in self._current().items() if not same_bits(one, self._published[name])}
+        current = small_to_host(self._current())  # a hook asks, and backward waits for each copy
+        found = known([unlike(one, self._published[name]) for name, one in current.items()])
+        changed = {name: one for (name, one), is_new in zip(current.items(), found, strict=True) if is_new}
         if changed:
             calls = self._store.send_values(list(changed), [_travelling(one) for one in changed.values()])
             for name, one in changed.items():
@@ -104,7 +106,7 @@ class Buffers:
         if not self.are_old:
             return
         current = self._current()
-        values = [_travelling(one) for one in current.values()]
+        values = [_travelling(one) for one in small_to_host(current).values()]
         if current:
             self._store.pull(list(current), values)
         self._stale = False

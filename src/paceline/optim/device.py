@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from paceline.errors import DeadlineError, PacelineError
+from paceline.tensors import copy_stream
 
 #: Interval of checks whether a copy has ended: a copy of a megabyte takes about as long.
 COPY_CHECK_INTERVAL_S = 0.0002
 
 
-class SideStream:
-    """A stream of one CUDA device that copies gradients to host memory and weights from host memory.
+#: Types of whole numbers, by the bytes of an element.
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-    Its copies run in order: when a gradient's copy has ended, earlier copies of weights have ended too. So host memory
-    may be written again when the push of the gradient is answered.
+
+class SideStream:
+    """The stream of one CUDA device that copies gradients to host memory, and weights from host memory.
+
+    Its work runs in order. So what is before a :meth:`mark` has ended when that has, and host memory may be written
+    again when the push that waited for the mark is answered.
 
     Args:
         device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device, self._stream = device, copy_stream(device)
 
-    def fetch(self, grad: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event:
-        """Copy a gradient to host memory, after its computation; returns an event at the end of the copy.
+    @contextlib.contextmanager
+    def _beside(self, tensor: torch.Tensor) -> Iterator[None]:
+        """Read a tensor on this stream, after what the script's stream has to do so far.
 
         Raises:
             PacelineError: a CUDA graph is captured; its replays would push nothing.
@@ -43,25 +50,52 @@ class SideStream:
             )
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            into.copy_(grad, non_blocking=True)
-            grad.record_stream(self._stream)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return event
+            yield
+        tensor.record_stream(self._stream)
 
-    def bring(self, value: torch.Tensor, param: torch.Tensor) -> None:
+    def fetch(self, grad: torch.Tensor, into: torch.Tensor) -> None:
+        """Copy a gradient to host memory, after its computation."""
+        with self._beside(grad):
+            into.copy_(grad, non_blocking=True)
+
+    def unlike(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+        """Return, as an element of this stream, whether a tensor and one in host memory differ in bits.
+
+        Does not wait. They have one dtype and shape; the host memory must not change before a later :meth:`mark`.
+        """
+        with self._beside(tensor):
+            return other_bits(tensor, host.to(self._device, non_blocking=True))
+
+    def bring(self, values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         """Copy weights from host memory, after all earlier work on the device and before all later work."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            param.copy_(value, non_blocking=True)
+            for value, target in zip(values, targets, strict=True):
+                target.copy_(value, non_blocking=True)
         current.wait_stream(self._stream)
 
+    def mark(self) -> torch.cuda.Event:
+        """Return an event behind all that this stream has to do so far."""
+        return self._stream.record_event()  # type: ignore[no-any-return]
 
-def side_streams(params: list[torch.nn.Parameter]) -> dict[torch.device, SideStream]:
-    """Make a side stream for every CUDA device that has parameters."""
-    devices = {param.device for param in params if param.device.type == "cuda"}
-    return {device: SideStream(device) for device in devices}
+    def join(self) -> None:
+        """Let the script's stream wait for all that this one has to do so far."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+@functools.cache
+def side_stream(device: torch.device) -> SideStream | None:
+    """Return the side stream of a CUDA device; None for any other device."""
+    return SideStream(device) if device.type == "cuda" else None
+
+
+def other_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return, as an element of their device, whether two tensors of one dtype and shape differ in bits."""
+    whole = _WHOLE.get(one.itemsize)
+    if whole is None:
+        one, other, whole = one.reshape(-1), other.reshape(-1), torch.uint8
+    return (one.view(whole) != other.view(whole)).any()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -45,13 +45,14 @@ from paceline.optim.binding import (
     bind_keys,
     changed_here,
     is_finite,
+    known,
     merged_not_finite,
     not_finite_in,
-    same_bits,
     sums_up,
     take_all,
+    unlike,
 )
-from paceline.optim.device import Pusher
+from paceline.optim.device import Pusher, SideStream, side_stream
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
@@ -120,8 +121,6 @@ class _Bucket:
     unfilled: int = 0
     """Members whose gradients are not in the arena yet."""
     is_pushed: bool = False
-    copies: list[torch.cuda.Event] = dataclasses.field(default_factory=list)
-    """Copies of gradients from a device, which end before the push."""
     call: Call | None = None
 
 
@@ -183,10 +182,12 @@ class ServerExchange(Exchange):
         self._held: _Bucket | None = None
         self._unpushed = len(self._buckets)
         self._has_copies = False
+        self._compared: list[tuple[Bound, torch.Tensor]] = []
+        """Weights that their devices compare with those of the servers."""
         for one in self.bound.values():
-            one.filled = False
+            one.filled, one.put = False, None  # a loop that sets gradients to None frees them
         for bucket in self._buckets.values():
-            bucket.unfilled, bucket.is_pushed, bucket.copies, bucket.call = len(bucket.members), False, [], None
+            bucket.unfilled, bucket.is_pushed, bucket.call = len(bucket.members), False, None
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
@@ -197,16 +198,14 @@ class ServerExchange(Exchange):
 
     def changed(self) -> Bound | None:
         """Return a parameter whose gradient was changed in this round after it was copied into the arena."""
-        for one in self.bound.values():
-            if one.filled and one.grad_changed():
-                return one
-        return None
+        return _first_unlike([(one, one.grad_changed()) for one in self.bound.values() if one.filled])
 
     def fill(self, param: torch.nn.Parameter) -> bool:
         """Copy a complete gradient into the arena; returns whether a bucket is complete.
 
         Raises:
             PacelineError: its bucket was pushed already; or the arena holds weights, and this one was changed since.
+                Of a weight on a CUDA device :meth:`settle` raises that, because to ask here would wait for the device.
         """
         one = self.bound.get(param)
         if one is None:
@@ -221,23 +220,24 @@ class ServerExchange(Exchange):
                 )
         one.check_kind()
         self._check_unchanged(one)
-        copy = self._copy_in(one)
+        self._copy_in(one)
         for bucket in buckets:
-            if copy is not None:
-                bucket.copies.append(copy)
             bucket.unfilled -= not one.filled
             if bucket.unfilled == 0 and not one.filled:
                 self._ready.append(bucket)
         one.filled = True
         return bool(self._ready)
 
-    def _copy_in(self, one: Bound) -> torch.cuda.Event | None:
-        """Copy the data that this worker pushes of a parameter into the arena; returns the end of a copy under way."""
-        return one.put_grad()
+    def _copy_in(self, one: Bound) -> None:
+        """Copy the data that this worker pushes of a parameter into the arena."""
+        one.put_grad()
 
     def _check_unchanged(self, one: Bound) -> None:
         """Raise if the servers hold a weight that was changed here since they sent it."""
-        if self._brings_weights and not same_bits(one.param.data, one.value):
+        found = self._brings_weights and unlike(one.param.data, one.value)
+        if isinstance(found, torch.Tensor):
+            self._compared.append((one, found))
+        elif found:
             raise changed_here(self._store, one.name)
 
     def push(self, carried: Carried) -> None:
@@ -262,17 +262,20 @@ class ServerExchange(Exchange):
             self._store.session.wait(carried.after)
         if self._held is not None:
             self._start(self._held, carried)
+        for side in _sides(self.bound.values()) if self._has_copies else ():
+            side.join()  # from now on a loop may change gradients in place
         if self._has_rows:
             self.sparse.push_rest(carried)
 
     def _start(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
-        self._has_copies = self._has_copies or bool(bucket.copies)
+        copies = [side.mark() for side in _sides(bucket.members)]
+        self._has_copies = self._has_copies or bool(copies)
         if not self._has_copies:
             self._send(bucket, carried)
             return
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
-        self._pusher.after(partial(_all_copied, bucket.copies), partial(self._send, bucket, carried), what)
+        self._pusher.after(partial(_all_copied, copies), partial(self._send, bucket, carried), what)
 
     def _send(self, bucket: _Bucket, carried: Carried) -> None:
         absent = []
@@ -287,7 +290,11 @@ class ServerExchange(Exchange):
         bucket.call = self._store.traffic.push_ranges(bucket.route, [bucket.whole], carried, absent=absent)
 
     def settle(self) -> None:
-        """Wait for all answers of this round, and end it. Then the arena holds the new values."""
+        """Wait for all answers of this round, and end it. Then the arena holds the new values.
+
+        Raises:
+            PacelineError: a weight on a CUDA device was changed; see :meth:`fill`.
+        """
         if self._has_copies:
             before = meter.active.enter(DEVICE)
             self._pusher.drain()
@@ -300,6 +307,9 @@ class ServerExchange(Exchange):
             self._store.session.wait(calls)
             if self._has_rows:
                 self.sparse.settle()
+            changed = _first_unlike(self._compared)
+            if changed is not None:
+                raise changed_here(self._store, changed.name)
         finally:
             self._new_round()
 
@@ -365,6 +375,17 @@ class ServerExchange(Exchange):
     def refresh_weights(self) -> None:
         """Copy the values of the arena to the weights: a pull may have brought newer ones."""
         take_all(self.bound.values(), weights=True)
+
+
+def _first_unlike(compared: Sequence[tuple[Bound, bool | torch.Tensor]]) -> Bound | None:
+    """Return the first one of which :func:`unlike` has said True."""
+    found = known([one for _, one in compared])
+    return next((bound for (bound, _), is_unlike in zip(compared, found, strict=True) if is_unlike), None)
+
+
+def _sides(bound: Iterable[Bound]) -> set[SideStream]:
+    """Return the side streams of the devices of parameters."""
+    return {side for one in bound if (side := side_stream(one.param.device)) is not None}
 
 
 def _all_copied(copies: Sequence[torch.cuda.Event]) -> bool:

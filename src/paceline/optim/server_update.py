@@ -26,7 +26,7 @@ from paceline.compression.base import UNSENT
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.binding import is_finite
+from paceline.optim.binding import all_finite
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
 from paceline.optim.strategy import (
@@ -254,7 +254,7 @@ class ServerUpdate(ExchangingStrategy):
             grads = [param.grad for _, param, _ in self.named if param.grad is not None]
             for grad in grads if scale is not None else ():
                 grad.div_(scale.to(grad.device))  # type: ignore[union-attr]
-            skip = skip or (self.choices.on_nan == "skip" and not all(map(is_finite, grads)))
+            skip = skip or (self.choices.on_nan == "skip" and not all_finite(grads))
         self.skipped_steps += skip
         return skip
 

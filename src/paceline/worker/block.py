@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,7 @@ from paceline.net.call import Call
 from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, joined, within, without
-from paceline.tensors import dtype_of
+from paceline.tensors import copy_stream, dtype_of
 from paceline.wire import messages as m
 
 
@@ -124,6 +125,8 @@ class WorkerBlock:
                 self.value_file = SharedTensor(self.layout.numel, self.dtype)
                 self.values = self.value_file.tensor
         self._pinned: list[torch.Tensor] = []
+        self._devices: set[torch.device] = set()
+        """CUDA devices that copy from and to the arena."""
         self.grads = (
             torch.zeros(self.layout.numel, dtype=self.dtype, device="cpu")
             if self.grad_file is None
@@ -283,15 +286,20 @@ class WorkerBlock:
         finally:
             os.close(file)
 
-    def pin(self) -> None:
-        """Lock the arena in memory, so that CUDA devices can copy from and to it asynchronously."""
-        self._pinned = [memory for memory in (self.values, self.grads) if pin(memory)]
+    def pin(self, devices: Collection[torch.device]) -> None:
+        """Lock the arena in memory, so that these CUDA devices can copy from and to it asynchronously."""
+        self._devices.update(devices)
+        if not self._pinned:
+            self._pinned = [memory for memory in (self.values, self.grads) if pin(memory, next(iter(devices)))]
 
     def detach(self) -> None:
         """Replace mapped values by a copy, which servers do not change."""
+        for device in self._devices:
+            with contextlib.suppress(RuntimeError):  # a device that has failed copies nothing any more
+                copy_stream(device).synchronize()
         for memory in self._pinned:
             unpin(memory)
-        self._pinned = []
+        self._pinned, self._devices = [], set()
         self.patchwork.detach()
 
     def close(self) -> None:
