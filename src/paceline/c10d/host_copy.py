@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from torch import distributed as dist
 from paceline.config import variable
 from paceline.errors import PacelineError
 from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Reduction
-from paceline.tensors import host_buffer, real_view, to_host
+from paceline.tensors import copy_stream, host_buffer, real_view, to_host
 
 #: Its members are missing in PyTorch's stubs.
 RED_OPS: Any = dist.ReduceOp.RedOpType
@@ -101,8 +100,19 @@ def _devices(tensors: Tensors) -> list[torch.device]:
 
 
 def ready(tensors: Tensors) -> Callable[[], float]:
-    """Note the work of devices so far; returns a function that waits for it, and says how many seconds that took."""
-    events = [torch.accelerator.current_stream(device).record_event() for device in _devices(tensors)]
+    """Note the work of devices so far; returns a function that waits for it, and says how many seconds that took.
+
+    Raises:
+        PacelineError: a CUDA graph is captured; its replays would reduce nothing.
+    """
+    devices = _devices(tensors)
+    if any(device.type == "cuda" for device in devices) and torch.cuda.is_current_stream_capturing():
+        raise PacelineError(
+            "a CUDA graph captures an operation of the backend paceline, which moves tensors through host memory, so a "
+            "replay would not: leave it out of the graph (with DDP, call torch.cuda.make_graphed_callables before the "
+            "model is wrapped), or start this script with torchrun"
+        )
+    events = [torch.accelerator.current_stream(device).record_event() for device in devices]
 
     def wait() -> float:
         began = time.monotonic() if events else 0.0
@@ -132,15 +142,10 @@ def _copying(tensors: Tensors, devices: Sequence[torch.device], is_inference: bo
             stack.enter_context(torch.inference_mode())
         for device in devices:
             if device.type == "cuda" and is_beside:
-                stack.enter_context(torch.cuda.stream(_copy_stream(device)))
+                stack.enter_context(torch.cuda.stream(copy_stream(device)))
         yield
         for device in devices:
             torch.accelerator.current_stream(device).synchronize()
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

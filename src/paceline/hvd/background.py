@@ -30,6 +30,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from paceline.errors import PacelineError
 from paceline.hvd import execute
 from paceline.hvd.environment import HvdSettings
@@ -78,6 +80,9 @@ class Background:
         early: messages that came behind that.
         hvd: settings of this process.
         timeline: notes what runs.
+
+    Attributes:
+        gpu: the GPU of this rank's tensors, where it is known.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class Background:
         self._early = list(early)
         self._cache = RankCache()
         self.down: Down | None = None
+        self.gpu: torch.device | None = None
         self.sets = ProcessSets(len(entered.members), first.sets)
         self._plans = BatchPlans(rank, self.sets, entered.fusion_bytes)
         self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
@@ -386,7 +392,7 @@ class Background:
         for group in groups:
             owns = [self._operations.get(key) for key in group.keys]
             assert self.plane_for is not None
-            with execute.on_gpu_of(group, owns):
+            with execute.on_gpu_of(group, owns, self.gpu):
                 plane = self.plane_for(group.members, group.request.device)
                 self._timeline.began(group.responses, type(plane).__name__)
                 execute.run(group, owns, plane)

@@ -115,8 +115,8 @@ def _start(
     mine = [(one.detach() if one.requires_grad else one).contiguous() for one in tensors]
     operation = Operation(request, mine, mine if in_place else None, tensors if in_place else None, grouped)
     if first.is_cuda:
-        operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        operation.ready.record()
+        operation.ready = torch.cuda.current_stream(first.device).record_event()
+        running.background.gpu = first.device
     return running.background.start(operation)
 
 
@@ -363,9 +363,12 @@ def join(device: int = -1) -> int:
     Until then this rank takes part in the others' operations: with zeros in reductions, without rows elsewhere.
 
     Args:
-        device: not used.
+        device: number of the GPU for these, of a rank that has given no tensor of a GPU yet; by default the current.
     """
-    return int(world.running().background.call(Request("join", "")))
+    background = world.running().background
+    if background.gpu is None and (device >= 0 or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        background.gpu = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
+    return int(background.call(Request("join", "")))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

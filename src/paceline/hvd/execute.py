@@ -18,6 +18,7 @@ from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.machine import ProcessSets
 from paceline.hvd.negotiation.messages import UNLIKE, Batch, Key, Request, Response
 from paceline.hvd.planes.base import ADASUM, Plane, Reduction, Staged, adasum
+from paceline.tensors import copy_stream
 
 _MOST_PLANS = 64
 #: Tensors of more bytes are not packed: a copy would cost more than an operation of their own.
@@ -42,7 +43,7 @@ class Operation:
         error: why it failed.
         done: whether the result or the error is there.
         received_splits: rows received from each member (alltoall).
-        ready: event of the accelerator after which ``tensors`` are complete.
+        ready: event of their GPU after which ``tensors`` are complete.
     """
 
     request: Request
@@ -57,7 +58,7 @@ class Operation:
     ready: torch.cuda.Event | None = None
 
     def outcome(self) -> Any:
-        """Return the result of a finished operation.
+        """Return the result of a finished operation, in the thread that uses it.
 
         Raises:
             HorovodInternalError: it failed.
@@ -68,6 +69,9 @@ class Operation:
             return self.result
         found = self.outputs if self.given is None else self.given
         assert found is not None
+        if self.ready is not None and self.given is None:  # it was made on the stream for copies
+            for one in found:
+                one.record_stream(torch.cuda.current_stream(one.device))
         if self.request.kind == "alltoall":
             return found[0], torch.tensor(self.received_splits, dtype=torch.int32, device="cpu")
         return found if self.grouped else found[0]
@@ -218,12 +222,23 @@ class Task:
         return self.response.request
 
 
-def on_gpu_of(group: FusedOperations, owns: Sequence[Operation | None]) -> contextlib.AbstractContextManager[object]:
-    """Return the context in which the GPU of this rank's tensors is the current one of the thread."""
+def on_gpu_of(
+    group: FusedOperations, owns: Sequence[Operation | None], gpu: torch.device | None
+) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which the GPU of this rank's tensors is the current one of the thread.
+
+    Its stream is one of its own there: that of the script has kernels which it began later, as the rest of backward.
+
+    Args:
+        group: the operations.
+        owns: this rank's part of each, None if it has joined.
+        gpu: the GPU of a rank that has joined, where it is known.
+    """
     if group.request.device not in ("cuda", UNLIKE):
         return contextlib.nullcontext()
-    first = next((one for own in owns if own is not None for one in own.tensors if one.is_cuda), None)
-    return contextlib.nullcontext() if first is None else torch.cuda.device(first.device)
+    found = (one.device for own in owns if own is not None for one in own.tensors if one.is_cuda)
+    device = next(found, gpu if group.request.device == "cuda" else None)
+    return contextlib.nullcontext() if device is None else torch.cuda.stream(copy_stream(device))
 
 
 def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
@@ -245,8 +260,8 @@ def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) 
             _allreduce(group, owns, plane)
         else:
             _RUNNERS[group.request.kind](Task(group.responses[0], owns[0], group.members), plane)
-    if begun or (group.request.device == "cuda" and not isinstance(plane, Staged)):
-        torch.cuda.synchronize()
+    if begun or group.request.device == "cuda":
+        torch.cuda.current_stream().synchronize()
 
 
 def dtype_of(name: str) -> torch.dtype:

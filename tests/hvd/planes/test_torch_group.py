@@ -47,3 +47,47 @@ def reduce_on_one_gpu() -> list[list[float]]:
 def test_ranks_that_share_a_gpu_meet_in_host_memory() -> None:
     with LocalJob(2, 1) as job:
         assert job.run(reduce_on_one_gpu) == [[[1.0] * 5, [0.0] * 5 + [1.0] * 5, [1.0] * 5]] * 2
+
+
+def reduce_beside_a_busy_stream() -> list[object]:
+    """Reduce while the stream of the script has long work that it began later; then use and drop new results."""
+    hvd.init()
+    total, ended = torch.ones(1 << 20, device="cuda"), torch.cuda.Event()
+    hvd.allreduce_(total, op=hvd.Sum)  # makes what is made once
+    handle = hvd.allreduce_async_(total, op=hvd.Sum, name="total")
+    torch.cuda._sleep(10_000_000_000)  # some 5 s of the GPU
+    ended.record()
+    hvd.synchronize(handle)
+    is_beside = not ended.query()
+    mean = torch.zeros(1 << 20, device="cuda")
+    for number in range(20):
+        mean += hvd.allreduce(torch.full((1 << 20,), float(number), device="cuda"))
+    hvd.shutdown()
+    return [is_beside, total.unique().tolist(), mean.unique().tolist()]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_reduction_on_a_gpu_does_not_wait_for_kernels_that_were_begun_after_it() -> None:
+    with LocalJob(2, 1) as job:
+        assert job.run(reduce_beside_a_busy_stream) == [[True, [4.0], [190.0]]] * 2
+
+
+def join_early() -> list[list[float]]:
+    """Reduce on this rank's GPU, which is not the current one, three times on rank 0 and once on rank 1."""
+    hvd.init()
+    device = torch.device("cuda", hvd.rank() % torch.cuda.device_count())
+    found = []
+    for _ in range(1 if hvd.rank() else 3):
+        torch.cuda._sleep(100_000_000)
+        found.append(hvd.allreduce(torch.ones(3, device=device), op=hvd.Sum).tolist())
+    hvd.join()
+    hvd.shutdown()
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rank_that_has_joined_gives_zeros_on_its_gpu() -> None:
+    with LocalJob(2, 1) as job:
+        assert job.run(join_early) == [[[2.0] * 3, [1.0] * 3, [1.0] * 3], [[2.0] * 3]]
