@@ -236,3 +236,16 @@ def test_gpu_and_cpu_replicas_agree():
     backward([one.sum() for one in outputs])
     assert torch.allclose(outputs[1], both.replicas[0](data[6:].cuda()).cpu(), atol=1e-4)
     assert [one.device.type for one in both.collect_params()["0.weight"].list_grad()] == ["cuda", "cpu"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(num_gpus() < 1, reason="needs a CUDA device")
+def test_replicas_run_on_the_stream_of_their_caller():
+    net = replicate(nn.Linear(5, 2), [gpu(0), cpu(0)])
+    with torch.cuda.stream(torch.cuda.Stream()):
+        inputs = [as_in_context(torch.zeros(4, 5), one) for one in net.contexts]
+        torch.cuda._sleep(200_000_000)  # some 0.1 s of the GPU
+        for one in inputs:
+            one.fill_(1.0)
+        outputs = net(inputs)
+        torch.testing.assert_close(outputs[0].cpu(), outputs[1])

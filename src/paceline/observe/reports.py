@@ -167,7 +167,11 @@ def _figure(name: str, value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} has {value.numel()} values; report one number, such as its mean")
-        return _OnDevice(value) if value.device.type == "cuda" else float(value.detach())
+        if value.device.type != "cuda":
+            return float(value.detach())
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError(f"{name} is reported while a CUDA graph is captured; replays would not: report after them")
+        return _OnDevice(value)
     if isinstance(value, str | bytes):
         raise TypeError(f"{name} is {value!r}, not a number")
     try:
@@ -198,7 +202,7 @@ def report(*, step: int | None = None, samples: float | None = None, total: int 
     Raises:
         TypeError: a value is no number.
         ValueError: a name cannot be, there are more than 64 names, a tensor has several elements, ``step`` or
-            ``samples`` is negative, or ``total`` is no number of steps.
+            ``samples`` is negative, ``total`` is no number of steps, or a CUDA graph is captured.
     """
     _own.add(step, samples, figures, total)
 

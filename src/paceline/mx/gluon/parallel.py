@@ -104,17 +104,19 @@ def current_call() -> ReplicaCall | None:
 
 @dataclass(frozen=True)
 class _Modes:
-    """Autograd and autocast modes of a thread. They are set in the threads that run its replicas."""
+    """Autograd and autocast modes of a thread, and its streams. They are set in the threads that run its replicas."""
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    streams: tuple[torch.cuda.Stream, ...]
 
     @classmethod
-    def of_this_thread(cls) -> _Modes:
+    def of_this_thread(cls, contexts: Sequence[Context]) -> _Modes:
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         states = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), states)
+        streams = tuple(torch.cuda.current_stream(one.device) for one in contexts if one.device_type == "gpu")
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), states, streams)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -125,6 +127,8 @@ class _Modes:
             for kind, enabled, dtype in self.autocast:
                 if enabled:
                     stack.enter_context(torch.autocast(kind, dtype=dtype))
+            for stream in self.streams:  # also those of other replicas, whose tensors this one may read
+                stack.enter_context(torch.cuda.stream(stream))
             yield
 
 
@@ -146,7 +150,7 @@ class ReplicaPool:
         Raises:
             BaseException: the error of the first failing job, with a note that names its replica.
         """
-        modes, meeting = _Modes.of_this_thread(), Meeting(contexts)
+        modes, meeting = _Modes.of_this_thread(contexts), Meeting(contexts)
         calls = [ReplicaCall(index, context, meeting) for index, context in enumerate(contexts)]
         futures = [
             executor.submit(_work, call, modes, job)
