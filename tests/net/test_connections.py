@@ -233,7 +233,7 @@ def test_requests_after_one_that_was_lost_with_its_connection_are_carried_out_af
 
     def fail_once(self: RecordReceiver) -> list[object]:
         found = message(self)
-        for error in failures:
+        for error in failures if len(found) > 1 else ():  # the push, and no answer: the hub reads in this process, too
             raise error
         return found
 
