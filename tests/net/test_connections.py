@@ -14,12 +14,9 @@ import numpy as np
 import pytest
 
 from paceline.net import Security, connection, handshake, new_job_key, sockets
-from paceline.net.answerer import Answerer
-from paceline.net.client import Client
 from paceline.net.endpoints import end, listen
 from paceline.net.records import RecordReceiver, RecordSender
 from paceline.net.sockets import SocketHub, SocketListener
-from paceline.wire import messages as m
 from tests.soak.census import census, grown
 
 SECURITY = Security(new_job_key())
@@ -202,53 +199,6 @@ def test_a_sender_that_fails_ends_its_connection_only(
         assert size != LARGE
     until(hub.reopened, hub)
     exchange(hub, listener, [b"after"])
-
-
-def test_requests_after_one_that_was_lost_with_its_connection_are_carried_out_after_it(
-    listener: SocketListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A barrier that overtakes a push would let the others make their update without it."""
-    client, answerer = Client(SocketHub(SECURITY)), Answerer(listener, lambda peer: True)
-    channel = client.connect(listener.addresses[0], "worker", "server 0")
-    taken: list[str] = []
-
-    def serve(count: int) -> None:
-        def look() -> bool:
-            client.poll()
-            for peer, frames in listener.receive(0.01):
-                request = answerer.take(peer, frames)
-                if request is not None:
-                    seq, body, _ = request
-                    assert isinstance(body, m.Command)
-                    taken.append(body.body)
-                    answerer.answer(peer, seq, m.Done())
-            return len(taken) == count
-
-        until(look)
-
-    first = client.ask(channel, m.Command("echo", "first"), "first")
-    serve(1)
-    message = RecordReceiver.message
-    failures = iter([MemoryError("the connection ends")])
-
-    def fail_once(self: RecordReceiver) -> list[object]:
-        found = message(self)
-        for error in failures if len(found) > 1 else ():  # the push, and no answer: the hub reads in this process, too
-            raise error
-        return found
-
-    monkeypatch.setattr(RecordReceiver, "message", fail_once)
-    hub = client._hub
-    assert isinstance(hub, SocketHub)
-    client.ask(channel, m.Command("echo", "second"), "second")  # the reader waits in the method as it was
-    serve(2)
-    client.ask(channel, m.Command("echo", "push"), "push", [memoryview(bytes(LARGE))])
-    until(lambda: hub._channels[0].reopened)
-    client.ask(channel, m.Command("echo", "barrier"), "barrier")
-    serve(4)
-    assert taken == ["first", "second", "push", "barrier"]
-    client.close()
-    assert first.done
 
 
 def test_what_waits_when_a_connection_closes_is_left_to_its_asker(hub: SocketHub, listener: SocketListener) -> None:
