@@ -54,6 +54,25 @@ def test_script_that_asks_for_another_backend_opens_ours() -> None:
         assert job.run(script, "nccl") == [wanted, wanted]
 
 
+def groups_of_other_members() -> list[float]:
+    """Groups that are made anew have the names of those before."""
+    found = []
+    for members in ([0, 1], [0, 2], [0, 1, 2]):
+        rank, total = open_group(), torch.ones(1)
+        group = dist.new_group(members, timeout=timedelta(seconds=20))
+        if rank in members:
+            dist.all_reduce(total, group=group)
+        found.append(total.item())
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+def test_groups_that_are_made_anew_may_have_other_members() -> None:
+    with LocalJob(num_workers=3, num_servers=1) as job:
+        assert job.run(groups_of_other_members) == [[2.0, 2.0, 3.0], [2.0, 1.0, 3.0], [1.0, 2.0, 3.0]]
+
+
 @pytest.mark.parametrize(
     ("name", "is_ours"),
     [(None, True), ("nccl", True), ("GLOO", True), ("cpu:gloo,cuda:nccl", True), ("fake", False), ("cpu:fake", False)],
@@ -77,7 +96,7 @@ def one_stays_away(hosts: str) -> str:
     lifeline.host_id = lambda: hosts[rank]
     open_group(timeout=timedelta(seconds=60))
     dist.barrier()
-    dist.group.WORLD.set_timeout(timedelta(seconds=1))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
     store = dist.distributed_c10d._get_default_store()
     if rank in (1, 2):
         store.wait(["over"])
@@ -158,6 +177,9 @@ def meaningless() -> list[str]:
         lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(3)),
         lambda: dist.all_gather([torch.zeros(3), torch.zeros(3)], torch.zeros(4)),
         lambda: dist.reduce_scatter(torch.zeros(3), [torch.zeros(3)]),
+        lambda: dist.scatter(torch.zeros(2), [torch.zeros(3)] * 2, src=dist.get_rank()),
+        lambda: dist.gather(torch.zeros(2), [torch.zeros(2)] * 3, dst=dist.get_rank()),
+        lambda: dist.all_to_all([torch.zeros(1)], [torch.zeros(1)]),
     ):
         with pytest.raises(ValueError, match=r".") as caught:
             call()
@@ -168,12 +190,15 @@ def meaningless() -> list[str]:
 
 def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
     with LocalJob(num_workers=2, num_servers=1) as job:
-        for bits, sparse, size, gathered, scattered in job.run(meaningless):
+        for bits, sparse, size, gathered, scattered, *lists in job.run(meaningless):
             assert "no meaning for elements of torch.float32" in bits
             assert "call to_dense() first" in sparse
             assert "2 times 3 elements" in size
             assert "16 bytes; given are tensors of [12, 12] bytes" in gathered
             assert "reduce_scatter of 2 ranks needs 2 tensors" in scattered
+            assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
+            assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
+            assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
 
 
 def shard() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,3 +254,29 @@ def test_tools_of_torch_work_as_they_do_over_its_own_backends() -> None:
             assert "PyTorch cannot compute RedOpType.SUM of torch.uint16 on CPUs" in texts[0]
             assert "torch.float8_e4m3fn" in texts[1]
             assert "scale the tensor, and use SUM" in texts[2]
+
+
+def saved(folder: str) -> list[bool]:
+    """Save beside the script and load, and give all ranks the weights of rank 0."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+
+    rank = open_group()
+    model = wrapped()
+    before = [one.detach().clone() for one in model.parameters()]
+    checkpoint.async_save(get_model_state_dict(model), checkpoint_id=folder, process_group=dist.new_group()).result()
+    with torch.no_grad():
+        next(model.parameters()).add_(1 + rank)
+    checkpoint.load(get_model_state_dict(model), checkpoint_id=folder)
+    found = [all(map(torch.equal, before, model.parameters()))]
+    with torch.no_grad():
+        next(model.parameters()).add_(rank)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, {} if rank else get_model_state_dict(model), options=options)
+    found.append(are_same(model))
+    return [*found, dist.distributed_c10d._get_pg_default_device().type == "cpu"]
+
+
+def test_checkpoints_of_torch(tmp_path: Path) -> None:
+    with LocalJob(num_workers=2, num_servers=1, environment={"CUDA_VISIBLE_DEVICES": ""}) as job:
+        assert job.run(saved, str(tmp_path)) == [[True, True, True]] * 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 from torch import distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from paceline.errors import ConfigError
@@ -192,6 +194,21 @@ def skips(model: Any, optimizer: Any, batches: Any) -> None:
             optimizer.step()
 
 
+def copies(model: Any, optimizer: Any, batches: Any) -> None:
+    """Train a copy beside its moving average, save it whole, and take its weights."""
+    copied, average = copy.deepcopy(model), AveragedModel(model)
+    steps = torch.optim.SGD(copied.parameters(), lr=0.2)
+    for x, y in batches:
+        steps.zero_grad()
+        cross_entropy(copied(x), y).backward()
+        steps.step()
+        average.update_parameters(copied)
+        with torch.no_grad():
+            average(x)
+    torch.save(copied, io.BytesIO())
+    model.load_state_dict(copied.state_dict())
+
+
 LOOPS: dict[str, tuple[Callable[..., None], dict[str, Any], dict[str, Any]]] = {
     "plain": (plain, {}, {}),
     "parts of two samples": (plain, {}, {"batch_size": 2}),
@@ -206,6 +223,7 @@ LOOPS: dict[str, tuple[Callable[..., None], dict[str, Any], dict[str, Any]]] = {
     "leaves early": (leaves_early, {}, {}),
     "leaves early, workers persist": (leaves_early, {}, {"num_workers": 2, "persistent_workers": True}),
     "skips": (skips, {}, {}),
+    "copies": (copies, {}, {}),
     "static graph": (plain, {"static_graph": True}, {}),
     "views of buckets": (accumulates, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001}, {}),
     "unused": (accumulates, {"find_unused_parameters": True}, {}),

@@ -137,6 +137,11 @@ def test_share_of_a_dead_worker_goes_to_the_others() -> None:
         shares.leave(1)
 
 
+def test_a_least_part_is_taken_from_the_largest_where_there_is_as_much_for_each() -> None:
+    assert columns_of({0: 1, 1: 9, 2: 2}, 12, 2) == {0: (0, 2), 1: (2, 10), 2: (10, 12)}
+    assert columns_of({0: 1, 1: 9, 2: 2}, 5, 2) == {0: (0, 1), 1: (1, 4), 2: (4, 5)}
+
+
 def test_memory_limit_is_kept_by_accumulation() -> None:
     shares = Shares(64, [1, 1], max_batch=[None, 10])
     shares.revise({0: Speed(0.0, 3.0), 1: Speed(0.0, 1.0)})

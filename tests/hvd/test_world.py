@@ -237,3 +237,9 @@ def test_mpi_ops_has_the_names_of_horovod() -> None:
     assert hvd.mpi_ops is module
     assert sorted(module.__all__) == sorted(MPI_OPS.split())
     assert all(getattr(module, name) is getattr(hvd, name) for name in MPI_OPS.split())
+
+
+def test_elastic_jobs_are_refused_with_a_way_out() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'elastic'.* --max-restarts"):
+        hvd.elastic  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(hvd, "elastic")

@@ -4,7 +4,7 @@
 |---|---|
 | ``init_process_group`` with no backend, NCCL, Gloo or both | ``paceline``, with the job's own store |
 | ``new_group`` with such a backend | a group of ``paceline`` |
-| ``monitored_barrier``, which PyTorch has for Gloo only | that of the group |
+| ``monitored_barrier``, ``_set_pg_timeout``, which PyTorch has for its own backends only | that of the group |
 | any of them with another backend | PyTorch's own |
 """
 
@@ -63,7 +63,7 @@ class _Replaced(functools.partial[Any]):
 
 def replace_init() -> None:
     """Make calls for other backends open ours. Idempotent."""
-    for name, make in (("init_process_group", _init), ("new_group", _new_group), ("monitored_barrier", _monitored)):
+    for name, make in _REPLACED.items():
         original = getattr(c10d, name)
         if isinstance(original, _Replaced):
             continue
@@ -124,3 +124,20 @@ def _monitored(
     if isinstance(found, PacelineGroup):
         return found.monitored_barrier(timeout, wait_all_ranks)
     return original(group, timeout, wait_all_ranks)
+
+
+def _set_timeout(original: Callable[..., None], timeout: Any, group: Any = None) -> None:
+    from paceline.c10d.group import PacelineGroup
+
+    found = group or dist.group.WORLD
+    if isinstance(found, PacelineGroup):
+        return found.set_timeout(timeout)
+    return original(timeout, group)
+
+
+_REPLACED = {
+    "init_process_group": _init,
+    "new_group": _new_group,
+    "monitored_barrier": _monitored,
+    "_set_pg_timeout": _set_timeout,
+}

@@ -12,14 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
+from zlib import crc32
 
 import torch
 from torch import distributed as dist
 
+from paceline.c10d.described import DescribedGroup
 from paceline.c10d.far import FarPlane
 from paceline.c10d.host_copy import (
     HostCopy,
     Tensors,
+    check_alike,
     check_parts,
     check_size,
     copying,
@@ -46,12 +49,9 @@ from paceline.worker.session import Session
 #: How long a rank that ended may take until the scheduler knows why.
 _WHY_S = 3.0
 
-#: Its stubs have one signature of the many that a subclass may have.
-_ProcessGroup: Any = dist.ProcessGroup
-
 
 @untraced
-class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
+class PacelineGroup(DescribedGroup):
     """A process group whose data moves through shared memory and the job's servers.
 
     Args:
@@ -64,16 +64,15 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         DeadlineError: not all members came in time; the text names them.
     """
 
-    _created: ClassVar[Counter[str]] = Counter()
+    _created: ClassVar[Counter[tuple[str | int, ...]]] = Counter()
 
     def __init__(self, session: Session, name: str, members: Sequence[int], timeout: timedelta) -> None:
-        super().__init__(list(members).index(session.rank), len(members))
-        self._session, self._members = session, list(members)
-        self._timeout_s = deadline(timeout)
-        # A name comes again after destroy_process_group.
-        self._created[name] += 1
-        self._key = f"{name}#{self._created[name]}"
-        self._named, self._described = name, ""
+        super().__init__(name, members, session.rank)
+        self._session, self._timeout_s = session, deadline(timeout)
+        # A name comes again after destroy_process_group, perhaps for other members: some have not seen it before.
+        named = name, *members
+        self._created[named] += 1
+        self._key = f"{name}#{self._created[named]}.{crc32(repr(named).encode()):08x}"
         self._pairs = Pairs(session, self._key, self._members)
         self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         alone = len(members) == 1
@@ -83,36 +82,6 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
             raise self._explained(error, "the start", self._timeout_s) from error
         self._plane = self._hosts or Alone()
         self._runner = Runner(f"paceline-{name}")
-
-    # ---- what torch.distributed asks a group -----------------------------------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the backend."""
-        return "paceline"
-
-    def getRank(self) -> int:  # noqa: N802
-        """Return this process's rank in the group."""
-        return self._members.index(self._session.rank)
-
-    def getSize(self) -> int:  # noqa: N802
-        """Return the number of ranks."""
-        return len(self._members)
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """Return the name by which PyTorch finds the group."""
-        return self._named
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Change that name."""
-        self._named = name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what PyTorch says that the group is for."""
-        return self._described
-
-    def setGroupDesc(self, text: str) -> None:  # noqa: N802
-        """Change that."""
-        self._described = text
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the deadline of later operations."""
@@ -255,6 +224,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work:
         """Get the tensors of all ranks at the root."""
         root, outputs = opts.rootRank, [one for row in output_tensors for one in row]
+        if root == self.rank():
+            check_alike("gather", outputs, self.size(), input_tensors[0].nbytes)
 
         def job() -> None:
             mine, hosts = HostCopy(input_tensors[0]), [HostCopy(one, reads=False) for one in outputs]
@@ -269,6 +240,8 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work:
         """Get a tensor of the root's list."""
         root, inputs = opts.rootRank, [one for row in input_tensors for one in row]
+        if root == self.rank():
+            check_alike("scatter", inputs, self.size(), output_tensors[0].nbytes)
 
         def job() -> None:
             mine = HostCopy(output_tensors[0], reads=False)
@@ -320,6 +293,9 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         """Send a tensor to each rank."""
+        size, given = self.size(), (len(input_tensors), len(output_tensors))
+        if given != (size, size):
+            raise ValueError(f"all_to_all of {size} ranks needs {size} tensors on each side; given are {given}")
 
         def job() -> None:
             inputs, outputs = (

@@ -215,6 +215,19 @@ def check_parts(what: str, parts: Tensors, size: int, place: int, mine: torch.Te
         )
 
 
+def check_alike(what: str, parts: Tensors, size: int, part_bytes: int) -> None:
+    """Refuse tensors of which there is not one for each rank, or that have another size.
+
+    Raises:
+        ValueError: they are like that.
+    """
+    given = [one.nbytes for one in parts]
+    if given != [part_bytes] * size:
+        raise ValueError(
+            f"{what} of {size} ranks needs {size} tensors of {part_bytes} bytes; given are tensors of {given} bytes"
+        )
+
+
 def rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
     """Return the bytes of the parts of a tensor that is split along its first dimension.
 

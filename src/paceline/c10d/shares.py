@@ -166,25 +166,26 @@ class MeasuredShares:
             self._least = _LEAST_TO_NORMALISE
             logger.warning("BatchNorm normalises by each worker's own batch, as under DDP; these have unlike sizes now")
 
-    def take_model(self, model: DistributedDataParallel) -> None:
-        """Weight the gradients of a model.
+    def take_model(self, model: DistributedDataParallel) -> _Model:
+        """Weight the gradients of a model; returns its state.
 
         Raises:
             ConfigError: not all workers train it.
         """
-        group = model.process_group
-        if dist.get_world_size(group) != self._size:
+        if dist.get_world_size(model.process_group) != self._size:
             raise ConfigError(f"--shares measured needs DDP over all {self._size} workers, not a part of them{_OUT}")
-        self._models[model] = _Model()
-        _register_comm_hook(model, model, lambda state, bucket: self._exchange(group, state, bucket))
+        found = self._models[model] = _Model()
+        _register_comm_hook(model, model, _exchanged)
+        return found
 
-    def before_forward(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def before_forward(self, model: DistributedDataParallel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note the batch that a forward pass computes.
 
         Raises:
             ConfigError: the model trains, and it is not certain how many of the samples of the job these are.
         """
-        state = self._models[model]
+        # A copy, as that of a moving average, has no hook, and was never taken.
+        state = self._models.get(model) or self.take_model(model)
         state.computed = self._part_of(args, kwargs)
         if isinstance(state.computed, str) and model.training:
             raise ConfigError(state.computed)
@@ -210,7 +211,7 @@ class MeasuredShares:
         return part
 
     def after_forward(self, model: torch.nn.Module, outputs: Any) -> None:
-        """Be told when a backward pass comes to the outputs of a forward pass."""
+        """Be told when a backward pass comes to the outputs of a forward pass, where autograd is on."""
         state = self._models[model]
         part = state.computed
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
@@ -291,13 +292,13 @@ class MeasuredShares:
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, group: Any, model: torch.nn.Module, bucket: Any) -> Any:
-        """Sum the weighted gradients of all ranks: DDP's hook.
+    def exchange(self, model: DistributedDataParallel, bucket: Any) -> Any:
+        """Sum the weighted gradients of all ranks.
 
         Raises:
             ConfigError: the weight is not known.
         """
-        state, gradients = self._models[model], bucket.buffer()
+        state, gradients, group = self._models[model], bucket.buffer(), model.process_group
         part = state.part
         if part is None:
             raise ConfigError(
@@ -372,7 +373,7 @@ class MeasuredShares:
             for first in range(0, stop, whole):
                 self._take_notes()
                 samples, left = walk.samples(), min(whole, stop - first)
-                begin, end = _columns(samples, left, self._least)[self._session.rank]
+                begin, end = columns_of(samples, left, self._least)[self._session.rank]
                 part = _Part(end - begin)
                 part.whole, part.walk, part.index = left, walk, walk.dealt
                 walk.dealt += 1
@@ -387,19 +388,10 @@ class MeasuredShares:
         return self._shares[batches]
 
 
-def _columns(samples: Mapping[int, int], left: int, least: int) -> dict[int, tuple[int, int]]:
-    """Return which columns of a global batch are each worker's.
-
-    Args:
-        samples: samples of a whole global batch, by worker.
-        left: samples that are left.
-        least: no worker gets fewer, if there are as many for each.
-    """
-    parts = {worker: end - begin for worker, (begin, end) in columns_of(samples, left).items()}
-    while min(parts.values()) < min(least, left // len(parts)):
-        parts[min(parts, key=lambda one: parts[one])] += 1
-        parts[max(parts, key=lambda one: parts[one])] -= 1
-    return columns_of(parts, left)
+def _exchanged(model: DistributedDataParallel, bucket: Any) -> Any:
+    """Sum weighted gradients: DDP's hook, which a model that is copied or pickled takes along."""
+    assert _current is not None
+    return _current.exchange(model, bucket)
 
 
 def _rescale(model: torch.nn.Module, factor: float) -> None:

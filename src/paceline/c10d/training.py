@@ -43,7 +43,7 @@ class DdpTraining:
         self.session, self.shares = session, shares
         self._samples, self._rounds, self._has_exchanged = 0.0, 0, False
 
-    def before_forward(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def before_forward(self, model: DistributedDataParallel, args: Any, kwargs: Any) -> None:
         """Note that a DDP model begins a forward pass."""
         if not torch.is_grad_enabled():
             return
@@ -106,13 +106,14 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _before_forward(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+def _before_forward(model: Any, args: Any, kwargs: Any) -> None:
     if _current is not None and not torch.compiler.is_compiling():
         _current.before_forward(model, args, kwargs)
 
 
 def _after_forward(model: torch.nn.Module, args: Any, outputs: Any) -> None:
-    if _current is not None and _current.shares is not None and not torch.compiler.is_compiling():
+    is_seen = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if _current is not None and _current.shares is not None and is_seen:
         _current.shares.after_forward(model, outputs)
 
 

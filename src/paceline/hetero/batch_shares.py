@@ -98,17 +98,21 @@ def step_seconds(parts: Sequence[int], speeds: Sequence[Speed], max_batch: Seque
     return max(speed.seconds(part, cap) for part, speed, cap in zip(parts, speeds, caps, strict=True))
 
 
-def columns_of(samples: Mapping[int, int], left: int) -> dict[int, tuple[int, int]]:
+def columns_of(samples: Mapping[int, int], left: int, least: int = 1) -> dict[int, tuple[int, int]]:
     """Return which columns of a global batch are each worker's: they lie side by side in order of rank.
 
     Args:
         samples: samples of a whole global batch, by worker.
         left: samples that are left; a batch that is not whole is divided in like proportion, and everybody gets one or
             more.
+        least: no worker gets fewer, if there are as many for each.
     """
     parts = list(samples.values())
     if left < sum(parts):
         parts = [1 + part for part in split_evenly(max(0, left - len(parts)), parts)]
+    while min(parts) < min(least, sum(parts) // len(parts)):
+        parts[parts.index(min(parts))] += 1
+        parts[parts.index(max(parts))] -= 1
     stops = list(itertools.accumulate(parts))
     return {worker: (stop - part, stop) for worker, part, stop in zip(samples, parts, stops, strict=True)}
 

@@ -19,3 +19,12 @@ from paceline.hvd.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 if not TYPE_CHECKING:  # checkers read star imports, and no sum of lists
     __all__ = [*mpi_ops.__all__, *_functions, "CodecCompression", "Compressor", "DistributedOptimizer"]  # noqa: PLE0604
     __all__ += ["SyncBatchNorm", "mpi_ops", "process_set_ids", "run"]
+
+    def __getattr__(name: str) -> object:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if name == "elastic":
+            text += (
+                ": the ranks of a job stay the same. Leave out hvd.elastic, and start the script with paceline launch "
+                "--max-restarts: after a failure it starts again, and goes on from its checkpoint"
+            )
+        raise AttributeError(text)
