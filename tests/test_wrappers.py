@@ -136,3 +136,11 @@ def test_a_job_whose_script_starts_ddp_is_refused_by_every_front_door(tmp_path: 
         # A process group alone does nothing wrong; whether other code merges through it is not known here.
         assert warned.startswith(f"worker {rank}: ")
         assert "--no-torchrun-env" in warned
+
+
+def test_optimizer_of_horovods_interface_is_refused() -> None:
+    hvd.init()
+    net = torch.nn.Linear(2, 1)
+    inner = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters())
+    with pytest.raises(ValueError, match=r"Horovod's interface.* the optimizer that it wraps"):
+        DistributedOptimizer(inner, "local", model=net)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +118,24 @@ def test_models_are_freed_when_they_are_watched_no_more() -> None:
     del net
     gc.collect()
     assert alive() is None
+
+
+class BackwardFirst(torch.autograd.Function):
+    """Goes backward in its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        with torch.enable_grad():
+            layer(inputs.detach()).sum().backward()
+        return inputs.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0].expand(2, 3), None
+
+
+def test_pass_in_a_forward_is_one_of_its_own() -> None:
+    net = new_net()
+    log = Log(net)
+    BackwardFirst.apply(net[0](torch.ones(2, 3)), net[1]).backward()
+    assert log.said == ["1.weight", "end", "0.weight", "end"]

@@ -119,3 +119,11 @@ def test_gradients_that_a_loop_drops_are_freed(update: Literal["worker", "server
 )
 def test_gradients_are_finite_if_all_elements_are(values: list[torch.Tensor], are_finite: bool) -> None:
     assert all_finite(values) is are_finite
+
+
+def test_gradients_of_another_type_are_refused_at_once() -> None:
+    [store] = OneProcess("a").stores()
+    net = torch.nn.Linear(2, 1).to(torch.bfloat16)
+    net.bias.grad_dtype = torch.float32
+    with pytest.raises(ValueError, match=r"'bias' is torch\.bfloat16 with grad_dtype torch\.float32, .*leave grad_"):
+        DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), store, model=net)

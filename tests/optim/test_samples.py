@@ -256,3 +256,19 @@ def test_outputs_in_objects_count(wrap: Any) -> None:
     samples.see(((torch.zeros(3),), {}), output)
     output.loss.backward()
     assert certain(samples) == 3
+
+
+def test_passes_whose_gradients_were_dropped_do_not_count(walk: Walk) -> None:
+    seen, dealt = SampleCounter(None, 0), SampleCounter(None, None)
+    walk.hand_out(7)
+    backward(seen, ((torch.zeros(5),), {}))
+    seen.ended()
+    a_pass(dealt)
+    seen.see(((torch.zeros(2),), {}), Opaque(torch.ones(1)))  # of the next pass
+    for one in (seen, dealt):
+        one.forget()
+    walk.hand_out(3)
+    backward(seen, ((torch.zeros(4),), {}))
+    for one in (seen, dealt):
+        a_pass(one)
+    assert [certain(seen), certain(dealt)] == [2 + 4, 3]

@@ -90,6 +90,10 @@ class BackwardWatch:
         """Whether any parameter is watched: no later optimizer has taken over all of them."""
         return bool(self._handles)
 
+    def watches(self, param: torch.nn.Parameter) -> bool:
+        """Return whether a parameter is watched: no later optimizer has taken it over."""
+        return param in self._handles
+
     def is_last(self, param: torch.nn.Parameter) -> bool:
         """Return whether no hook that was registered later may change the gradient after ``arrived``."""
         newest: int = next(reversed(param._post_accumulate_grad_hooks))
@@ -138,7 +142,8 @@ def _enclosing_function() -> Any:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__:
+        is_apply = code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__
+        if is_apply and "self" in frame.f_locals:  # the other method of this name runs a function's forward
             return frame.f_locals["self"]
         frame = frame.f_back
     return None

@@ -221,7 +221,17 @@ def bind_keys(
         names: names of the keys.
         params: the parameters, in the same order.
         tags: tags of the keys, in the same order; keys of unlike tags share no bucket.
+
+    Raises:
+        ValueError: a parameter has gradients of another type.
     """
+    for name, param in zip(names, params, strict=True):
+        of_gradient = getattr(param, "grad_dtype", param.dtype)
+        if of_gradient != param.dtype:
+            raise ValueError(
+                f"parameter {name!r} is {param.dtype} with grad_dtype {of_gradient}, and gradients are merged in the "
+                "type of their parameter: leave grad_dtype as it is, or make the parameter of that type"
+            )
     blocks = store.add_keys(names, [real_view(param.data) for param in params], tags)
     store.traffic.refresh(store.table.plan(tuple(names)))
     bound = _bind(names, params, blocks)

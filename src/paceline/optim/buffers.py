@@ -116,6 +116,10 @@ class Buffers:
         for one, value in zip(current.values(), values, strict=True):
             set_from_floats(one, value)
 
+    def keep(self) -> None:
+        """Keep this worker's buffers until rank 0's next step: the loop computes them anew, as ``update_bn`` does."""
+        self._stale = False
+
     def _say_apart(self, names: Sequence[str]) -> None:
         """Say once which buffers this worker has trained with that are not rank 0's."""
         if names:

@@ -33,8 +33,8 @@ from paceline.updaters import UpdaterSpec
 
 #: Only reentrant checkpointing computes a gradient twice in one backward pass.
 _COMPUTED_AGAIN = (
-    "One backward pass computes it twice: give torch.utils.checkpoint use_reentrant=False, or DistributedOptimizer "
-    "overlap=False"
+    "One backward pass computes it twice, or the pass before has failed in the middle: give torch.utils.checkpoint "
+    "use_reentrant=False, or DistributedOptimizer overlap=False, which sends nothing before a pass has ended"
 )
 
 Kind = Literal["alone", "reduced", "worker", "server"]

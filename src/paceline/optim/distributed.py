@@ -17,7 +17,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
 from paceline.optim.choosing import choose_strategy
-from paceline.optim.names import name_added, name_parameters
+from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
@@ -97,6 +97,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is wrapped already")
+        if hasattr(optimizer, "skip_synchronize"):
+            raise ValueError(
+                "this optimizer is one of Horovod's interface, which merges gradients by itself: give "
+                "DistributedOptimizer the optimizer that it wraps"
+            )
         if lazy and model is None:
             raise ValueError("lazy=True needs model=: its forward pass waits for the weights")
         refuse_scripted(model)
@@ -175,7 +180,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         self._merging.check_extendable()
         known = {id(param) for _, param, _ in self._names}
-        if any(one not in known for group in layout for one in group):
+        now = (param for group in self.inner.param_groups for param in group["params"])
+        if any(id(param) not in known and may_have_gradient(param) for param in now):
             raise PacelineError(
                 f"worker {self.kvstore.rank}: param_groups has parameters that were put into it in place, so that the "
                 "other workers do not share them: before the forward pass, call optimizer.add_param_group(...) or set "

@@ -10,6 +10,7 @@ the sum of both.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
 from paceline.updaters import Options
 from paceline.updaters.spec import plain
+
+logger = logging.getLogger(__name__)
 
 
 class MergedUpdate(ExchangingStrategy):
@@ -53,6 +56,9 @@ class MergedUpdate(ExchangingStrategy):
         self._adds_up = self.choices.reduction == "sum"
         self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if self._adds_up else None)
         self._passes = 0
+        self._unmerged: list[Any] = []
+        """The gradients after the last pass, if it did not merge them."""
+        self._has_said = False
         self._syncs = True
         self._is_merged = False
         """True when gradients were merged after the last step, and no gradient was computed since."""
@@ -82,18 +88,39 @@ class MergedUpdate(ExchangingStrategy):
             self._merge()
         else:
             self._passes += 1
+            self._unmerged = self._gradients()
         self._samples.ended()
 
     def _finish(self) -> None:
         """Merge gradients that no backward pass merged: set by hand, or accumulated in :meth:`no_sync`."""
         if not self._is_merged:
+            if self._unmerged and self._unmerged != self._gradients():
+                self._say_changed()
             self._merge()
         self._is_merged = False
 
+    def _gradients(self) -> list[Any]:
+        """Return the identity of each gradient, and torch's count of its changes."""
+        grads = [param.grad for _, param, _ in self.named]
+        return [None if grad is None else (id(grad), grad._version) for grad in grads]
+
+    def _say_changed(self) -> None:
+        """Say once that a loop has changed its own gradients where it has the merged ones in other steps."""
+        if not self._has_said and self.store.num_workers > 1:
+            self._has_said = True
+            logger.warning(
+                "worker %d: gradients were changed before they were merged: this step has fewer backward passes than "
+                "backward_passes_per_step, or all of them in no_sync. What looks at the size of gradients (clipping, a "
+                "GradScaler) has seen this worker's own. Let each step end with a backward pass that merges, or clip "
+                "with clip_grad_norm= or clip_grad_value=",
+                self.store.rank,
+            )  # fmt: skip
+
     def _merge(self) -> None:
         """Push the rest, wait for all answers, and copy merged gradients to the parameters."""
-        self._passes = 0
+        self._passes, self._unmerged = 0, []
         if self._adds_up:
+            self._refuse_shared()
             for param in list(self._sums):
                 self._refuse_merged(param)
         self._exchange.push_rest(self._carried())
@@ -115,9 +142,21 @@ class MergedUpdate(ExchangingStrategy):
             )
         self._sums.discard(param)
 
+    def _refuse_shared(self) -> None:
+        """Raise when another optimizer sums the gradient of a parameter, too."""
+        shared = next((name for name, param, _ in self.named if not self._watch.watches(param)), None)
+        if shared is not None:
+            raise PacelineError(
+                f"worker {self.store.rank}: parameter {shared!r} has a later DistributedOptimizer, too, so that its "
+                "gradient would be summed twice over the workers: with reduction='sum' give each parameter to one "
+                "DistributedOptimizer, or use means"
+            )
+
     def zeroed(self) -> None:
-        """Note that gradients at the next merge are this worker's own, and no sums."""
+        """Note that gradients at the next merge are those of later passes: this worker's own, and no sums."""
         self._sums.clear()
+        self._passes, self._unmerged = 0, []
+        self._samples.forget()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -18,14 +18,15 @@ def name_parameters(
 ) -> list[NamedParameter]:
     """Return (name, parameter, group) of every parameter of an optimizer, in forward order if it is known.
 
-    Frozen parameters are included: they may be trained later.
+    Frozen parameters are included: they may be trained later. Integers, as those of quantised layers, are not. Of
+    several names of a parameter the first counts.
 
     Args:
         groups: the optimizer's ``param_groups``.
         named: names of the parameters, e.g. ``model.named_parameters()``; without it, names are positions.
 
     Raises:
-        ValueError: a name occurs twice, a parameter has none, or its shape is not known yet.
+        ValueError: two parameters have one name, a parameter has none, or its shape is not known yet.
     """
     group_of = {id(param): index for index, group in enumerate(groups) for param in group["params"]}
     params = {id(param): param for group in groups for param in group["params"]}
@@ -36,13 +37,19 @@ def name_parameters(
             for position, param in enumerate(group["params"])
         ]
     else:
-        table = list(named)
-        double = next((name for name, number in Counter(name for name, _ in table).items() if number > 1), None)
+        names: dict[int, str] = {}
+        for name, param in named:
+            if id(param) in params:
+                names.setdefault(id(param), name)
+        double = next((name for name, number in Counter(names.values()).items() if number > 1), None)
         if double is not None:
             raise ValueError(f"two parameters are named {double!r}; keys are matched by name, so names must differ")
-        found = [(name, params[id(param)], group_of[id(param)]) for name, param in table if id(param) in params]
+        found = [(name, params[one], group_of[one]) for one, name in names.items()]
         if len(found) < len(params):
-            raise ValueError(f"{len(params) - len(found)} parameters of the optimizer have no name; name all of them")
+            raise ValueError(
+                f"{len(params) - len(found)} parameters of the optimizer have no name; name all of them, those beside "
+                "the model too: named_parameters=[*model.named_parameters(), ('scale', scale)]"
+            )
     return _with_shapes(found)
 
 
@@ -64,7 +71,7 @@ def name_added(
     found = []
     for index, group in enumerate(groups):
         for position, param in enumerate(group["params"]):
-            if id(param) not in old:
+            if id(param) not in old and may_have_gradient(param):
                 name = _free(names.get(id(param), f"group{index}.{position}"), taken)
                 taken.add(name)
                 found.append((name, param, index))
@@ -75,8 +82,13 @@ def _free(name: str, taken: Container[str]) -> str:
     return next(one for one in chain([name], (f"{name} ({number})" for number in count(2))) if one not in taken)
 
 
+def may_have_gradient(param: torch.Tensor) -> bool:
+    """Return whether a parameter may be trained, now or later: not one of integers."""
+    return param.is_floating_point() or param.is_complex()
+
+
 def _with_shapes(found: list[NamedParameter]) -> list[NamedParameter]:
     for name, param, _ in found:
         if torch.nn.parameter.is_lazy(param):
             raise ValueError(f"parameter {name!r} has no shape yet (a lazy layer); run one forward pass first")
-    return found
+    return [one for one in found if may_have_gradient(one[1])]

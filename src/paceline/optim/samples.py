@@ -80,6 +80,8 @@ class SampleCounter:
         self._rows = 1.0
         self._seen: list[Tally] = []
         """Calls of passes that have ended."""
+        self._ended = 0
+        """How many of these are of passes whose gradients may still be dropped."""
         self._pending: list[Tally] = []
         """Calls of the running pass."""
         self._touched = False
@@ -147,8 +149,14 @@ class SampleCounter:
         """Note that an outermost backward pass has ended."""
         if self._reaching and not self._is_pushed:
             self._note_batch()
-            self._reached = True
+            self._reached, self._ended = True, len(self._seen)
         self._reaching = self._is_pushed = False
+
+    def forget(self) -> None:
+        """Note that the gradients of all passes since the last push were dropped: their samples do not count."""
+        if self._reached:
+            del self._seen[: self._ended]
+            self._ended, self._batches, self._is_dealt, self._reached = 0, [], True, False
 
     def _note_batch(self) -> None:
         """Note the batch that the loop has now."""
@@ -180,7 +188,7 @@ class SampleCounter:
             else:
                 count = Count(0.0, 0.0)
         self._is_pushed, self._reached = self._reaching, False
-        self._seen, self._pending = [], []
+        self._seen, self._pending, self._ended = [], [], 0
         self._newest, self._batches, self._is_dealt = dealt.count(), [], True
         self.last, self._rows = count.samples, count.rows or self._rows
         return count

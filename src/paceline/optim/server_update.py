@@ -279,6 +279,12 @@ class ServerUpdate(ExchangingStrategy):
         with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
             self._exchange.refresh_weights()
 
+    def zeroed(self) -> None:
+        """Note that the gradients of passes since the last step were dropped, unless they were pushed."""
+        if not self._exchange.started:
+            self._arrived = {}
+            self._samples.forget()
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Raise an error: the servers step.
 

@@ -145,7 +145,10 @@ class Strategy:
     def _merged_closure(self, closure: Closure) -> Any:
         loss = self._merge_loss(closure())
         if not self._prepare():
-            raise NonFiniteError("gradients are not finite; a step with a closure cannot be skipped")
+            raise NonFiniteError(
+                "gradients are NaN or Inf, and on_nan='skip' cannot skip a step with a closure: call backward and step "
+                "without one, lower the learning rate, or set on_nan='pass'"
+            )
         return loss
 
     @without_graph

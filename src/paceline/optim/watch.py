@@ -121,6 +121,9 @@ class ModelWatch:
             CopyHook(self._before_read).put_first(module)
             if module is not model:
                 hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
+        for module in model.modules():  # what is under way must not come after what is loaded
+            if lazy or (buffers is not None and module._buffers):
+                hooks.append(module.register_load_state_dict_pre_hook(ModelHook(self._before_read)))
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what torch.compile has made of the model runs without hooks, also new ones
 
@@ -136,6 +139,8 @@ class ModelWatch:
         if module.training:
             meter.active.forward_begins()
             self._synchronize()
+            if self._buffers is not None and not torch.is_grad_enabled():
+                self._buffers.keep()
         else:
             self._weights.read(self._synchronize)
         if self._buffers is not None and self._buffers.are_read:
@@ -157,10 +162,13 @@ class ModelWatch:
 
 def _remove_dead_hooks(module: torch.nn.Module) -> None:
     """Remove what earlier optimizers have left, which are freed by now."""
-    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._state_dict_pre_hooks):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, ModelHook) and hook.is_dead]:
-            del hooks[key]
-            module._forward_hooks_with_kwargs.pop(key, None)
+    before, after, loading = module._forward_pre_hooks, module._forward_hooks, module._load_state_dict_pre_hooks
+    for hooks in (before, after, module._state_dict_pre_hooks, loading):
+        for key, wrapped in list(hooks.items()):
+            hook = getattr(wrapped, "hook", wrapped)  # torch wraps those of load_state_dict
+            if isinstance(hook, ModelHook) and hook.is_dead:
+                del hooks[key]
+                module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def refuse_scripted(model: torch.nn.Module | None) -> None:

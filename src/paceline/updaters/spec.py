@@ -95,7 +95,7 @@ def plain(name: str, value: Any) -> Option:
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value.item())
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not any(isinstance(part, str) for part in value):
         return [None if part is None else float(part) for part in value]  # Adafactor has a None in its eps
     raise TypeError(
         f"optimizer option {name} is {type(value).__name__}; only numbers, strings and tuples of numbers can be sent"

@@ -66,6 +66,21 @@ def accumulation_told_with_a_short_end(run: Run) -> Result:
     return net
 
 
+@script("equal", dtype=torch.float64)
+def accumulation_told_with_a_rest_forgotten(run: Run) -> Result:
+    """An epoch ends in the middle of a step, and the next one forgets what is there."""
+    net = mlp()
+    optimizer = run.distribute(adam(net), net, backward_passes_per_step=2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        for index, (inputs, targets) in enumerate(run.batches(labelled, 9, alike=2)):
+            (loss_of(net, inputs, targets) / 2).backward()
+            if index % 2 == 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    return net
+
+
 @script("refused in its step", other="refused in its step", dtype=torch.float64)
 def accumulation_no_sync(run: Run) -> Result:
     net = mlp()

@@ -189,3 +189,16 @@ def lazy_weights(run: Run) -> Result:
     if not run.joined:
         optimizer.synchronize()
     return net, copies
+
+
+@script("equal", dtype=torch.float64)
+def loaded_while_new_weights_come(run: Run) -> Result:
+    """The weights that are loaded stay, although those of the last step have not arrived."""
+    net = mlp()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1), net, lazy=True)
+    best = copy.deepcopy(net.state_dict())
+    for batch in run.batches(labelled, 5):
+        train_step(net, optimizer, *batch)
+    net.load_state_dict(best)
+    with torch.no_grad():
+        return [net(torch.ones(2, FEATURES)), net]

@@ -98,3 +98,37 @@ def buffers_of_odd_dtypes(run: Run) -> Result:
         optimizer.step()
     halves = [part for one in (net.seeds, net.hashes.data) for part in (one >> 32, one & 255)]
     return [net, *halves, net.bytes, net.flags, net.small.float()]
+
+
+def evaluated(net: nn.Sequential) -> Result:
+    """Return the means and outputs of an evaluation, which depend on nothing but what the loop has put into the net."""
+    norm = net.eval()[1]
+    with torch.no_grad():
+        return [net(PROBE.to(norm.weight.device)), norm.running_mean, norm.running_var]
+
+
+@script("equal", dtype=torch.float64)
+def batch_norm_of_earlier_weights(run: Run) -> Result:
+    """The best weights are loaded after the last step, and evaluated."""
+    net = normalised()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    best = copy.deepcopy(net.state_dict())
+    for inputs, targets in run.batches(labelled, 5):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    net.load_state_dict(best)
+    return evaluated(net)
+
+
+@script("equal", dtype=torch.float64)
+def batch_norm_computed_anew(run: Run) -> Result:
+    """Means over the same data on all workers, without gradients, take the place of those of training."""
+    net = normalised()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.0), net)
+    for inputs, targets in run.batches(labelled, 5):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    torch.optim.swa_utils.update_bn([PROBE.to(net[1].weight.device), 2 * PROBE.to(net[1].weight.device)], net)
+    return evaluated(net)

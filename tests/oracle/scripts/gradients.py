@@ -294,6 +294,23 @@ def values_clipped_by_option(run: Run) -> Result:
     return net
 
 
+@script("equal")
+def set_by_hand_and_clipped_by_option(run: Run) -> Result:
+    """Gradients that no backward pass has merged are clipped after ``step`` has merged them."""
+    net = mlp()
+    params = list(net.parameters())
+    optimizer = run.distribute(momentum(net), net, clip_grad_norm=0.1)
+    for inputs, targets in run.batches(labelled):
+        if not run.joined:
+            optimizer.samples = len(inputs)
+        for param, grad in zip(params, torch.autograd.grad(loss_of(net, inputs, targets), params), strict=True):
+            param.grad = grad
+        if run.joined:
+            clip_grad_norm_(params, 0.1)
+        optimizer.step()
+    return net
+
+
 @script("refused in its step", worker="refused in its step", other="refused in its step")
 def not_finite(run: Run) -> Result:
     net = mlp()

@@ -362,3 +362,65 @@ def group_added_in_the_middle(run: Run) -> Result:
         loss_of(net, inputs, targets).backward()
         optimizer.step()
     return net
+
+
+@script("equal")
+def tied_under_two_names(run: Run) -> Result:
+    """Names of two nets that share a layer, joined by the user: it comes twice."""
+    net = TiedByName()
+    names = {} if run.joined else {"named_parameters": list(net.named_parameters(remove_duplicate=False))}
+    return train(run, net, decaying(net.parameters()), **names)
+
+
+class Quantised(nn.Module):
+    """Has integers that are no buffers, as quantised layers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.codes = nn.Parameter(torch.randint(256, (5,), dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.net(inputs)
+
+
+@script("equal")
+def integers_among_the_parameters(run: Run) -> Result:
+    """The optimizer has all parameters, those that can have no gradient too."""
+    net = Quantised()
+    train(run, net, decaying(net.parameters()))
+    return [net.net, net.codes]
+
+
+class BackwardFirst(torch.autograd.Function):
+    """Computes the loss of a batch in two parts, and goes backward in its forward: the logits of one part exist."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor) -> torch.Tensor:
+        hidden = hidden.detach().requires_grad_(True)
+        total = torch.zeros(())
+        with torch.enable_grad():
+            for part, wanted in zip(hidden.chunk(2), targets.chunk(2), strict=True):
+                loss = F.cross_entropy(head(part), wanted, reduction="sum") / len(targets)
+                loss.backward()
+                total += loss.detach()
+        ctx.save_for_backward(hidden.grad)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.saved_tensors[0] * grads[0], None, None
+
+
+@script("refused in its step")
+def backward_in_a_forward(run: Run) -> Result:
+    body, head = nn.Linear(FEATURES, 12), nn.Linear(12, CLASSES)
+    nets = nn.ModuleList([body, head])
+    optimizer = run.distribute(decaying(nets.parameters()), nets)
+    for inputs, targets in run.batches(labelled):
+        if not run.joined:
+            optimizer.samples = len(inputs)
+        optimizer.zero_grad()
+        BackwardFirst.apply(torch.tanh(body(inputs)), head, targets).backward()
+        optimizer.step()
+    return nets

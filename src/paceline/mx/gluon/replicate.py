@@ -154,6 +154,7 @@ class ReplicatedModule(Replicas):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the state of all replicas, and the values in the store if a trainer updates them there."""
+        self._about_to_read()  # what is under way must not come after what is loaded
         for replica in self._replicas:
             replica.load_state_dict(state)
         if not self._complete and not _has_lazy(self._replicas[0]):
