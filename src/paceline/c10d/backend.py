@@ -135,7 +135,7 @@ def _set_timeout(original: Callable[..., None], timeout: Any, group: Any = None)
     return original(timeout, group)
 
 
-_REPLACED = {
+_REPLACED: dict[str, Callable[..., Any]] = {
     "init_process_group": _init,
     "new_group": _new_group,
     "monitored_barrier": _monitored,

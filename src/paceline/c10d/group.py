@@ -64,7 +64,7 @@ class PacelineGroup(DescribedGroup):
         DeadlineError: not all members came in time; the text names them.
     """
 
-    _created: ClassVar[Counter[tuple[str | int, ...]]] = Counter()
+    _created: ClassVar[Counter[tuple[object, ...]]] = Counter()
 
     def __init__(self, session: Session, name: str, members: Sequence[int], timeout: timedelta) -> None:
         super().__init__(name, members, session.rank)

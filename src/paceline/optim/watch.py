@@ -123,7 +123,7 @@ class ModelWatch:
                 hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
         for module in model.modules():  # what is under way must not come after what is loaded
             if lazy or (buffers is not None and module._buffers):
-                hooks.append(module.register_load_state_dict_pre_hook(ModelHook(self._before_read)))
+                hooks.append(module.register_load_state_dict_pre_hook(ModelHook(self._before_read)))  # type: ignore[no-untyped-call]
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what torch.compile has made of the model runs without hooks, also new ones
 
