@@ -117,13 +117,19 @@ class Server:
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
         self._held: list[Asked] = []
-        """Notices whose worker is still being sent values."""
+        """Notices whose worker is still being sent values, and what it has asked after them."""
 
     def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
             request = self._answerer.take(peer, frames)
             if request is not None:
                 yield peer, *request
+
+    def _must_wait(self, peer: bytes, body: m.Request) -> bool:
+        """Return whether a request is a notice that comes too early, or comes after one."""
+        if isinstance(body, _NOTICES) and self._listener.is_sending(peer):
+            return True
+        return any(asked[0] == peer for asked in self._held)
 
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
@@ -133,7 +139,7 @@ class Server:
             meter.active.leave(before)
             held, self._held = self._held, []
             for peer, seq, body, frames in first_layers_first(chain(held, self._taken(arrived))):
-                if isinstance(body, _NOTICES) and self._listener.is_sending(peer):
+                if self._must_wait(peer, body):
                     self._held.append((peer, seq, body, frames))
                     continue
                 self._has_new_keys |= isinstance(body, m.Init)
