@@ -388,7 +388,7 @@ class MeasuredShares:
         return self._shares[batches]
 
 
-def _exchanged(model: DistributedDataParallel, bucket: Any) -> Any:
+def _exchanged(model, bucket):  # type: ignore[no-untyped-def] # PyTorch refuses annotations that are text
     """Sum weighted gradients: DDP's hook, which a model that is copied or pickled takes along."""
     assert _current is not None
     return _current.exchange(model, bucket)
