@@ -107,6 +107,7 @@ def come_to_a_barrier_while_values_are_under_way():
     listen(120)
     gate.set()
     barrier.join(120)
+    store.lifecycle.wait_for_own_requests()  # a barrier does not wait for the answer of a push
     [block] = store.table.blocks.values()
     found = [float(block.values.min()), float(block.values.max())]
     store.close()
