@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -10,6 +11,9 @@ from typing import NamedTuple
 import psutil
 
 from paceline.errors import ConfigError
+
+#: Of a peer to which nothing is sent.
+_ANY_PORT = 9
 
 
 class Interface(NamedTuple):
@@ -50,14 +54,25 @@ def address_of(wanted: str) -> str:
 def address_towards(targets: Iterable[str]) -> str:
     """Return the address from which this host sends to the first of the targets that it can reach, or nothing."""
     for target in targets:
-        try:
-            family, kind, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(address)  # sends nothing
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            return source_address(target)
     return ""
+
+
+def source_address(host: str) -> str:
+    """Return the address from which this host sends to another one; IPv4 where that has both.
+
+    Raises:
+        OSError: it has no address (``gaierror``), or there is no way to it.
+    """
+    try:
+        found = socket.getaddrinfo(host, _ANY_PORT, socket.AF_INET, socket.SOCK_DGRAM)
+    except socket.gaierror:
+        found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
+    family, kind, _, _, address = found[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def address_for_others(name: str) -> str:

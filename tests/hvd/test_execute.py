@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.hvd.execute import fuse, size_bytes
+from paceline.hvd.execute import fuse, group_of, on_gpu_of, run, size_bytes
 from paceline.hvd.negotiation.messages import Request, Response
+from paceline.hvd.planes.base import Alone, Staged
 
 
 def one(name: str, numel: int = 4, **other: Any) -> Response:
@@ -50,3 +51,9 @@ def test_everything_runs_once_and_fits(sizes: list[int], threshold: int) -> None
     )
     for group in groups:
         assert len(group) == 1 or sum(size_bytes(response.request) for response in group) <= threshold
+
+
+def test_rank_without_gpu_that_has_joined_takes_part_in_operations_of_gpus_in_host_memory() -> None:
+    group = group_of([one("a", device="cuda")], (0,))
+    with on_gpu_of(group, [None], None):
+        run(group, [None], Staged(Alone()))

@@ -15,7 +15,9 @@ from paceline.net import hosts
 from paceline.net.hosts import own_address, process_state
 
 
-def test_name_of_the_scheduler_that_is_known_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_the_scheduler_that_is_known_late_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As in a Kubernetes whose scheduler gets its pod after a server."""
     resolve, asked = socket.getaddrinfo, []
 
@@ -26,8 +28,11 @@ def test_name_of_the_scheduler_that_is_known_late_is_waited_for(monkeypatch: pyt
         return resolve("127.0.0.1", *more, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hosts, "_RESOLVE_S", 0.01)
+    caplog.set_level("WARNING", logger="paceline")
     monkeypatch.setattr(socket, "getaddrinfo", known_late)
     assert own_address(Settings(scheduler="tcp://pl-1a2b-scheduler-0:9091")) == "127.0.0.1"
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith("the scheduler's name pl-1a2b-scheduler-0 is not known; asking for it for ")
 
 
 def test_name_of_the_scheduler_that_stays_unknown_is_an_error() -> None:

@@ -222,14 +222,19 @@ def test_message_that_is_no_request_is_counted_and_changes_nothing() -> None:
     assert hub.receive(0.0) == []
 
 
-def test_member_learns_at_once_that_its_request_cannot_be_read_and_later_ones_are_carried_out() -> None:
+def side_and_member() -> tuple[Side, Client, int]:
+    """Return a side, a client that it has admitted, and the client's channel to it."""
     network = MemoryNetwork()
-    side, hub = Side(network), MemoryHub(network)
-    client = Client(hub)
+    side, client = Side(network), Client(MemoryHub(network))
     channel = client.connect("memory://server", "worker", "server 0")
     claim = client.claim(channel, m.Claim("worker", 0, b"token"))
     side.serve(random.Random(0))
     assert client.wait([claim], 0.0) is None
+    return side, client, channel
+
+
+def test_member_learns_at_once_that_its_request_cannot_be_read_and_later_ones_are_carried_out() -> None:
+    side, client, channel = side_and_member()
     bad, good = (client.ask(channel, m.Command("echo", text), "an echo") for text in ("x" * 100_000, "good"))
     side.serve(random.Random(0))
     side.serve(random.Random(0))
@@ -242,13 +247,7 @@ def test_member_learns_at_once_that_its_request_cannot_be_read_and_later_ones_ar
 
 
 def test_answer_that_cannot_be_read_is_the_error_of_its_call() -> None:
-    network = MemoryNetwork()
-    side, hub = Side(network), MemoryHub(network)
-    client = Client(hub)
-    channel = client.connect("memory://server", "worker", "server 0")
-    claim = client.claim(channel, m.Claim("worker", 0, b"token"))
-    side.serve(random.Random(0))
-    assert client.wait([claim], 0.0) is None
+    side, client, channel = side_and_member()
     call = client.ask(channel, m.Command("echo", "x"), "an echo")
     [(peer, frames)] = side.listener.receive(0.0)
     taken = side.answerer.take(peer, frames)

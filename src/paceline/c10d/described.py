@@ -1,4 +1,4 @@
-"""What torch.distributed asks a process group about itself: rank, size, names and devices."""
+"""Answers of a process group about itself, for torch.distributed: rank, size, names and devices."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class DescribedGroup(_ProcessGroup):  # type: ignore[misc]
         self._named = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return what PyTorch says that the group is for."""
+        """Return PyTorch's note of the purpose of the group."""
         return self._described
 
     def setGroupDesc(self, text: str) -> None:  # noqa: N802
-        """Change that."""
+        """Change that note."""
         self._described = text
 
     @property
@@ -64,5 +64,5 @@ class DescribedGroup(_ProcessGroup):  # type: ignore[misc]
         return [torch.device("cpu"), *([] if accelerator is None else [accelerator])]
 
     def _get_backend(self, device: torch.device) -> Self:
-        """Return what moves the tensors of a device."""
+        """Return the group, which moves the tensors of every device."""
         return self

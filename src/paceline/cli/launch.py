@@ -227,7 +227,7 @@ def _check_words(options: argparse.Namespace) -> None:
 
 
 def _check_of_this_machine(options: argparse.Namespace) -> None:
-    """Refuse what the processes of this machine would refuse."""
+    """Refuse values that the processes of this machine would refuse."""
     if options.interface:
         address_of(options.interface)
     if options.report:

@@ -260,7 +260,7 @@ def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) 
             _allreduce(group, owns, plane)
         else:
             _RUNNERS[group.request.kind](Task(group.responses[0], owns[0], group.members), plane)
-    if begun or group.request.device == "cuda":
+    if begun or (group.request.device == "cuda" and not isinstance(plane, Staged)):  # a rank that joined may lack one
         torch.cuda.current_stream().synchronize()
 
 

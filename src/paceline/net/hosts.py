@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import socket
@@ -17,8 +18,10 @@ import psutil
 from paceline import systems
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.interfaces import address_of, tcp
+from paceline.interfaces import address_of, source_address, tcp
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
 
 #: Interval at which a name is asked for that is not known yet.
 _RESOLVE_S = 0.5
@@ -45,30 +48,17 @@ def own_address(settings: Settings) -> str:
         return settings.host
     if settings.interface:
         return address_of(settings.interface)
-    target, until = urlsplit(settings.scheduler), time.monotonic() + settings.start_timeout_s
+    target, until, has_said = urlsplit(settings.scheduler), time.monotonic() + settings.start_timeout_s, False
     while True:
         try:
-            return _address_towards(target.hostname or "", target.port or 1)
+            return source_address(target.hostname or "")
         except OSError as error:
             if not isinstance(error, socket.gaierror) or time.monotonic() > until:
                 raise ConfigError(f"the scheduler at {settings.scheduler} cannot be reached: {error}") from error
+            if not has_said:
+                has_said, limit_s = True, settings.start_timeout_s
+                logger.warning("the scheduler's name %s is not known; asking for it for %g s", target.hostname, limit_s)
         time.sleep(_RESOLVE_S)
-
-
-def _address_towards(host: str, port: int) -> str:
-    """Return the address from which this host sends to another one; IPv4 where that has both.
-
-    Raises:
-        OSError: it has no address (``gaierror``), or there is no way to it.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
-    except socket.gaierror:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-    family, kind, _, _, address = found[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def server_addresses(settings: Settings) -> list[str]:

@@ -19,7 +19,7 @@ from paceline import systems
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
-from paceline.optim.device import SideStream, other_bits, side_stream
+from paceline.optim.device import SideStream, other_bits, side_stream, side_streams
 from paceline.tensors import floats, real_view, to_host, without_graph
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
@@ -55,7 +55,7 @@ class Bound:
             return
         self.put_version = grad._version
         dense = real_view(grad.to_dense() if grad.is_sparse else grad)
-        side = side_stream(dense.device)
+        side = side_stream(dense)
         if side is None:
             self.grad.copy_(dense)
         else:
@@ -83,7 +83,7 @@ class Bound:
         return grad is not None and not grad.is_sparse and unlike(grad, self.grad)
 
     def target(self, weights: bool) -> torch.Tensor:
-        """Return what the arena's value is copied to: the weight, or the gradient, which is replaced if need be."""
+        """Return the target of the arena's value: the weight, or the gradient, which is replaced if need be."""
         if weights:
             return real_view(self.param.data)
         grad = self.param.grad
@@ -100,7 +100,7 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
         if not weights and one.absent and one.block.is_missing(one.index):
             continue
         target = one.target(weights)
-        values, targets = copies.setdefault(side_stream(target.device), ([], []))
+        values, targets = copies.setdefault(side_stream(target), ([], []))
         values.append(one.value)
         targets.append(target)
     for side, (values, targets) in copies.items():
@@ -135,7 +135,7 @@ def unlike(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
         return True
     if one.device == other.device and one.device.type != "cpu":
         return other_bits(one, other)
-    side = side_stream(one.device) if other.device.type == "cpu" else None
+    side = side_stream(one) if other.device.type == "cpu" else None
     if side is not None:
         return side.unlike(one, other)
     here, there = to_host(one), to_host(other)
@@ -143,12 +143,10 @@ def unlike(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
 
 
 def known(compared: Sequence[bool | torch.Tensor]) -> list[bool]:
-    """Return what :func:`unlike` has found, after waiting for the devices that compare."""
+    """Return the results of :func:`unlike`, after waiting for the devices that compare."""
     waiting = [one for one in compared if isinstance(one, torch.Tensor)]
-    for device in {one.device for one in waiting}:
-        side = side_stream(device)
-        if side is not None:
-            side.join()
+    for side in side_streams(waiting):
+        side.join()
     there = iter(floats(waiting))
     return [bool(next(there)) if isinstance(one, torch.Tensor) else one for one in compared]
 

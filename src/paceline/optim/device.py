@@ -7,7 +7,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +26,8 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class SideStream:
     """The stream of one CUDA device that copies gradients to host memory, and weights from host memory.
 
-    Its work runs in order. So what is before a :meth:`mark` has ended when that has, and host memory may be written
-    again when the push that waited for the mark is answered.
+    Its work runs in order. So all work before a :meth:`mark` has ended when the mark has, and host memory may be
+    written again when the push that waited for the mark is answered.
 
     Args:
         device: the device.
@@ -38,7 +38,7 @@ class SideStream:
 
     @contextlib.contextmanager
     def _beside(self, tensor: torch.Tensor) -> Iterator[None]:
-        """Read a tensor on this stream, after what the script's stream has to do so far.
+        """Read a tensor on this stream, after the work that the script's stream has so far.
 
         Raises:
             PacelineError: a CUDA graph is captured; its replays would push nothing.
@@ -84,10 +84,19 @@ class SideStream:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
+def side_stream(tensor: torch.Tensor) -> SideStream | None:
+    """Return the side stream of a tensor's CUDA device; None for tensors elsewhere."""
+    return _side_stream(tensor.device) if tensor.is_cuda else None
+
+
+def side_streams(tensors: Iterable[torch.Tensor]) -> set[SideStream]:
+    """Return the side streams of the devices of tensors."""
+    return {side for one in tensors if (side := side_stream(one)) is not None}
+
+
 @functools.cache
-def side_stream(device: torch.device) -> SideStream | None:
-    """Return the side stream of a CUDA device; None for any other device."""
-    return SideStream(device) if device.type == "cuda" else None
+def _side_stream(device: torch.device) -> SideStream:
+    return SideStream(device)
 
 
 def other_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ from paceline.optim.binding import (
     take_all,
     unlike,
 )
-from paceline.optim.device import Pusher, SideStream, side_stream
+from paceline.optim.device import Pusher, side_streams
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
@@ -262,14 +262,14 @@ class ServerExchange(Exchange):
             self._store.session.wait(carried.after)
         if self._held is not None:
             self._start(self._held, carried)
-        for side in _sides(self.bound.values()) if self._has_copies else ():
+        for side in side_streams(self.bound) if self._has_copies else ():
             side.join()  # from now on a loop may change gradients in place
         if self._has_rows:
             self.sparse.push_rest(carried)
 
     def _start(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
-        copies = [side.mark() for side in _sides(bucket.members)]
+        copies = [side.mark() for side in side_streams(one.param for one in bucket.members)]
         self._has_copies = self._has_copies or bool(copies)
         if not self._has_copies:
             self._send(bucket, carried)
@@ -381,11 +381,6 @@ def _first_unlike(compared: Sequence[tuple[Bound, bool | torch.Tensor]]) -> Boun
     """Return the first one of which :func:`unlike` has said True."""
     found = known([one for _, one in compared])
     return next((bound for (bound, _), is_unlike in zip(compared, found, strict=True) if is_unlike), None)
-
-
-def _sides(bound: Iterable[Bound]) -> set[SideStream]:
-    """Return the side streams of the devices of parameters."""
-    return {side for one in bound if (side := side_stream(one.param.device)) is not None}
 
 
 def _all_copied(copies: Sequence[torch.cuda.Event]) -> bool:

@@ -117,7 +117,7 @@ class Server:
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
         self._held: list[Asked] = []
-        """Notices whose worker is still being sent values, and what it has asked after them."""
+        """Notices whose worker is still being sent values, and its later requests."""
 
     def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
