@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -198,7 +198,7 @@ class ServerExchange(Exchange):
 
     def changed(self) -> Bound | None:
         """Return a parameter whose gradient was changed in this round after it was copied into the arena."""
-        return _first_unlike([(one, one.grad_changed()) for one in self.bound.values() if one.filled])
+        return _first_unlike((one, one.grad_changed()) for one in self.bound.values() if one.filled)
 
     def fill(self, param: torch.nn.Parameter) -> bool:
         """Copy a complete gradient into the arena; returns whether a bucket is complete.
@@ -377,10 +377,18 @@ class ServerExchange(Exchange):
         take_all(self.bound.values(), weights=True)
 
 
-def _first_unlike(compared: Sequence[tuple[Bound, bool | torch.Tensor]]) -> Bound | None:
-    """Return the first one of which :func:`unlike` has said True."""
-    found = known([one for _, one in compared])
-    return next((bound for (bound, _), is_unlike in zip(compared, found, strict=True) if is_unlike), None)
+def _first_unlike(compared: Iterable[tuple[Bound, bool | torch.Tensor]]) -> Bound | None:
+    """Return the first parameter of which :func:`unlike` says True at once, or else once its device has told."""
+    told_later: list[tuple[Bound, bool | torch.Tensor]] = []
+    for bound, is_unlike in compared:
+        if is_unlike is True:
+            return bound
+        if is_unlike is not False:
+            told_later.append((bound, is_unlike))
+    if not told_later:
+        return None
+    found = known([is_unlike for _, is_unlike in told_later])
+    return next((bound for (bound, _), is_unlike in zip(told_later, found, strict=True) if is_unlike), None)
 
 
 def _all_copied(copies: Sequence[torch.cuda.Event]) -> bool:

@@ -139,7 +139,7 @@ class Server:
             meter.active.leave(before)
             held, self._held = self._held, []
             for peer, seq, body, frames in first_layers_first(chain(held, self._taken(arrived))):
-                if self._must_wait(peer, body):
+                if (self._held or isinstance(body, _NOTICES)) and self._must_wait(peer, body):
                     self._held.append((peer, seq, body, frames))
                     continue
                 self._has_new_keys |= isinstance(body, m.Init)
