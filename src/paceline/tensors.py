@@ -97,8 +97,15 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def small_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return small tensors of devices in host memory, those of one device and dtype in one copy; others as they are."""
+def small_to_host(
+    tensors: Mapping[str, torch.Tensor], copied: Callable[[torch.Tensor], torch.Tensor] = to_host
+) -> dict[str, torch.Tensor]:
+    """Return small tensors of devices in host memory, those of one device and dtype in one copy; others as they are.
+
+    Args:
+        tensors: by name.
+        copied: returns a copy in host memory.
+    """
     found = dict(tensors)
     alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, one in tensors.items():
@@ -106,7 +113,7 @@ def small_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
             alike.setdefault((one.device, one.dtype), []).append(name)
     for names in alike.values():
         parts = [tensors[name].detach().reshape(-1) for name in names]
-        for name, part in zip(names, torch.split(to_host(torch.cat(parts)), [*map(len, parts)]), strict=True):
+        for name, part in zip(names, torch.split(copied(torch.cat(parts)), [*map(len, parts)]), strict=True):
             found[name] = part.view(tensors[name].shape)
     return found
 

@@ -242,6 +242,19 @@ def test_slow_link_is_told_within_five_rounds_where_the_way_is_known(jitter: flo
         assert [(one.rank, one.cause) for one in job.run(60)] == [(SLOW, "")]
 
 
+@pytest.mark.parametrize(("host", "found"), [("node2", []), ("node0", [(SLOW, "link")])])
+def test_worker_beside_the_servers_has_no_slow_link(host: str, found: list[tuple[int, str]]) -> None:
+    for way_s in (0.08, 0.0):  # the way is known; or servers see it come last
+        job = Job(0, 0.1)
+        job.run(ONSET)
+        job.late_s, job.way_s[SLOW] = 0.08, way_s
+        said = []
+        for _ in range(40):
+            job.detector.note_server(0, host, server_times(0.1), [0] * len(FIGURES))
+            said += job.run(1)
+        assert [(one.rank, one.cause) for one in said] == found
+
+
 def test_slow_link_that_delays_nobody_is_not_named() -> None:
     job = Job(0, 0.0)
     job.compute_s = [0.1, 0.1, 0.1, 0.3]

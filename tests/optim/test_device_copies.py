@@ -77,8 +77,9 @@ def test_weights_on_a_gpu_are_those_of_the_cpu(passes: int, settings: dict[str, 
 def capture(update: str) -> str:
     """Capture forward and backward in a CUDA graph; return the error."""
     net = torch.nn.Linear(4, 2).cuda()
-    paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net, update=update)
     inputs = torch.ones(3, 4, device="cuda")
+    net(inputs).sum().backward()  # makes the handles of libraries, which a capture refuses
+    paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net, update=update)
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             net(inputs).sum().backward()
@@ -193,3 +194,25 @@ def move_and_train() -> list[str]:
 def test_net_that_is_moved_to_another_device_trains_on() -> None:
     with LocalJob(1, 1) as job:
         assert job.run(move_and_train) == [["cuda", "cpu", "cuda"]]
+
+
+def backward_behind_other_work() -> bool:
+    """Run a backward pass while the GPU has other work first; return whether the last hook still saw that work."""
+    device = torch.device("cuda:0")
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).to(device)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
+    inputs, seen = torch.randn(5, 6, device=device), []
+    for delay in (0, 2_000_000_000):  # some second of the GPU; the first pass loads kernels
+        torch.cuda._sleep(delay)
+        work = torch.cuda.current_stream(device).record_event()
+        net[0].weight.register_post_accumulate_grad_hook(lambda _, work=work: seen.append(not work.query()))
+        net(inputs).square().sum().backward()
+        optimizer.step()
+    return seen[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_no_hook_waits_for_the_device_to_send_buffers() -> None:
+    with LocalJob(2, 1) as job:
+        assert job.run(backward_behind_other_work) == [True, True]

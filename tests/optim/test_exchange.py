@@ -86,8 +86,8 @@ def test_no_hook_waits_and_a_round_is_answered_after_its_buffers_are_there(
             for param in reversed(one.params):
                 if one.exchange.fill(param):
                     one.exchange.push(pushes[-1])
-    assert pushes[0].after
-    assert not pushes[1].after, "only rank 0 sends buffers"
+    assert pushes[0].after is not None
+    assert pushes[1].after is None, "only rank 0 sends buffers"
     other.exchange.push_rest(pushes[1])
     with pytest.raises(PacelineError, match="waits for ever: push"):
         other.exchange.settle()  # one push of rank 0 is missing

@@ -300,7 +300,7 @@ class Detector:
     def _judge(self, worker: _Worker, reference: Reference) -> list[Verdict]:
         found = [self._long_part(worker, reference), self._rare_part(worker, reference)]
         cause = _largest(found) or self._late(worker, reference)
-        if cause is None:
+        if cause is None or (cause.name == "link" and self._servers.are_all_on(worker.host)):
             return self._improve(worker, reference)
         worker.good = 0
         now = worker.verdict

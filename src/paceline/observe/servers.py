@@ -105,6 +105,10 @@ class SlowServers:
         """
         return all(one.heard > beat and not one.is_suspect for one in self._servers.values())
 
+    def are_all_on(self, host: str) -> bool:
+        """Tell whether all that have told are on a host: no link is between them and its workers."""
+        return bool(self._servers) and all(one.host == host for one in self._servers.values())
+
     @property
     def verdicts(self) -> list[Verdict]:
         """The servers that are slow now."""

@@ -11,15 +11,19 @@ than rank 0's, one line says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
 from paceline.net.call import Call
+from paceline.observe import meter
+from paceline.observe.account import DEVICE
 from paceline.optim.binding import known, unlike
-from paceline.tensors import as_floats, real_view, set_from_floats, small_to_host
+from paceline.optim.device import SideStream, all_copied, side_stream, wait_for_copies
+from paceline.tensors import as_floats, host_buffer, real_view, set_from_floats, small_to_host, to_host
 
 logger = logging.getLogger(__name__)
 
@@ -73,29 +77,14 @@ class Buffers:
         """Return the current buffers: a module may have replaced a tensor."""
         return {name: one for name, one in buffers_of(self._model).items() if name in self._names}
 
-    def publish(self, wait: bool = False) -> Sequence[Call]:
-        """Send rank 0's changed buffers to the servers; other workers note that theirs are old.
-
-        Args:
-            wait: return after the servers have them.
+    def publish(self) -> Publication | None:
+        """Begin to send rank 0's changed buffers to the servers; other workers note that theirs are old.
 
         Returns:
-            The requests: once they are answered, the servers have the buffers.
+            None: this worker has nothing to send.
         """
         self._stale = True
-        calls: Sequence[Call] = ()
-        if not self._published:
-            return calls
-        current = small_to_host(self._current())  # a hook asks, and backward waits for each copy
-        found = known([unlike(one, self._published[name]) for name, one in current.items()])
-        changed = {name: one for (name, one), is_new in zip(current.items(), found, strict=True) if is_new}
-        if changed:
-            calls = self._store.send_values(list(changed), [_travelling(one) for one in changed.values()])
-            for name, one in changed.items():
-                self._published[name].copy_(one)
-        if wait:
-            self._store.session.wait(calls)
-        return calls
+        return Publication(self._store, self._current(), self._published) if self._published else None
 
     def take(self, is_asked: bool = False) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them.
@@ -145,6 +134,67 @@ class Buffers:
     def are_read(self) -> bool:
         """Whether old buffers would be read: a module that has buffers is in evaluation mode."""
         return self.are_old and any(not module.training and module._buffers for module in self._model.modules())
+
+
+class Publication:
+    """Rank 0's buffers of one step on their way to the servers; a hook of a backward pass begins it, and does not wait.
+
+    Those on a CUDA device are copied beside the computation, and sent when the copies have ended.
+
+    Args:
+        store: the buffers' store.
+        current: the buffers, by name.
+        published: those that the servers have; changed ones are copied there.
+    """
+
+    def __init__(
+        self, store: DistStore, current: Mapping[str, torch.Tensor], published: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._store, self._published = store, published
+        self._sides: set[SideStream] = set()
+        self._current = small_to_host(current, self._fetched)
+        self._marks = [side.mark() for side in self._sides]
+        self._calls: Sequence[Call] | None = None
+        """The requests that send changed ones; None: copies have not ended yet."""
+        self.advance()
+
+    def _fetched(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy in host memory, which is complete at the next mark of the side stream."""
+        side = side_stream(tensor)
+        if side is None:
+            return to_host(tensor)
+        self._sides.add(side)
+        copy = host_buffer(tensor)
+        side.fetch(tensor, copy)
+        return copy
+
+    def advance(self) -> bool:
+        """Send the buffers once they are copied; returns whether the servers have them. Does not wait."""
+        if self._calls is None and all_copied(self._marks):
+            self._calls = self._send()
+        return self._calls is not None and all(call.done for call in self._calls)
+
+    def wait(self) -> None:
+        """Wait until the servers have the buffers."""
+        if self.advance():
+            return
+        session = self._store.session
+        if self._calls is None:
+            before = meter.active.enter(DEVICE)
+            wait_for_copies(partial(all_copied, self._marks), session.settings.timeout_s, "worker 0: its buffers")
+            meter.active.leave(before)
+            self._calls = self._send()
+        session.wait(self._calls)
+
+    def _send(self) -> Sequence[Call]:
+        found = known([unlike(one, self._published[name]) for name, one in self._current.items()])
+        changed = {name: one for (name, one), is_new in zip(self._current.items(), found, strict=True) if is_new}
+        if not changed:
+            return ()
+        calls = self._store.send_values(list(changed), [_travelling(one) for one in changed.values()])
+        for name, one in changed.items():
+            self._published[name].copy_(one)
+        return calls
 
 
 def _kept_apart(model: torch.nn.Module) -> frozenset[str]:

@@ -107,6 +107,29 @@ def other_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (one.view(whole) != other.view(whole)).any()
 
 
+def all_copied(marks: Sequence[torch.cuda.Event]) -> bool:
+    """Return whether all copies before these marks have ended."""
+    return all(mark.query() for mark in marks)  # type: ignore[no-untyped-call]
+
+
+def wait_for_copies(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait until copies from a device have ended.
+
+    Args:
+        ready: called until it returns True.
+        timeout_s: longest time, in seconds.
+        what: name for errors: ``the gradients of bucket 3``.
+
+    Raises:
+        DeadlineError: they did not end in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"{what} were not copied from their device within {timeout_s:g} s")
+        time.sleep(COPY_CHECK_INTERVAL_S)
+
+
 @dataclass(frozen=True)
 class _Job:
     ready: Callable[[], bool]
@@ -163,17 +186,10 @@ class Pusher:
             job = self._jobs.get()
             try:
                 if self._error is None:
-                    self._wait(job)
+                    wait_for_copies(job.ready, self._timeout_s, job.what)
                     job.push()
             except BaseException as error:  # noqa: BLE001 - thread border: drain() raises it in the waiting thread
                 self._error = error
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()
-
-    def _wait(self, job: _Job) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while not job.ready():
-            if time.monotonic() > deadline:
-                raise DeadlineError(f"{job.what} were not copied from their device within {self._timeout_s:g} s")
-            time.sleep(COPY_CHECK_INTERVAL_S)

@@ -15,7 +15,7 @@
 | filling           | ``fill``: a gradient, not the last one                     | copy it into the arena | filling   |
 | filling           | ``fill``: the last gradient                                | copy it                | ready     |
 | ready             | ``push``                                                   | push the bucket        | in flight |
-| ready             | ``push`` of the last bucket before all of ``Carried.after`` | none                  | held      |
+| ready             | ``push`` of the last bucket before ``Carried.after`` is done | none                 | held      |
 | held              | ``push_rest``                                              | wait for them, push    | in flight |
 | held, in flight   | ``fill``                                                   | ``PacelineError``      | the same  |
 | in flight         | answered, and ``settle()``                                 | end the round          | filling   |
@@ -52,7 +52,7 @@ from paceline.optim.binding import (
     take_all,
     unlike,
 )
-from paceline.optim.device import Pusher, side_streams
+from paceline.optim.device import Pusher, all_copied, side_streams
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
@@ -243,10 +243,11 @@ class ServerExchange(Exchange):
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
         ready, self._ready = self._ready, []
+        is_earlier_done = carried.after is None or carried.after.advance()
         for bucket in ready:
             bucket.is_pushed = True
             self._unpushed -= 1
-            if self._unpushed or not carried.after or all(call.done for call in carried.after):
+            if self._unpushed or is_earlier_done:
                 self._start(bucket, carried)
             else:
                 self._held = bucket
@@ -258,8 +259,8 @@ class ServerExchange(Exchange):
                 if not one.filled:
                     self.fill(one.param)
             self.push(carried)
-        if carried.after:
-            self._store.session.wait(carried.after)
+        if carried.after is not None:
+            carried.after.wait()
         if self._held is not None:
             self._start(self._held, carried)
         for side in side_streams(self.bound) if self._has_copies else ():
@@ -275,7 +276,7 @@ class ServerExchange(Exchange):
             self._send(bucket, carried)
             return
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
-        self._pusher.after(partial(_all_copied, copies), partial(self._send, bucket, carried), what)
+        self._pusher.after(partial(all_copied, copies), partial(self._send, bucket, carried), what)
 
     def _send(self, bucket: _Bucket, carried: Carried) -> None:
         absent = []
@@ -389,7 +390,3 @@ def _first_unlike(compared: Iterable[tuple[Bound, bool | torch.Tensor]]) -> Boun
         return None
     found = known([is_unlike for _, is_unlike in told_later])
     return next((bound for (bound, _), is_unlike in zip(told_later, found, strict=True) if is_unlike), None)
-
-
-def _all_copied(copies: Sequence[torch.cuda.Event]) -> bool:
-    return all(copy.query() for copy in copies)  # type: ignore[no-untyped-call]

@@ -267,7 +267,7 @@ class ExchangingStrategy(Strategy):
                 self._exchange.encoded(self._options),
                 round=self._round,
                 nan=self._nan,
-                after=() if self.buffers is None else self.buffers.publish(),
+                after=None if self.buffers is None else self.buffers.publish(),
             )
         return self._open
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -26,6 +26,16 @@ from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 
+class Earlier(Protocol):
+    """Requests that are answered before the last push of a round is sent."""
+
+    def advance(self) -> bool:
+        """Send what can be sent by now; returns whether all is answered. Does not wait."""
+
+    def wait(self) -> None:
+        """Send the rest, and wait for all answers."""
+
+
 @dataclass(frozen=True)
 class Carried:
     """All that a push carries besides gradients. All pushes of one round carry the same.
@@ -39,7 +49,7 @@ class Carried:
             residuals are read or sent. Merged gradients become NaN for all workers.
         round: number of the front door's round, for errors; 0: it counts none.
         nan: what an exchange does with a gradient that is not finite: push it, skip the round, or raise an error.
-        after: requests that are answered before the last push of the round is sent.
+        after: what the servers have before the last push of the round is sent.
     """
 
     samples: float = 1.0
@@ -49,7 +59,7 @@ class Carried:
     skip: bool = False
     round: int = 0
     nan: Literal["pass", "skip", "error"] = "pass"
-    after: Sequence[Call] = ()
+    after: Earlier | None = None
 
 
 class Traffic:
