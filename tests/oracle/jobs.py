@@ -87,14 +87,24 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
     """What the scheduler has said of weights that differ."""
 
-    def problems(self, reference: Values) -> list[str]:
-        """Return what is not as in the joined run, or not the same on all workers."""
+    def problems(self, reference: Values, alike: bool = True) -> list[str]:
+        """Return what is not as in the joined run, or not the same on all workers.
+
+        Args:
+            reference: values of the joined run.
+            alike: workers have devices of one type. Others round the outputs of a network unlike.
+        """
         failed = [f"worker {rank}: {text}" for rank, text in enumerate(self.errors) if text]
         if failed:
             return failed
         first = self.values[0]
         assert first is not None
-        found = [f"worker {rank} differs from worker 0" for rank, one in enumerate(self.values) if one != first]
+        found = []
+        for rank, one in enumerate(self.values[1:], 1):
+            if one is None or one == first:
+                continue
+            apart = ["differs from worker 0"] if alike else _differences(one, reference)
+            found += [f"worker {rank} {text}" for text in apart]
         return self.lines + found + _differences(first, reference)
 
     def worst(self, reference: Values) -> float:
