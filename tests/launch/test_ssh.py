@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from paceline.launch import ssh
+from paceline.launch.host_list import Host
+from paceline.launch.remote.remote_job import copy_all
 from tests.clusters.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
@@ -30,3 +34,10 @@ def test_failure_on_a_host_ends_the_job_everywhere(tmp_path: Path) -> None:
         assert "worker 1 on h2 failed: exit code 7" in done.stderr
         assert "    why\n" in done.stderr
         assert [one for index in range(3) for one in cluster.processes(index)] == []
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
+def test_copy_that_stands_still_ends_and_names_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "_SILENT_S", 1)
+    command = ssh.rsync_command(["sh", "-c", "exec sleep 600"], Host("h1"), "/tmp/nowhere")
+    assert "timeout" in copy_all({"h1": command})["h1"]

@@ -18,8 +18,9 @@ WORKERS, SLOW, ONSET = 4, 1, 30
 #: Rounds after the onset.
 AFTER = 60
 
-#: Keys of the unbalanced placement, and elements of each; one server has all of them.
-LARGE_KEYS, LARGE_KEY = 4, 4_000_000
+#: Keys of the unbalanced placement, and sides of each; one server has all of them. Muon's matrix products take some
+#: 0.15 s of its processor in a round.
+LARGE_KEYS, LARGE_SIDE = 4, 640
 
 #: Samples of a worker in a round; with measured shares, of the mean worker.
 BATCH = 8
@@ -76,14 +77,15 @@ class FaultyLoop:
                 super().__init__()
                 even = [name for name in map("p{}".format, range(99)) if zlib.crc32(f"2.{name}".encode()) % 2 == 0]
                 for name in even[:LARGE_KEYS]:
-                    self.register_parameter(name, torch.nn.Parameter(torch.zeros(LARGE_KEY)))
+                    self.register_parameter(name, torch.nn.Parameter(torch.zeros(LARGE_SIDE, LARGE_SIDE)))
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return x + sum(one.mean() for one in self.parameters())
 
         self.fault, self._is_slow, self._compute_s, self._jitter = fault, rank == SLOW, compute_s, jitter
         self._burn, self._pause, self._number = Burn(), Pause.apply, 0
-        layers = [self._burn, torch.nn.Linear(256, 256), *([Large()] if fault == "placement" else [])]
+        large = [Large()] if fault == "placement" else []
+        layers = [self._burn, torch.nn.Linear(256, 256, bias=not large), *large]
         self.model = torch.nn.Sequential(*layers)
         self._chance, self._longer = random.Random(f"{rank} {fault} {jitter}"), 1.0
         self._table = mapped(Path(folder, "data")) if fault == "memory" and self._is_slow else None
@@ -132,7 +134,7 @@ def train(fault: str, jitter: float, rounds: int, folder: str, compute_s: float,
 
     store = paceline.kvstore.create(kind, **STORES[kind][0])
     loop = FaultyLoop(fault, jitter, store.rank, folder, compute_s)
-    kind_of = torch.optim.Adam if fault == "placement" else torch.optim.SGD
+    kind_of = torch.optim.Muon if fault == "placement" else torch.optim.SGD
     own = kind_of(loop.model.parameters(), lr=1e-6)
     update = "server" if fault == "placement" else None  # the servers have most to do
     optimizer = paceline.DistributedOptimizer(own, kvstore=store, model=loop.model, update=update)

@@ -28,7 +28,7 @@ from paceline.testing import LocalJob
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 from tests.observe import peers
 from tests.observe.faults import limit_cpu, limit_memory, limited, outside, start_relay
-from tests.observe.faulty_worker import AFTER, LARGE_KEY, ONSET, SLOW, STORES, WORKERS, quota, rounds_of, train
+from tests.observe.faulty_worker import AFTER, LARGE_SIDE, ONSET, SLOW, STORES, WORKERS, quota, rounds_of, train
 
 #: By fault: causes that are right.
 RIGHT: dict[str, tuple[str, ...]] = {
@@ -156,7 +156,7 @@ def _job(
     settings = {"check_rules": False, **STORES[options.store][1]}
     servers = options.servers
     if fault == "placement":
-        servers, settings = 2, {**settings, "placement": "hash", "bigarray_bound": LARGE_KEY}
+        servers, settings = 2, {**settings, "placement": "hash", "bigarray_bound": LARGE_SIDE**2}
     job: _Recorded | _RecordedHosts
     if fault in ("link", "delay"):
         hosts = stack.enter_context(Hosts(WORKERS))

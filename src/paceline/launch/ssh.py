@@ -19,6 +19,9 @@ from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 #: What never belongs to a copy.
 _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
 
+#: Longest time without a byte of a copy, in seconds.
+_SILENT_S = 60
+
 OPTIONS = {
     "ssh": "command that reaches a host, as in: ssh -F FILE -i KEY",
     "python": "interpreter on the hosts (default: the launcher's if they have it, else python3)",
@@ -78,4 +81,5 @@ def rsync_command(ssh: Sequence[str], host: Host, directory: str) -> list[str]:
     """Return the command that copies the working directory to a host; nothing there is deleted."""
     excluded = [f"--exclude={name}" for name in _EXCLUDED]
     name = f"[{host.name}]" if ":" in host.name else host.name
-    return ["rsync", "-az", "--mkpath", *excluded, "-e", shlex.join(ssh), "./", f"{name}:{directory}/"]
+    options = ["-az", "--mkpath", f"--timeout={_SILENT_S}", *excluded, "-e", shlex.join(ssh)]
+    return ["rsync", *options, "./", f"{name}:{directory}/"]
