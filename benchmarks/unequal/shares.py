@@ -4,7 +4,8 @@
 
 A worker's gradients are complete when those of its machine would be: after a fixed time and a time per sample. It
 sleeps until then, so six workers fit on two cores. Each job trains two epochs: in the second one, worker 0 takes twice
-as long. The beginning of each epoch is left out; it has the steps in which shares follow.
+as long. The beginning of each epoch is left out; it has the steps in which shares follow. ``--every 2`` takes every
+second worker: fewer share this machine's cores, which shows how much of the rest is their processor time.
 
 - *Allowed*: samples/s that the workers' own times allow: all finish together, nothing is exchanged, and samples can be
   cut. With equal batches: those of the slowest worker.
@@ -54,7 +55,8 @@ class Way:
     """A way to give work to the workers."""
 
     store_type: str
-    shares: str | list[int]
+    shares: str
+    """``given``: the best ones of the first epoch."""
     options: tuple[str, ...] = ()
     """Of ``paceline launch``."""
 
@@ -70,41 +72,44 @@ class Rate:
     queue_ms: float
 
 
-def speeds(slower: tuple[float, ...]) -> list[Speed]:
+def speeds(slower: tuple[float, ...], every: int = 1) -> list[Speed]:
     """Return the machines of an epoch."""
-    return [Speed(FIXED * s * t, (1 - FIXED) * s * t / BATCH) for s, t in zip(SECONDS, slower, strict=True)]
+    return [Speed(FIXED * s * t, (1 - FIXED) * s * t / BATCH) for s, t in zip(SECONDS, slower, strict=True)][::every]
 
 
-def allowed(slower: tuple[float, ...], is_equal: bool) -> float:
+def allowed(machines: list[Speed], is_equal: bool) -> float:
     """Return the samples/s that the workers' own times allow."""
-    machines, total = speeds(slower), BATCH * len(SECONDS)
+    total = BATCH * len(machines)
     if is_equal:
         return total / max(one.seconds(BATCH) for one in machines)
     cut = sum(one.fixed_s / one.per_sample_s for one in machines)
     return total * sum(1 / one.per_sample_s for one in machines) / (total + cut)
 
 
-def whole(slower: tuple[float, ...], is_equal: bool) -> float:
+def whole(machines: list[Speed], is_equal: bool) -> float:
     """Return the samples/s that the workers' own times allow with whole samples."""
-    machines, total = speeds(slower), BATCH * len(SECONDS)
-    return allowed(slower, True) if is_equal else total / step_seconds(fastest_split(total, machines), machines)
+    total = BATCH * len(machines)
+    return allowed(machines, True) if is_equal else total / step_seconds(fastest_split(total, machines), machines)
 
 
 WAYS = {
     "equal": Way("dist_sync", "equal"),
-    "given": Way("dist_sync", fastest_split(BATCH * len(SECONDS), speeds(SLOWER[0]))),
+    "given": Way("dist_sync", "given"),
     "measured": Way("dist_sync", "measured"),
     "dist_auto": Way("dist_auto", "chosen", ("--groups", "auto")),
 }
 
 
-def run(way: Way, servers: int, rounds: int, elements: int) -> list[Rate]:
+def run(way: Way, servers: int, rounds: int, elements: int, every: int) -> list[Rate]:
     """Run a job; returns what each epoch gave."""
-    count = len(SECONDS)
+    seconds, slower = SECONDS[::every], [one[::every] for one in SLOWER]
+    count = len(seconds)
+    best = fastest_split(BATCH * count, speeds(SLOWER[0], every))
     with tempfile.TemporaryDirectory(prefix="paceline-shares-") as folder:
         task = {
-            "store_type": way.store_type, "shares": way.shares, "elements": elements, "seconds": SECONDS,
-            "fixed": FIXED, "batch": BATCH, "length": BATCH * count * rounds, "slower": SLOWER, "folder": folder,
+            "store_type": way.store_type, "shares": best if way.shares == "given" else way.shares,
+            "elements": elements, "seconds": seconds, "fixed": FIXED, "batch": BATCH,
+            "length": BATCH * count * rounds, "slower": slower, "folder": folder,
         }  # fmt: skip
         path = Path(folder, "task.json")
         path.write_text(json.dumps(task))
@@ -140,18 +145,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="of an epoch in lock step")
     parser.add_argument("--elements", type=int, default=1024, help="of the model")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="take each n-th of the six workers")
     args = parser.parse_args()
     jobs: dict[str, list[list[Rate]]] = {name: [] for name in args.ways}
     load = os.getloadavg()[0]
     for _ in range(args.repeats):
         for name in args.ways:  # one after the other, so that a drift of the machine's load affects all alike
-            jobs[name].append(run(WAYS[name], args.servers, args.rounds, args.elements))
+            jobs[name].append(run(WAYS[name], args.servers, args.rounds, args.elements, args.every))
     found = {name: medians(ones) for name, ones in jobs.items()}
-    Console(width=100).print(table(found))
+    epochs = [speeds(slower, args.every) for slower in SLOWER]
+    Console(width=100).print(table(found, epochs))
     rows = {
         name: [
-            asdict(one) | {"allowed": allowed(slower, name == "equal"), "whole": whole(slower, name == "equal")}
-            for one, slower in zip(ones, SLOWER, strict=True)
+            asdict(one) | {"allowed": allowed(machines, name == "equal"), "whole": whole(machines, name == "equal")}
+            for one, machines in zip(ones, epochs, strict=True)
         ]
         for name, ones in found.items()
     }
@@ -164,18 +171,19 @@ def medians(jobs: list[list[Rate]]) -> list[Rate]:
     return [Rate(*map(statistics.median, column)) for column in columns]
 
 
-def table(found: dict[str, list[Rate]]) -> Table:
+def table(found: dict[str, list[Rate]], machines: list[list[Speed]]) -> Table:
     """Return a row for each way and epoch."""
-    out = Table(title=f"{len(SECONDS)} workers of {', '.join(f'{1e3 * one:.0f}' for one in SECONDS)} ms")
+    ms = [f"{1e3 * one.seconds(BATCH):.0f}" for one in machines[0]]
+    out = Table(title=f"{len(ms)} workers of {', '.join(ms)} ms")
     times = "longest, ms", "beyond", "answer", "queue"
     for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "whole", *times):
         out.add_column(column, justify="right" if column else "left")
     for name, epochs in found.items():
-        for one, slower in zip(epochs, SLOWER, strict=True):
-            limit = allowed(slower, name == "equal")
+        for one, slower, these in zip(epochs, SLOWER, machines, strict=True):
+            limit = allowed(these, name == "equal")
             rate, part = f"{one.samples_per_s:.0f}", f"{one.samples_per_s / limit:.1%}"
             found_ms = (f"{ms:.1f}" for ms in (one.longest_ms, one.beyond_ms, one.answer_ms, one.queue_ms))
-            cut = f"{whole(slower, name == 'equal'):.0f}"
+            cut = f"{whole(these, name == 'equal'):.0f}"
             out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, cut, *found_ms)
     return out
 

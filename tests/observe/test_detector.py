@@ -567,6 +567,7 @@ def test_job_whose_samples_go_by_speed_is_not_told_to_share_them_so() -> None:
     detector = in_ddp(2.1, is_shared=True)
     (one,) = detector.verdicts
     assert (one.rank, one.cause, one.gain) == (3, "compute", 0.0)
+    assert one.lost == pytest.approx(BATCH / 0.11 - BATCH / 0.22, rel=0.05), "the others do not wait for it"
     assert "measured" not in sentence(one) + summary(detector.losses)
     assert sentence(one).endswith("its share of the samples follows its speed")
 

@@ -410,9 +410,10 @@ class Detector:
             part = part if cause in WORKER_PARTS else -1
             share = sum(one.seconds[part] for one in last) / len(last) / own_s if part >= 0 and own_s else 0.0
         held_s = excess_s
-        if self._in_step and cause not in ("link", "stopped"):
+        waited_for = self._in_step and not (self._is_shared and cause in BY_SAMPLES)  # its share follows, or will
+        if waited_for and cause not in ("link", "stopped"):
             held_s = min(excess_s, max(own_s - reference.slowest_s, 0.0) or excess_s)
-        together = [one for one in self._workers.values() if one.rounds] if self._in_step else [worker]
+        together = [one for one in self._workers.values() if one.rounds] if waited_for else [worker]
         samples = sum(one.rounds[-1].samples for one in together)
         lost = samples / (wall_s - held_s) - samples / wall_s if wall_s > held_s else 0.0
         team = [one for one in self._workers.values() if one.group == worker.group]
