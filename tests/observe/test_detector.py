@@ -469,6 +469,8 @@ def test_busy_server_is_named_if_workers_wait_for_it_and_again_when_they_do_no_m
     assert (found.role, found.rank, found.cause) == ("server", 1, "apply")
     assert sentence(found).startswith("server 1 on node1 holds the workers up since round ")
     assert "most of that is the optimizer" in sentence(found)
+    assert "To do: let PACELINE_PLACEMENT=balanced" in sentence(found)
+    assert "PLACEMENT" not in sentence(replace(found, ratio=1.2)) + sentence(replace(found, cause="throttled"))
     assert job.detector.verdicts == [found]
     job.exchange_s = 0.005
     (end,) = serve(job, 40, 0.1)

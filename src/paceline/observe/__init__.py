@@ -6,6 +6,8 @@
 | ``meter.py`` | the account of this process: its clock and thread, garbage collections, data loaders |
 | ``host.py`` | figures of Linux about this process: throttling, run queue, page faults |
 | ``history.py`` | a worker's last rounds, and the times that they are compared with (pure) |
+| ``causes.py`` | the cause that explains the excess of a slow worker (pure) |
+| ``lost_shares.py`` | workers that other processes have taken the share from, as it follows their speed (pure) |
 | ``servers.py`` | servers that hold workers up (pure) |
 | ``detector.py`` | the slow workers, the part that explains it, its first round, and the cost (pure) |
 | ``verdicts.py`` | verdicts as sentences (pure) |

@@ -16,6 +16,7 @@ longer than the waits for processors beside it: more rounds will tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -28,6 +29,7 @@ from paceline.observe.history import (
     OUT_OF_QUOTA,
     PARTS,
     History,
+    LateReport,
     Means,
     Round,
     floor_of,
@@ -51,6 +53,9 @@ ALONE, ALONE_EARLY, MANY, BEATS = 3.0, 10.0, 8, 2
 #: take this part of the time.
 FAULTY, FAULTY_IF_SHORT, STALLING = 200, 8, 0.03
 
+#: Cohorts that tell how late the last worker usually comes, and the most that each later one counts for being later.
+_COHORTS, _MOST_SURPRISE = 12, 2.0
+
 _OWN = tuple(part for part in range(len(WORKER_PARTS)) if part != WAIT)
 
 
@@ -63,12 +68,19 @@ class Cause:
         part: the part of its steps; -1: none.
         since: the first round.
         excess_s: seconds of a mean round that it explains.
+        sample_s: its own seconds for a sample before, where these tell; 0: the others' rounds do.
     """
 
     name: str
     part: int
     since: int
     excess_s: float
+    sample_s: float = 0.0
+
+
+def main_of(causes: Iterable[Cause | None]) -> Cause | None:
+    """Return the cause that explains most."""
+    return max((one for one in causes if one is not None), key=lambda one: one.excess_s, default=None)
 
 
 def of_own_time(
@@ -149,6 +161,21 @@ def of_waits(rounds: Sequence[Round], usual: Means | None) -> Cause | None:
     if excess_s < max(WORTH * own.wall_s, WORTH_S):
         return None
     return Cause("link", WAIT, _onset(rounds, WAIT, (usual.parts[WAIT] + own.parts[WAIT]) / 2), excess_s)
+
+
+def surprise(share: float, usual: float) -> float:
+    """Return by how much each trial makes it unlikelier that chance alone gives this share, in nats (Chernoff)."""
+    rest = (1 - share) * math.log((1 - share) / (1 - usual)) if share < 1 else 0.0
+    return share * math.log(share / usual) + rest
+
+
+def surprise_of(late_s: float, before: Sequence[LateReport]) -> float:
+    """Return the same for a mean of so many seconds after the others, by those of the cohorts before (exponential)."""
+    cohorts = sum(one.cohorts for one in before)
+    if cohorts < _COHORTS:
+        return 0.0
+    ratio = late_s / max(LEAST_S, sum(one.group_s for one in before) / cohorts)
+    return min(_MOST_SURPRISE, ratio - 1 - math.log(ratio)) if ratio > 1 else 0.0
 
 
 def _fair_waits_s(own: Means, usual: Means) -> float:

@@ -25,10 +25,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS
-from paceline.observe.causes import WORTH, WORTH_S, Cause, is_usual_excess, of_own_time, of_waits, of_way
+from paceline.observe.causes import (
+    WORTH,
+    WORTH_S,
+    Cause,
+    is_usual_excess,
+    main_of,
+    of_own_time,
+    of_waits,
+    of_way,
+    surprise,
+    surprise_of,
+)  # fmt: skip
 from paceline.observe.history import (
     KEPT_WAITING,
-    LEAST_S,
     LONG,
     ON_WAY,
     OUT_OF_QUOTA,
@@ -36,6 +46,7 @@ from paceline.observe.history import (
     History,
     HostShares,
     LateReport,
+    Means,
     Ranking,
     Reference,
     Round,
@@ -46,6 +57,7 @@ from paceline.observe.history import (
     of_past,
     rate_of,
 )  # fmt: skip
+from paceline.observe.lost_shares import of_lost_share, past_of
 from paceline.observe.servers import SlowServers, WaitShare
 from paceline.observe.verdicts import BY_SAMPLES, Cost, Verdict
 
@@ -75,9 +87,6 @@ WARM_UP = 3
 #: the cohorts; and the logarithm of the rounds in which chance alone gives that once (1e9).
 _REPORTS, MOSTLY_LAST, UNLIKELY = 2, 0.7, 22.0
 
-#: Cohorts that tell how late the last worker usually comes, and the most that each later one counts for being later.
-_COHORTS, _MOST_SURPRISE = 12, 2.0
-
 #: Windows that tell how long a worker waits for answers of late.
 _ANSWERED = 3
 
@@ -93,6 +102,8 @@ class _Worker(History):
     """Round and number of the heartbeat in which the sum of each part left zero."""
     past: Reference | None = None
     """Its own usual times, of a worker that has no others to be compared with."""
+    before: Means | None = None
+    """Its times while it had its share of the samples, where shares follow speeds."""
     open: deque[Sequence[int]] = field(default_factory=lambda: deque(maxlen=LONG))
     """Figures of its host since the last rounds, the last ones."""
     heard: int = 0
@@ -299,7 +310,7 @@ class Detector:
 
     def _judge(self, worker: _Worker, reference: Reference) -> list[Verdict]:
         found = [self._long_part(worker, reference), self._rare_part(worker, reference)]
-        cause = _largest(found) or self._late(worker, reference)
+        cause = main_of(found) or self._late(worker, reference) or self._lost_share(worker, reference)
         if cause is None or (cause.name == "link" and self._servers.are_all_on(worker.host)):
             return self._improve(worker, reference)
         worker.good = 0
@@ -347,7 +358,7 @@ class Detector:
             found.append(of_way(last, usual, reference.slowest_s if self._in_step else usual.own_s))
         if WAIT in alarmed:
             found.append(of_waits(last, reference.means_after(worker.onsets[WAIT][1])))
-        return _largest(found)
+        return main_of(found)
 
     def _rare_part(self, worker: _Worker, reference: Reference) -> Cause | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
@@ -391,10 +402,19 @@ class Detector:
             excess_s = late_s / cohorts - max(0.0, by_itself_s)
             if excess_s < max(WORTH * wall_s, WORTH_S, queued_s):
                 continue
-            chance = _surprise(times / cohorts, 1 / min(8, team)) + _surprise_of(excess_s, told[reports:])
+            chance = surprise(times / cohorts, 1 / min(8, team)) + surprise_of(excess_s, told[reports:])
             if cohorts * chance >= UNLIKELY:
                 return Cause("link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, excess_s)
         return None
+
+    def _lost_share(self, worker: _Worker, reference: Reference) -> Cause | None:
+        """Return why a worker has far fewer samples than before, as shares follow its speed."""
+        rounds = list(worker.rounds)
+        if worker.verdict is None and self._is_shared:
+            worker.before = past_of(rounds)
+        if worker.before is None or reference.alone:
+            return None
+        return of_lost_share(worker.before, rounds, reference.means(SHORTEST_S))
 
     # ---- verdicts --------------------------------------------------------------------------------------------------
 
@@ -406,7 +426,8 @@ class Detector:
         if cause in ("link", "stopped"):  # no part of its step takes longer, or another one each time
             ratio, share = (own_s + excess_s) / own_s if own_s else 1.0, excess_s / wall_s if wall_s else 0.0
         else:
-            ratio = own_s / reference.own_s if reference.own_s else 1.0
+            usual_s = why.sample_s * sum(one.samples for one in last) / len(last) or reference.own_s
+            ratio = own_s / usual_s if usual_s else 1.0
             part = part if cause in WORKER_PARTS else -1
             share = sum(one.seconds[part] for one in last) / len(last) / own_s if part >= 0 and own_s else 0.0
         held_s = excess_s
@@ -421,29 +442,9 @@ class Detector:
         worker.gain = gain_of(worker, own_s, team) if may_gain else 0.0
         return Verdict(
             worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone,
-            gain=worker.gain, is_ddp=self._is_ddp, is_shared=self._is_shared,
+            gain=worker.gain, is_ddp=self._is_ddp, is_shared=self._is_shared, has_lost_share=why.sample_s > 0,
         )  # fmt: skip
-
-
-def _largest(causes: Iterable[Cause | None]) -> Cause | None:
-    """Return the cause that explains most."""
-    return max((one for one in causes if one is not None), key=lambda one: one.excess_s, default=None)
 
 
 def _costs(workers: Iterable[_Worker], is_ddp: bool) -> list[Cost]:
     return [Cost(one.rank, one.host, one.causes, one.lost_s, one.gain, is_ddp) for one in workers if one.causes]
-
-
-def _surprise(share: float, usual: float) -> float:
-    """Return by how much each trial makes it unlikelier that chance alone gives this share, in nats (Chernoff)."""
-    rest = (1 - share) * math.log((1 - share) / (1 - usual)) if share < 1 else 0.0
-    return share * math.log(share / usual) + rest
-
-
-def _surprise_of(late_s: float, before: Sequence[LateReport]) -> float:
-    """Return the same for a mean of so many seconds after the others, by those of the cohorts before (exponential)."""
-    cohorts = sum(one.cohorts for one in before)
-    if cohorts < _COHORTS:
-        return 0.0
-    ratio = late_s / max(LEAST_S, sum(one.group_s for one in before) / cohorts)
-    return min(_MOST_SURPRISE, ratio - 1 - math.log(ratio)) if ratio > 1 else 0.0

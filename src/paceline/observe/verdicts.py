@@ -40,6 +40,9 @@ OF_SERVERS: Mapping[str, tuple[str, str]] = {
     "throttled": ("the CPU quota of its cgroup is used up", "raise the quota (cpu.max)"),
 }
 
+#: A server that is so many times as busy as the others may have too many of the keys; and the advice then.
+_UNEQUAL, _FEWER_KEYS = 2.0, "let PACELINE_PLACEMENT=balanced and PACELINE_SERVER_SPEEDS=measured give it fewer keys"
+
 #: Causes that cost less where a worker has fewer samples.
 BY_SAMPLES = frozenset({"data", "compute", "device", "throttled", "busy", "stolen", "batch"})
 
@@ -88,6 +91,7 @@ class Verdict:
         gain: the factor by which the job would be faster if all had samples by their speed; 0: none that is known.
         is_ddp: the job runs a DDP script.
         is_shared: samples go to workers by their speed already.
+        has_lost_share: so it has far fewer than before, and nobody waits for it; ``ratio`` is that of a sample's time.
     """
 
     rank: int
@@ -103,6 +107,7 @@ class Verdict:
     gain: float = 0.0
     is_ddp: bool = False
     is_shared: bool = False
+    has_lost_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ def sentence(one: Verdict) -> str:
     if not one.cause:
         return f"{who} is as quick as {'before' if one.alone else 'the others'} again, from round {one.round:,} on"
     than = "as long as before" if one.alone else "as long as the others"
+    if one.has_lost_share:
+        than = "as long for a sample as before, and has far fewer of them,"
     subject, advice = CAUSES[one.cause]
     share = f"the reason is {subject}" if one.cause in _WHOLE else f"{one.share:.0%} of its step is {subject}"
     gain = f"; with measured shares this job would run up to {one.gain:.1f} times as fast" if one.gain else ""
@@ -152,6 +159,8 @@ def _of_server(who: str, cost: str, one: Verdict) -> str:
     subject, advice = OF_SERVERS[one.cause]
     more = f", {one.ratio:.1f} times as much as the others" if one.ratio > 1 else ""
     busy = f"it is busy {one.share:.0%} of the time{more}, and {subject}"
+    if one.ratio >= _UNEQUAL and one.cause in ("merge", "apply", "rest"):
+        advice = f"{_FEWER_KEYS}, {advice}"
     return f"{who} holds the workers up since round {one.round:,}: {busy}{cost}. To do: {advice}"
 
 
