@@ -170,10 +170,11 @@ def test_kinds_of_machines() -> None:
 
 
 def test_shares_are_compared_with_what_the_workers_own_times_allow() -> None:
-    usual, slower = shares.SLOWER
+    usual, slower = (shares.speeds(one) for one in shares.SLOWER)
     assert [shares.allowed(usual, False), shares.allowed(slower, False)] == [pytest.approx(933.3, abs=0.1), 800]
     assert shares.allowed(usual, True) == pytest.approx(400)
     assert [shares.whole(usual, False), shares.whole(slower, False)] == pytest.approx([914.3, 800], abs=0.1)
+    assert shares.allowed(shares.speeds(shares.SLOWER[0], 2), True) == pytest.approx(200), "three of the six"
 
 
 def test_rate_of_shares_leaves_the_beginning_out_and_tells_computation_from_the_rest() -> None:
