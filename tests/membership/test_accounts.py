@@ -188,7 +188,8 @@ def strange(chance: random.Random, role: str) -> m.AccountReport:
         (chance.randrange(5), 1 + number(), number()) for _ in range(chance.randrange(3) if role == "server" else 0)
     ]
     host = [number() for _ in FIGURES] if chance.random() < 0.8 else []
-    return m.AccountReport(windows, host, late, chance.choice((0, 0, 1, 2)), is_ddp=chance.random() < 0.01)
+    is_ddp, is_shared = chance.random() < 0.01, chance.random() < 0.1
+    return m.AccountReport(windows, host, late, chance.choice((0, 0, 1, 2)), is_ddp=is_ddp, is_shared=is_shared)
 
 
 @pytest.mark.parametrize("seed", range(12))

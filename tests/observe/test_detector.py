@@ -255,6 +255,17 @@ def test_worker_beside_the_servers_has_no_slow_link(host: str, found: list[tuple
         assert [(one.rank, one.cause) for one in said] == found
 
 
+def test_link_that_cannot_be_hides_no_other_cause() -> None:
+    job = Job(0, 0.1)
+    job.run(ONSET)
+    job.late_s, job.way_s[SLOW] = 0.3, 0.3
+    said = []
+    for _ in range(20):
+        job.detector.note_server(0, "node2", server_times(0.1), [0] * len(FIGURES))
+        said += job.run(1, longer(DATA, 0.1))
+    assert [(one.rank, one.cause) for one in said] == [(SLOW, "data")]
+
+
 def test_slow_link_that_delays_nobody_is_not_named() -> None:
     job = Job(0, 0.0)
     job.compute_s = [0.1, 0.1, 0.1, 0.3]

@@ -19,8 +19,8 @@ from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 #: What never belongs to a copy.
 _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
 
-#: Longest time without a byte of a copy, in seconds.
-_SILENT_S = 60
+#: Longest time without a byte of a copy, in seconds: a busy host may need a while to begin.
+_SILENT_S = 300
 
 OPTIONS = {
     "ssh": "command that reaches a host, as in: ssh -F FILE -i KEY",

@@ -311,7 +311,7 @@ class Detector:
     def _judge(self, worker: _Worker, reference: Reference) -> list[Verdict]:
         found = [self._long_part(worker, reference), self._rare_part(worker, reference)]
         cause = main_of(found) or self._late(worker, reference) or self._lost_share(worker, reference)
-        if cause is None or (cause.name == "link" and self._servers.are_all_on(worker.host)):
+        if cause is None:
             return self._improve(worker, reference)
         worker.good = 0
         now = worker.verdict
@@ -354,9 +354,10 @@ class Detector:
         grown = [part for part in self._parts() if worker.sums[part] > 0.0] if KEPT_WAITING in alarmed else []
         long = {*alarmed, *(part for part in grown if is_usual_excess(last, part, usual))}
         found = [of_own_time(worker, others, last, usual, long)]
-        if ON_WAY in alarmed and self._servers.are_quick(worker.onsets[ON_WAY][1]):
+        is_far = not self._servers.are_all_on(worker.host)
+        if is_far and ON_WAY in alarmed and self._servers.are_quick(worker.onsets[ON_WAY][1]):
             found.append(of_way(last, usual, reference.slowest_s if self._in_step else usual.own_s))
-        if WAIT in alarmed:
+        if is_far and WAIT in alarmed:
             found.append(of_waits(last, reference.means_after(worker.onsets[WAIT][1])))
         return main_of(found)
 
@@ -385,7 +386,7 @@ class Detector:
         if not self._in_step or reference.alone or worker.punctual >= len(worker.late):
             return None
         team = sum([one.group == worker.group for one in self._workers.values()])
-        if team < 2:
+        if team < 2 or self._servers.are_all_on(worker.host):
             return None
         cohorts = times = reports = 0
         late_s, wall_s = 0.0, middle([one.wall_s for one in worker.rounds])
@@ -412,9 +413,8 @@ class Detector:
         rounds = list(worker.rounds)
         if worker.verdict is None and self._is_shared:
             worker.before = past_of(rounds)
-        if worker.before is None or reference.alone:
-            return None
-        return of_lost_share(worker.before, rounds, reference.means(SHORTEST_S))
+        known = None if reference.alone else worker.before
+        return None if known is None else of_lost_share(known, rounds, reference.means(SHORTEST_S))
 
     # ---- verdicts --------------------------------------------------------------------------------------------------
 

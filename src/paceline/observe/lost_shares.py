@@ -1,4 +1,4 @@
-"""Workers whose share other processes have taken, as measured shares follow speeds: nobody waits for them. Pure.
+"""Workers whose share other processes have taken: measured shares follow speeds, so no other worker waits. Pure.
 
 A machine needs no more time for fewer samples. So a worker whose own time of a round is as long as before, with far
 fewer samples, has become slower, whatever part of its time does not depend on samples. Waits for a processor are named
@@ -9,6 +9,7 @@ wait longer for theirs. Other causes show before shares follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from paceline.observe.account import WAIT, WORKER_PARTS
 from paceline.observe.causes import ALONE, WORTH, WORTH_S, Cause
@@ -37,8 +38,8 @@ def of_lost_share(before: Means, rounds: Sequence[Round], others: Means) -> Caus
         rounds: its windows.
         others: the times of the others now.
     """
-    now = means_of(rounds[-LAST:])
-    if now.samples > LOST * before.samples or now.own_s < AS_LONG * before.own_s:
+    now, few = means_of(rounds[-LAST:]), LOST * before.samples
+    if not few or now.samples > few or now.own_s < AS_LONG * before.own_s:
         return None
     grown = {part: now.parts[part] - before.parts[part] for part in _GROWING}
     part = max(grown, key=grown.__getitem__)
@@ -46,7 +47,8 @@ def of_lost_share(before: Means, rounds: Sequence[Round], others: Means) -> Caus
         return None
     if _waits(now) < ALONE * max(_waits(before), _waits(others)):
         return None  # its host has too much to do for all
-    since = next(one.round for one in rounds if one.samples <= LOST * before.samples)
+    lost = list(takewhile(lambda one: one.samples <= few, reversed(rounds)))
+    since = (lost or rounds)[-1].round
     excess_s = now.own_s - before.own_s * now.samples / before.samples
     return Cause(PARTS[part], part, since, excess_s, before.own_s / before.samples)
 

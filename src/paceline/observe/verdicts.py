@@ -91,7 +91,7 @@ class Verdict:
         gain: the factor by which the job would be faster if all had samples by their speed; 0: none that is known.
         is_ddp: the job runs a DDP script.
         is_shared: samples go to workers by their speed already.
-        has_lost_share: so it has far fewer than before, and nobody waits for it; ``ratio`` is that of a sample's time.
+        has_lost_share: so it has far fewer than before, and no other waits; ``ratio`` is that of a sample's time.
     """
 
     rank: int

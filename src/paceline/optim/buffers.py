@@ -181,8 +181,10 @@ class Publication:
         session = self._store.session
         if self._calls is None:
             before = meter.active.enter(DEVICE)
-            wait_for_copies(partial(all_copied, self._marks), session.settings.timeout_s, "worker 0: its buffers")
-            meter.active.leave(before)
+            try:
+                wait_for_copies(partial(all_copied, self._marks), session.settings.timeout_s, "worker 0: its buffers")
+            finally:
+                meter.active.leave(before)
             self._calls = self._send()
         session.wait(self._calls)
 

@@ -242,6 +242,8 @@ class ServerExchange(Exchange):
 
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
+        if not self._ready:
+            return
         ready, self._ready = self._ready, []
         is_earlier_done = carried.after is None or carried.after.advance()
         for bucket in ready:

@@ -26,7 +26,7 @@ from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 
-class Earlier(Protocol):
+class EarlierRequests(Protocol):
     """Requests that are answered before the last push of a round is sent."""
 
     def advance(self) -> bool:
@@ -59,7 +59,7 @@ class Carried:
     skip: bool = False
     round: int = 0
     nan: Literal["pass", "skip", "error"] = "pass"
-    after: Earlier | None = None
+    after: EarlierRequests | None = None
 
 
 class Traffic:
