@@ -121,6 +121,16 @@ def send_at_once(sock: _socket.socket, data: Any) -> int:
     return 0 if sys.platform == "win32" else sock.send(data, socket.MSG_DONTWAIT)
 
 
+def receive_at_once(sock: _socket.socket, into: memoryview) -> int:
+    """Read the bytes that the kernel has; returns their number, 0 at the end.
+
+    Raises:
+        BlockingIOError: it has none now.
+        OSError: the connection is broken.
+    """
+    return sock.recv_into(into, 0, socket.MSG_DONTWAIT)
+
+
 def read_at(fd: int, size: int, offset: int) -> bytes:
     """Read from a place of a file. Several threads may do so."""
     if sys.platform == "win32":

@@ -13,7 +13,7 @@ from paceline.launch.job_spec import Graces
 from paceline.launch.remote.agent_link import SILENCE_S
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S
-from paceline.net import call, client, connection, endpoints, lifeline, sockets
+from paceline.net import call, client, endpoints, lifeline, received, sockets
 from tests.docs.pages import TEXTS, rows
 
 TEXT = TEXTS["docs/failures.md"]
@@ -28,7 +28,7 @@ CONSTANTS = {
     "PROBE_AFTER_S": call.PROBE_AFTER_S,
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
     "LAST_RETRY_S": sockets.LAST_RETRY_S,
-    "UNREAD_S": connection.UNREAD_S,
+    "UNREAD_S": received.UNREAD_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,
     "LAST_WORDS_S": LAST_WORDS_S,
     "SILENCE_S": SILENCE_S,

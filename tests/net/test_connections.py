@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from paceline.net import Security, connection, handshake, new_job_key, sockets
+from paceline.net import Security, connection, handshake, new_job_key, received, sockets
 from paceline.net.endpoints import end, listen
 from paceline.net.records import RecordReceiver, RecordSender
 from paceline.net.sockets import SocketHub, SocketListener
@@ -95,7 +95,7 @@ def test_messages_are_under_way_until_the_kernel_of_the_peer_has_them(hub: Socke
     until(lambda: arrived.extend(listener.receive(0.05)) or arrived)
     peer = arrived[0][0]
     until(lambda: not listener.is_sending(peer))
-    large, count = memoryview(bytes(16 * LARGE)), 4 + connection.RECEIVE_AHEAD
+    large, count = memoryview(bytes(16 * LARGE)), 4 + received.RECEIVE_AHEAD
     for _ in range(count):  # more than the hub reads ahead
         listener.send(peer, [b"answer", large])
     assert listener.is_sending(peer), "the hub takes no message, so some still wait"
@@ -314,9 +314,9 @@ def test_a_connection_whose_messages_nobody_takes_is_made_again(
     hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange(hub, listener, [b"before"])
-    monkeypatch.setattr(connection, "UNREAD_S", 0.05)
-    for _ in range(connection.RECEIVE_AHEAD + 1):
-        hub.send(0, [b"body", bytes(connection.SMALL_MESSAGE_BYTES)])
+    monkeypatch.setattr(received, "UNREAD_S", 0.05)
+    for _ in range(received.RECEIVE_AHEAD + 1):
+        hub.send(0, [b"body", bytes(received.SMALL_MESSAGE_BYTES)])
     until(hub.reopened)
     until(lambda: listener.receive(0.0) == [])
     exchange(hub, listener, [b"after"])

@@ -1,6 +1,7 @@
 """One end of a connection: reads messages as far as there is room for them, and sends those that wait, in order.
 
-A connection has a thread that reads, and one that sends the bytes that the kernel does not take at once:
+A connection has a thread that reads, where :mod:`paceline.net.received` does not do that, and one that sends the bytes
+that the kernel does not take at once:
 
 | state | a message that comes |
 |---|---|
@@ -19,34 +20,24 @@ from __future__ import annotations
 
 import heapq
 import logging
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from paceline import systems
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
-from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of
+from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
+from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of, traffic
 
 logger = logging.getLogger(__name__)
 
 #: Largest message that is sent without another thread: encrypting it takes about as long as waking one.
 AT_ONCE_BYTES = 512 * 1024
-
-#: Large messages read from a peer before this process takes them: enough to keep it busy. The rest waits at the sender,
-#: whose frames are views of what it holds anyway; here each would be a copy.
-RECEIVE_AHEAD = 4
-#: The same for messages below this size, which cost little to hold and much to wait for one by one.
-RECEIVE_AHEAD_SMALL, SMALL_MESSAGE_BYTES = 256, 64 * 1024
-
-#: How long a message waits for room. Then the connection is closed and made again: its peer, and the threads of this
-#: process, can go on. It must exceed any ``timeout_s`` of a request that a user waits for.
-UNREAD_S = 600.0
 
 #: How long the last message over a connection may take that is shut down: it fails at once.
 LAST_SEND_S = 1.0
@@ -55,28 +46,8 @@ LAST_SEND_S = 1.0
 #: wait for a processor. Those that are only about to connect are waited for as long as ``_DIALS_S``.
 _JOIN_S, _DIALS_S = 30.0, 1.0
 
-#: Messages and bytes (of the last message more) taken in one go: no peer can starve the rest of a loop.
-BURST, BURST_BYTES = 256, 16 * 1024 * 1024
-
 Item = TypeVar("Item")
 Source = TypeVar("Source")
-
-
-class WireTraffic:
-    """Bytes that this process has exchanged over the network, for its status."""
-
-    def __init__(self) -> None:
-        self.sent = self.received = 0
-        self._lock = threading.Lock()
-
-    def note(self, sent: int = 0, received: int = 0) -> None:
-        """Count a message."""
-        with self._lock:
-            self.sent += sent
-            self.received += received
-
-
-traffic = WireTraffic()
 
 
 class Outgoing(Generic[Item]):
@@ -110,98 +81,6 @@ class Outgoing(Generic[Item]):
         return heapq.heappop(self._heap)[-1]
 
 
-#: Permits to read one more message each. To take one and give it back is 0.6 us; with a semaphore it was 2.8 us.
-Permits: TypeAlias = queue.SimpleQueue[None]
-
-
-class _Arrived(NamedTuple):
-    source: Any
-    frames: Frames
-    size: int
-    room: Permits
-
-
-class ReceivedQueue(Generic[Source]):
-    """Messages that have arrived over many connections: one thread takes them, and any thread can wake it.
-
-    Base of hubs and listeners, whose connections put messages into it.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Arrived | None] = queue.SimpleQueue()
-        self._watchers: list[ReceivedQueue[Any]] = []
-
-    def put(self, source: Source, frames: Frames, size: int, room: Permits) -> None:
-        """Add a message; ``room`` gets a permit when it is taken."""
-        self._queue.put(_Arrived(source, frames, size, room))
-        for watcher in self._watchers:
-            watcher.wake()
-
-    def add_watcher(self, other: ReceivedQueue[Any]) -> None:
-        """Wake another queue for everything that arrives here."""
-        self._watchers.append(other)
-
-    def wake(self) -> None:
-        """Make :meth:`receive` return now. Any thread may call it."""
-        self._queue.put(None)
-
-    def receive(self, timeout_s: float) -> list[tuple[Source, Frames]]:
-        """Return the messages that have arrived, after waiting at most ``timeout_s`` for the first."""
-        taken: list[tuple[Source, Frames]] = []
-        size = 0
-        try:
-            one = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
-            while True:
-                if one is not None:
-                    one.room.put(None)
-                    taken.append((one.source, one.frames))
-                    size += one.size
-                if len(taken) >= BURST or size >= BURST_BYTES:
-                    break
-                one = self._queue.get_nowait()
-        except queue.Empty:
-            return taken
-        if not self._queue.empty():
-            # What stays here has woken the watchers already, and they may sleep again.
-            for watcher in self._watchers:
-                watcher.wake()
-        return taken
-
-
-class _Room:
-    """Room for messages that are read and not taken yet."""
-
-    def __init__(self) -> None:
-        self._small, self._large = _permits(RECEIVE_AHEAD_SMALL), _permits(RECEIVE_AHEAD)
-
-    def wait(self, size: int) -> Permits:
-        """Wait until there is room for a message; returns the queue that gets a permit when it is taken.
-
-        Raises:
-            ProtocolError: this process has taken none for :data:`UNREAD_S`.
-        """
-        room = self._small if size < SMALL_MESSAGE_BYTES else self._large
-        try:
-            room.get(timeout=UNREAD_S)
-        except queue.Empty:
-            raise ProtocolError(
-                f"this process has taken no message for {UNREAD_S:g} s; the connection is made again"
-            ) from None
-        return room
-
-    def end(self) -> None:
-        """Let a thread that waits go on."""
-        self._small.put(None)
-        self._large.put(None)
-
-
-def _permits(count: int) -> Permits:
-    found: Permits = queue.SimpleQueue()
-    for _ in range(count):
-        found.put(None)
-    return found
-
-
 class Connection(Generic[Source]):
     """One end of a way to a peer, which may be connected several times in a row.
 
@@ -229,8 +108,9 @@ class Connection(Generic[Source]):
         """Whether the present socket, or the next one, leads to other hosts."""
         self._rest: Iterator[Any] | None = None
         """The part of a message under way that the kernel did not take."""
-        self._busy = self._closed = False
-        self._room = _Room()
+        self._busy = self._closed = self._is_ended = False
+        self._room = Room()
+        self._loan: Loan[Source] | None = None
         self._reading: threading.Thread | None = None
         self._sending: threading.Thread | None = None
 
@@ -251,22 +131,23 @@ class Connection(Generic[Source]):
         with self._lock:
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
-            self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), _Room()
+            self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), Room()
             self._is_network = sock.family != systems.UNIX
             self._go_on()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then it sends no more, and may be closed."""
         reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
-        is_network, room = self._is_network, self._room
+        room, small_ones = self._room, 0
         try:
             while True:
                 frames = reader.message()
-                size = sum(map(size_of, frames))
-                if is_network:
-                    traffic.note(received=size)
-                self._arrived.put(self._source, frames, size, room.wait(size))
+                self._arrived.put(self._source, frames, reader.size, room.wait(reader.size))
                 del frames  # the next message may take long, and this one's memory is not needed here
+                small_ones = 0 if reader.is_large else small_ones + 1
+                if small_ones == LEND_AFTER:
+                    self._lend(Loan(self._source, sock, reader))
+                    small_ones = 0
         except ProtocolError as error:
             logger.warning("closed the connection with %s: %s", whom, error)
         except (OSError, ClosedError):
@@ -276,6 +157,13 @@ class Connection(Generic[Source]):
             logger.exception("closed the connection with %s", whom)
         end(sock)
         self._shut()
+
+    def _lend(self, loan: Loan[Source]) -> None:
+        """Leave the reading to the thread that takes the messages, until it or the connection's end gives it back."""
+        self._loan = loan
+        if self._is_ended:  # nobody may take messages any more
+            return
+        self._arrived.lend(loan)
 
     def _shut(self) -> None:
         """Send nothing more over the socket, which was shut down."""
@@ -332,7 +220,8 @@ class Connection(Generic[Source]):
                 sent = systems.send_at_once(sock, piece)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the connection is closed, which its reader notices
+            except OSError:  # the connection is closed, which its own thread notices
+                self._read_again()
                 break
             if sent < size_of(piece):
                 rest = _following(memoryview(piece)[sent:], pieces)
@@ -399,9 +288,17 @@ class Connection(Generic[Source]):
 
     def end(self) -> None:
         """Have the thread that reads end."""
+        self._is_ended = True
         if self.socket is not None:
             end(self.socket)
         self._room.end()
+        self._read_again()
+
+    def _read_again(self) -> None:
+        """Have the connection's own thread read, if it has lent that."""
+        loan = self._loan
+        if loan is not None:
+            loan.give_back()
 
     def join(self, began: float) -> None:
         """Wait for the threads, for a time that began at ``began``."""

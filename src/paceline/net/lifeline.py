@@ -48,8 +48,8 @@ from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.call import LONGEST_TEXT
 from paceline.net.client import Client
-from paceline.net.connection import traffic
 from paceline.net.hosts import host_id, own_address, process_state
+from paceline.net.records import traffic
 from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording

@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline import systems
 from paceline.errors import ProtocolError
 from paceline.net.aead import Cipher
 from paceline.net.base import LostFrame
@@ -75,6 +77,23 @@ def in_head(sizes: Iterable[int]) -> list[bool]:
         room -= size if small else 0
         found.append(small)
     return found
+
+
+class WireTraffic:
+    """Bytes that this process has exchanged over the network, for its status."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+        self._lock = threading.Lock()
+
+    def note(self, sent: int = 0, received: int = 0) -> None:
+        """Count a message."""
+        with self._lock:
+            self.sent += sent
+            self.received += received
+
+
+traffic = WireTraffic()
 
 
 class RecordSender:
@@ -125,7 +144,7 @@ class Intake:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        self._socket, self.is_network = sock, sock.family != systems.UNIX
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._start = self._end = 0
@@ -140,10 +159,8 @@ class Intake:
             large = memoryview(bytearray(size))
             self.fill(large)
             return large
-        held = self._end - self._start
-        if held < size:
-            self._buffer[:held] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, held
+        if self._end - self._start < size:
+            self._make_room()
         while self._end - self._start < size:
             try:
                 got = self._socket.recv_into(self._buffer[self._end :])
@@ -155,6 +172,34 @@ class Intake:
         found = self._buffer[self._start : self._start + size]
         self._start += size
         return found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all bytes that were read are used."""
+        return self._start == self._end
+
+    def has(self, size: int) -> bool:
+        """Return whether so many bytes are there. Takes in those that have come, as far as there is room.
+
+        Raises:
+            ClosedError: the connection ended before.
+        """
+        if self._end - self._start < size <= _READ_AHEAD_BYTES:
+            self._make_room()
+            try:
+                got = systems.receive_at_once(self._socket, self._buffer[self._end :])
+            except BlockingIOError:
+                return False
+            if not got:
+                raise ClosedError
+            self._end += got
+        return self._end - self._start >= size
+
+    def _make_room(self) -> None:
+        """Move the bytes that are there to the front of the buffer."""
+        held = self._end - self._start
+        self._buffer[:held] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, held
 
     def fill(self, target: memoryview) -> None:
         """Read until a buffer is full.
@@ -186,11 +231,18 @@ class RecordReceiver:
         cipher: cipher of this direction.
         encrypts: tensors are protected too.
         intake: source of the bytes.
+
+    Attributes:
+        size: bytes of the last message.
+        is_large: it has, or will have, a large frame.
     """
 
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:
         self._cipher, self._encrypts, self._intake = cipher, encrypts, intake
-        self._number = 0
+        self._number = self._head_bytes = self._count = self.size = 0
+        self._sizes: Sequence[int] = ()
+        self._frames: list[Any] = []
+        self.is_large = False
 
     @functools.cached_property
     def _buffer(self) -> memoryview:
@@ -201,7 +253,7 @@ class RecordReceiver:
         return memoryview(bytearray(CHUNK_BYTES))
 
     def message(self) -> list[Any]:
-        """Return the next message's frames.
+        """Return the next message's frames, after waiting for them.
 
         Raises:
             ClosedError: the connection ended.
@@ -209,13 +261,59 @@ class RecordReceiver:
             StalledError: a large frame does not go on.
             ProtocolError: sizes that no correct sender uses.
         """
-        number = self._number
-        self._number += 1
-        prefix = self._open(_PREFIX.size, _POSITION.pack(number, _PREFIX_PART, 0))
+        if not self._sizes:
+            self._begin()
+        sizes, frames, self._sizes = self._sizes, self._frames, ()
+        for index, size in enumerate(sizes):
+            if frames[index] is None:
+                frames[index] = self._large(index, size)
+        return self._end(sizes, frames)
+
+    def small_message(self) -> list[Any] | None:
+        """Return the next message, if it is there and has no large frame. Does not wait.
+
+        None: it is not, or not all of it; or it has a large frame, or may have one (:attr:`has_begun_large`), and
+        :meth:`message` returns it.
+
+        Raises:
+            Exception: as :meth:`message` does.
+        """
+        overhead = self._cipher.overhead
+        if not self._head_bytes:
+            if not self._intake.has(_PREFIX.size + overhead):
+                return None
+            self._read_prefix()
+        if not self._intake.has(self._head_bytes + overhead):
+            return None
+        self._begin()
+        if self.is_large:
+            return None
+        sizes, self._sizes = self._sizes, ()
+        return self._end(sizes, self._frames)
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether all bytes that were taken from the connection belong to messages that were returned."""
+        return self._intake.is_empty and not self._head_bytes
+
+    @property
+    def has_begun_large(self) -> bool:
+        """Whether :meth:`small_message` has read the beginning of a message that only :meth:`message` returns."""
+        return bool(self._sizes) or self._head_bytes + self._cipher.overhead > _READ_AHEAD_BYTES
+
+    def _read_prefix(self) -> None:
+        """Read the size of the head, and the number of frames."""
+        prefix = self._open(_PREFIX.size, _POSITION.pack(self._number, _PREFIX_PART, 0))
         head_bytes, count = _PREFIX.unpack(prefix)
         if not 1 <= count <= MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
-        head = self._open(head_bytes, _POSITION.pack(number, _HEAD_PART, 0))
+        self._head_bytes, self._count = head_bytes, count
+
+    def _begin(self) -> None:
+        """Read a message up to its large frames, which are None so far."""
+        if not self._head_bytes:
+            self._read_prefix()
+        head, count = self._open(self._head_bytes, _POSITION.pack(self._number, _HEAD_PART, 0)), self._count
         sizes, content = struct.unpack_from(f"<{count}Q", head), memoryview(head)[8 * count :]
         small = in_head(sizes)
         if max(sizes) > MAX_FRAME_BYTES:
@@ -225,31 +323,35 @@ class RecordReceiver:
         frames: list[Any] = []
         start = 0
         for index, size in enumerate(sizes):
-            if small[index]:
-                # Writable, and a copy of its own: servers sum in the frames that came first.
-                frames.append(bytearray(content[start : start + size]))
-                start += size
-            else:
-                frames.append(self._large(number, index, size))
+            # Writable, and a copy of its own: servers sum in the frames that came first.
+            frames.append(bytearray(content[start : start + size]) if small[index] else None)
+            start += size if small[index] else 0
+        self._head_bytes, self._sizes, self._frames, self.is_large = 0, sizes, frames, not all(small)
+
+    def _end(self, sizes: Sequence[int], frames: list[Any]) -> list[Any]:
+        self._number += 1
+        self._frames, self.size = [], sum(sizes)
+        if self._intake.is_network:
+            traffic.note(received=self.size)
         return frames
 
     def _open(self, size: int, position: bytes) -> bytes:
         return self._cipher.open(self._intake.exactly(size + self._cipher.overhead), position)
 
-    def _large(self, number: int, index: int, size: int) -> memoryview | LostFrame:
+    def _large(self, index: int, size: int) -> memoryview | LostFrame:
         sealed = self._encrypts or index == _BODY
         try:
             frame = np.empty(size, np.uint8).data
         except MemoryError:
-            self._read_chunks(number, index, size, None, sealed)
+            self._read_chunks(index, size, None, sealed)
             return LostFrame.of(size)
         if sealed:
-            self._read_chunks(number, index, size, frame, sealed)
+            self._read_chunks(index, size, frame, sealed)
         else:
             self._intake.fill(frame)
         return frame
 
-    def _read_chunks(self, number: int, index: int, size: int, frame: memoryview | None, sealed: bool) -> None:
+    def _read_chunks(self, index: int, size: int, frame: memoryview | None, sealed: bool) -> None:
         """Read a frame chunk by chunk; without a place for it, each chunk replaces the one before."""
         overhead = self._cipher.overhead if sealed else 0
         for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
@@ -258,4 +360,4 @@ class RecordReceiver:
             record = self._buffer[: length + overhead]
             self._intake.fill(record)
             if sealed:
-                self._cipher.open_into(record, _POSITION.pack(number, _FIRST_FRAME + index, chunk), plain)
+                self._cipher.open_into(record, _POSITION.pack(self._number, _FIRST_FRAME + index, chunk), plain)

@@ -31,9 +31,10 @@ from paceline import systems
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames
-from paceline.net.connection import Connection, ReceivedQueue, close_connections
+from paceline.net.connection import Connection, close_connections
 from paceline.net.endpoints import HostWatch, dial, listen, tune
 from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
+from paceline.net.received import ReceivedQueue
 from paceline.net.security import Security, is_of_another_user
 
 logger = logging.getLogger(__name__)
@@ -229,6 +230,7 @@ class SocketHub(ReceivedQueue[int]):
         with self._lock:
             self._closed = True
         close_connections(self._channels, linger_s)
+        self.end()
 
 
 class _Peer(Connection[bytes]):
@@ -362,3 +364,4 @@ class SocketListener(ReceivedQueue[bytes]):
         with self._lock:
             peers = list(self._peers.values())
         close_connections(peers, linger_s)
+        self.end()
