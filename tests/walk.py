@@ -37,8 +37,9 @@ from rich.table import Table
 import paceline
 from paceline.testing import LocalJob
 
-#: Steps before the first that is recorded, and steps that are recorded.
-WARM_UP, RECORDED = 5, 5
+#: Steps before the first that is recorded, and steps that are recorded: after connections have been lent, and between
+#: two steps after which weights are compared (16 and 32, later every 512th).
+WARM_UP, RECORDED = 24, 5
 
 #: Elements of the only bucket: 256 KiB, so that its frame is a large one.
 WIDTH = 65_536

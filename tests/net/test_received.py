@@ -198,10 +198,10 @@ def test_an_interrupt_ends_the_connection_whose_record_was_read_in_part(
     one = Lent(inbox, 1)
     until(lambda: inbox._loans, inbox)
 
-    def interrupted(self: RecordReceiver) -> None:
+    def interrupted(self: RecordReceiver, most: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RecordReceiver, "small_message", interrupted)
+    monkeypatch.setattr(RecordReceiver, "small_messages", interrupted)
     one.peer.sendall(one.bytes_of(b"body"))
     with pytest.raises(KeyboardInterrupt):
         inbox.receive(LONG_S)

@@ -16,7 +16,7 @@ import torch
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.optim import binding, device
+from paceline.optim import binding, device, exchange
 from paceline.optim.device import other_bits
 from paceline.testing import LocalJob
 
@@ -80,7 +80,8 @@ class LateStream:
 def copy_late() -> LateStream:
     """Have this process's tensors copied late."""
     stream = LateStream()
-    binding.side_stream = device.side_stream = lambda tensor: stream  # type: ignore[assignment,attr-defined]
+    for module in (binding, device, exchange):
+        module.side_stream = lambda tensor: stream  # type: ignore[attr-defined]
     return stream
 
 

@@ -23,6 +23,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from paceline.errors import ProtocolError
@@ -142,49 +143,39 @@ class Loan(Generic[Source]):
         source: the queue's name for the peer.
         sock: the connection.
         reader: reads it.
+
+    Attributes:
+        lock: held by the thread that reads.
+        returned: set once the connection's own thread reads again.
     """
 
     def __init__(self, source: Source, sock: socket.socket, reader: RecordReceiver) -> None:
         self.source, self.fd, self._reader = source, sock.fileno(), reader
-        self.lock = threading.Lock()
-        """Held by the thread that reads."""
-        self._returned = threading.Event()
+        self.lock, self.returned = threading.Lock(), threading.Event()
         self._error: BaseException | None = None
 
-    @property
-    def is_returned(self) -> bool:
-        """Whether the connection's own thread reads again."""
-        return self._returned.is_set()
-
-    def messages(self, most: int) -> list[Frames]:
+    def messages(self, most: int) -> Sequence[Frames]:
         """Return the small messages that are there. Gives the connection back when another one begins, or it ends."""
-        found: list[Frames] = []
+        found: Sequence[Frames] = ()
         with self.lock:
-            if self.is_returned:
+            if self.returned.is_set():
                 return found
             try:
-                while len(found) < most and (frames := self._reader.small_message()) is not None:
-                    found.append(frames)
-                    if self._reader.has_read_all:
-                        break
+                found = self._reader.small_messages(most)
             except BaseException as error:
                 # A record that was read in part cannot be read again: the connection's own thread closes it.
                 self._error = error
-                self._returned.set()
+                self.returned.set()
                 if not isinstance(error, Exception):  # Ctrl-C
                     raise
             else:
                 if self._reader.has_begun_large:
-                    self._returned.set()
+                    self.returned.set()
         return found
 
     def give_back(self) -> None:
         """Have the connection's own thread go on reading. Any thread may call it."""
-        self._returned.set()
-
-    def wait(self) -> None:
-        """Wait until the connection is given back. Nobody has to speak, so there is no deadline, as for any reader."""
-        self._returned.wait()
+        self.returned.set()
 
     def check(self) -> None:
         """Raise the error with which the other thread stopped reading, if there was one."""
@@ -233,7 +224,7 @@ class ReceivedQueue(Generic[Source]):
         if poll is None or self._watchers:  # whoever takes the messages waits somewhere else
             return
         self._put(loan)
-        loan.wait()
+        loan.returned.wait()  # nobody has to speak, so there is no deadline, as for any reader
         with loan.lock:
             if self._loans.get(loan.fd) is loan:
                 poll.remove(loan.fd)
@@ -316,7 +307,7 @@ class ReceivedQueue(Generic[Source]):
             loan.give_back()
             return
         with loan.lock:
-            if not loan.is_returned:
+            if not loan.returned.is_set():
                 poll.add(loan.fd)
                 self._loans[loan.fd] = loan
                 self._unread.append(loan)

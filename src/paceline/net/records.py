@@ -141,13 +141,18 @@ class Intake:
 
     Args:
         sock: in blocking mode.
+
+    Attributes:
+        start: first byte of the buffer that is not used.
+        end: end of the bytes in the buffer.
+        is_network: the bytes come from another host, or may do so.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self.is_network = sock, sock.family != systems.UNIX
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
-        self._start = self._end = 0
+        self.start = self.end = 0
 
     def exactly(self, size: int) -> Any:
         """Return so many bytes, good until the next call.
@@ -159,24 +164,19 @@ class Intake:
             large = memoryview(bytearray(size))
             self.fill(large)
             return large
-        if self._end - self._start < size:
+        if self.end - self.start < size:
             self._make_room()
-        while self._end - self._start < size:
+        while self.end - self.start < size:
             try:
-                got = self._socket.recv_into(self._buffer[self._end :])
+                got = self._socket.recv_into(self._buffer[self.end :])
             except BlockingIOError:  # nothing to read for STALL_S: nobody has to speak
                 continue
             if not got:
                 raise ClosedError
-            self._end += got
-        found = self._buffer[self._start : self._start + size]
-        self._start += size
+            self.end += got
+        found = self._buffer[self.start : self.start + size]
+        self.start += size
         return found
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all bytes that were read are used."""
-        return self._start == self._end
 
     def has(self, size: int) -> bool:
         """Return whether so many bytes are there. Takes in those that have come, as far as there is room.
@@ -184,22 +184,22 @@ class Intake:
         Raises:
             ClosedError: the connection ended before.
         """
-        if self._end - self._start < size <= _READ_AHEAD_BYTES:
+        if self.end - self.start < size <= _READ_AHEAD_BYTES:
             self._make_room()
             try:
-                got = systems.receive_at_once(self._socket, self._buffer[self._end :])
+                got = systems.receive_at_once(self._socket, self._buffer[self.end :])
             except BlockingIOError:
                 return False
             if not got:
                 raise ClosedError
-            self._end += got
-        return self._end - self._start >= size
+            self.end += got
+        return self.end - self.start >= size
 
     def _make_room(self) -> None:
         """Move the bytes that are there to the front of the buffer."""
-        held = self._end - self._start
-        self._buffer[:held] = self._buffer[self._start : self._end]
-        self._start, self._end = 0, held
+        held = self.end - self.start
+        self._buffer[:held] = self._buffer[self.start : self.end]
+        self.start, self.end = 0, held
 
     def fill(self, target: memoryview) -> None:
         """Read until a buffer is full.
@@ -208,9 +208,9 @@ class Intake:
             ClosedError: the connection ended before.
             StalledError: next to nothing came for :data:`STALL_S`.
         """
-        done = min(len(target), self._end - self._start)
-        target[:done] = self._buffer[self._start : self._start + done]
-        self._start += done
+        done = min(len(target), self.end - self.start)
+        target[:done] = self._buffer[self.start : self.start + done]
+        self.start += done
         while done < len(target):
             start = time.monotonic()
             try:
@@ -234,7 +234,8 @@ class RecordReceiver:
 
     Attributes:
         size: bytes of the last message.
-        is_large: it has, or will have, a large frame.
+        is_large: it has a large frame, or the message that has begun does.
+        has_begun_large: a message has begun that :meth:`small_messages` does not return.
     """
 
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:
@@ -242,7 +243,7 @@ class RecordReceiver:
         self._number = self._head_bytes = self._count = self.size = 0
         self._sizes: Sequence[int] = ()
         self._frames: list[Any] = []
-        self.is_large = False
+        self.is_large = self.has_begun_large = False
 
     @functools.cached_property
     def _buffer(self) -> memoryview:
@@ -263,43 +264,36 @@ class RecordReceiver:
         """
         if not self._sizes:
             self._begin()
-        sizes, frames, self._sizes = self._sizes, self._frames, ()
-        for index, size in enumerate(sizes):
-            if frames[index] is None:
-                frames[index] = self._large(index, size)
-        return self._end(sizes, frames)
+        for index, size in enumerate(self._sizes):
+            if self._frames[index] is None:
+                self._frames[index] = self._large(index, size)
+        return self._end()
 
-    def small_message(self) -> list[Any] | None:
-        """Return the next message, if it is there and has no large frame. Does not wait.
+    def small_messages(self, most: int) -> list[list[Any]]:
+        """Return messages that are there, up to one with a large frame. Does not wait.
 
-        None: it is not, or not all of it; or it has a large frame, or may have one (:attr:`has_begun_large`), and
-        :meth:`message` returns it.
+        If such a message has begun, or one that may be large, :attr:`has_begun_large` is set, and :meth:`message`
+        returns it. If the result has fewer than ``most``, only the kernel may have more.
 
         Raises:
-            Exception: as :meth:`message` does.
+            Exception: as :meth:`message` does; the messages before it are lost.
         """
-        overhead = self._cipher.overhead
-        if not self._head_bytes:
-            if not self._intake.has(_PREFIX.size + overhead):
-                return None
-            self._read_prefix()
-        if not self._intake.has(self._head_bytes + overhead):
-            return None
-        self._begin()
-        if self.is_large:
-            return None
-        sizes, self._sizes = self._sizes, ()
-        return self._end(sizes, self._frames)
-
-    @property
-    def has_read_all(self) -> bool:
-        """Whether all bytes that were taken from the connection belong to messages that were returned."""
-        return self._intake.is_empty and not self._head_bytes
-
-    @property
-    def has_begun_large(self) -> bool:
-        """Whether :meth:`small_message` has read the beginning of a message that only :meth:`message` returns."""
-        return bool(self._sizes) or self._head_bytes + self._cipher.overhead > _READ_AHEAD_BYTES
+        intake, overhead = self._intake, self._cipher.overhead
+        found: list[list[Any]] = []
+        while len(found) < most and (not found or self._head_bytes or intake.start < intake.end):
+            if not self._head_bytes:
+                if not intake.has(_PREFIX.size + overhead):
+                    break
+                self._read_prefix()
+            if not intake.has(self._head_bytes + overhead):
+                self.has_begun_large = self._head_bytes + overhead > _READ_AHEAD_BYTES
+                break
+            self._begin()
+            if self.is_large:
+                self.has_begun_large = True
+                break
+            found.append(self._end())
+        return found
 
     def _read_prefix(self) -> None:
         """Read the size of the head, and the number of frames."""
@@ -328,9 +322,11 @@ class RecordReceiver:
             start += size if small[index] else 0
         self._head_bytes, self._sizes, self._frames, self.is_large = 0, sizes, frames, not all(small)
 
-    def _end(self, sizes: Sequence[int], frames: list[Any]) -> list[Any]:
+    def _end(self) -> list[Any]:
+        """Return the message that was read."""
+        frames, self.size = self._frames, sum(self._sizes)
         self._number += 1
-        self._frames, self.size = [], sum(sizes)
+        self._sizes, self._frames, self.has_begun_large = (), [], False
         if self._intake.is_network:
             traffic.note(received=self.size)
         return frames

@@ -52,7 +52,7 @@ from paceline.optim.binding import (
     take_all,
     unlike,
 )
-from paceline.optim.device import Pusher, all_copied, side_streams
+from paceline.optim.device import Pusher, SideStream, all_copied, side_stream
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
@@ -120,6 +120,8 @@ class _Bucket:
     members: list[Bound] = dataclasses.field(default_factory=list)
     unfilled: int = 0
     """Members whose gradients are not in the arena yet."""
+    sides: set[SideStream] = dataclasses.field(default_factory=set)
+    """Streams that copy or compare members in this round."""
     is_pushed: bool = False
     call: Call | None = None
 
@@ -181,13 +183,15 @@ class ServerExchange(Exchange):
         self._ready: list[_Bucket] = []
         self._held: _Bucket | None = None
         self._unpushed = len(self._buckets)
-        self._has_copies = False
+        self._sides: set[SideStream] = set()
+        """Streams that copy or compare parameters in this round."""
         self._compared: list[tuple[Bound, torch.Tensor]] = []
         """Weights that their devices compare with those of the servers."""
         for one in self.bound.values():
             one.filled, one.put = False, None  # a loop that sets gradients to None frees them
         for bucket in self._buckets.values():
             bucket.unfilled, bucket.is_pushed, bucket.call = len(bucket.members), False, None
+            bucket.sides.clear()
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +225,10 @@ class ServerExchange(Exchange):
         one.check_kind()
         self._check_unchanged(one)
         self._copy_in(one)
+        side = side_stream(one.param)
         for bucket in buckets:
+            if side is not None:
+                bucket.sides.add(side)
             bucket.unfilled -= not one.filled
             if bucket.unfilled == 0 and not one.filled:
                 self._ready.append(bucket)
@@ -265,18 +272,18 @@ class ServerExchange(Exchange):
             carried.after.wait()
         if self._held is not None:
             self._start(self._held, carried)
-        for side in side_streams(self.bound) if self._has_copies else ():
+        for side in self._sides:
             side.join()  # from now on a loop may change gradients in place
         if self._has_rows:
             self.sparse.push_rest(carried)
 
     def _start(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
-        copies = [side.mark() for side in side_streams(one.param for one in bucket.members)]
-        self._has_copies = self._has_copies or bool(copies)
-        if not self._has_copies:
+        self._sides |= bucket.sides
+        if not self._sides:
             self._send(bucket, carried)
             return
+        copies = [side.mark() for side in bucket.sides]
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
         self._pusher.after(partial(all_copied, copies), partial(self._send, bucket, carried), what)
 
@@ -298,7 +305,7 @@ class ServerExchange(Exchange):
         Raises:
             PacelineError: a weight on a CUDA device was changed; see :meth:`fill`.
         """
-        if self._has_copies:
+        if self._sides:
             before = meter.active.enter(DEVICE)
             self._pusher.drain()
             meter.active.leave(before)
