@@ -100,9 +100,13 @@ class SocketPoll:
 
     def wait(self, timeout_s: float) -> list[int]:
         """Return the descriptors of sockets that can be read or have ended; after a ring, perhaps none."""
-        ready = []
-        if sys.platform == "linux" and not self._is_closed:
-            for fd, _ in self._poll.poll(timeout_s):
+        ready: list[int] = []
+        if sys.platform == "linux":
+            try:
+                events = self._poll.poll(timeout_s)
+            except ValueError:  # another thread has closed it
+                return ready
+            for fd, _ in events:
                 if fd == self._bell:
                     os.eventfd_read(fd)
                 else:
