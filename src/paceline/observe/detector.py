@@ -55,7 +55,6 @@ from paceline.observe.history import (
     mean_round,
     middle,
     of_past,
-    rate_of,
 )  # fmt: skip
 from paceline.observe.lost_shares import of_lost_share, past_of
 from paceline.observe.servers import SlowServers, WaitShare
@@ -240,7 +239,7 @@ class Detector:
     @property
     def rate(self) -> float:
         """Samples per second of all workers."""
-        return sum(rate_of(one) for one in self._workers.values() if one.rounds)
+        return sum(one.rate for one in self._workers.values() if one.rounds)
 
     def note_server(
         self, rank: int, host: str, windows: Iterable[Sequence[float]], figures: Sequence[int]

@@ -430,11 +430,6 @@ def gain_of(slow: History, own_s: float, team: Iterable[History]) -> float:
     return gain if gain >= WORTH_GAIN else 0.0
 
 
-def rate_of(worker: History) -> float:
-    """Return a worker's samples per second."""
-    return worker.rate
-
-
 def share_of(figures: Iterable[Sequence[int]], figure: int) -> float:
     """Return a figure as a part of the time."""
     found = list(figures)
