@@ -68,6 +68,7 @@ class AgentBackend(Backend[RemoteRequest]):
     """
 
     package: str
+    reads = frozenset({"hosts", "slots"})
 
     def render(self, request: RemoteRequest) -> str:
         """Return the processes and the commands that reach their hosts."""
