@@ -42,10 +42,10 @@ def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Cal
     return refuse
 
 
-def listed(names: Iterable[object], most: int = 3) -> str:
+def listed(names: Iterable[object], most: int = 3, between: str = ", ") -> str:
     """Return the first names, and the number of further ones: ``a, b, c and 2 more``."""
     texts = list(map(str, names))
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def workers_text(ranks: Iterable[int]) -> str:
