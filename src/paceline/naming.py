@@ -26,6 +26,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_CUTOFF)), "")
 
 
+def meant(text: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a text may mean, sorted: the one that it is, else all that begin with it."""
+    known = sorted(set(names))
+    return [text] if text in known else [name for name in known if name.startswith(text)]
+
+
 def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
     """Return a ``__getattr__`` for a module: names that it does not have are errors that say what to use.
 

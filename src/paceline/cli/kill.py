@@ -16,6 +16,7 @@ from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
 from paceline.launch.ssh import ssh_command
+from paceline.naming import meant
 from paceline.observe.table import duration, plural, table
 from paceline.systems import os, pwd, signal
 
@@ -76,6 +77,10 @@ def _end(record: runtime.JobRecord) -> int:
 def _kill_here(job: str, options: argparse.Namespace) -> int:
     found = marked(job)
     kept = found if options.all_users else [one for one in found if one.uid == os.getuid()]
+    jobs = meant(job, (one.job for one in kept or found))
+    if job and len(jobs) > 1:
+        raise LaunchError(f"several jobs begin with {job!r}: {', '.join(jobs)}; name one")
+    found, kept = ([one for one in some if one.job in jobs] for some in (found, kept))
     others = len(found) - len(kept)
     print(shown(kept) if kept else f"nothing of {f'job {job}' if job else 'a job'} of yours runs here")
     if others:
