@@ -34,7 +34,10 @@ class Panel:
 
     def size(self) -> Size:
         """Return the columns, and the lines that the panel may have: a third of the terminal, ten if it has them."""
-        columns, lines = os.get_terminal_size(self._fd)
+        try:
+            columns, lines = os.get_terminal_size(self._fd)
+        except OSError:  # it was closed, and SIGHUP is on its way
+            return Size(80)
         lines = lines or 24
         return Size(columns or 80, min(max(10, lines // 3), max(lines - 2, 0)))
 
