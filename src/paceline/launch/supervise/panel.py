@@ -8,7 +8,7 @@ terminal is left changed at any moment: a launcher that is killed leaves the pan
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.observe.table import Size
 from paceline.systems import os
@@ -21,6 +21,11 @@ _CUT, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
 
 #: Codes that move the cursor to other rows, or change the terminal. Colours, and erasing in the own row, stay.
 _MOVES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-JL-ln-~]|\x1b[78DEHMc]|[\v\f]")
+
+
+def obeys_codes(environ: Mapping[str, str]) -> bool:
+    """Tell whether the terminal, if there is one, obeys codes that move the cursor."""
+    return environ.get("TERM", "dumb") != "dumb"
 
 
 class Panel:
