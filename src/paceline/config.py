@@ -246,7 +246,7 @@ def parse(field: str, text: str, source: str) -> Any:
 
 def _from_file(path: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # missing, not UTF-8, not TOML, lists in lists without end
         raise ConfigError(f"PACELINE_CONFIG={path}: {error}") from error
     unknown = sorted(set(table) - set(_TYPES))

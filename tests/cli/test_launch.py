@@ -65,12 +65,15 @@ def test_words_that_are_no_text_are_shown_by_a_dry_run() -> None:
     assert r"sh 'a\udcff'" in done.stdout
 
 
-def test_directory_that_is_gone_is_named(tmp_path: Path) -> None:
-    words = shlex.join([sys.executable, "-P", "-m", "paceline", "launch", "-n", "1", "-s", "0", "--", "true"])
+@pytest.mark.parametrize(
+    "words", ["launch -n 1 -s 0 -- true", "launch -n 1 --log-dir logs -- true", "profile -n 1 -- true", "doctor -H h1,"]
+)
+def test_directory_that_is_gone_is_named(words: str, tmp_path: Path) -> None:
+    command, words = words.partition(" ")[0], f"{shlex.join([sys.executable, '-P', '-m', 'paceline'])} {words}"
     script = f"mkdir gone && cd gone && rmdir ../gone && exec {words}"
     ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("paceline launch: this directory does not exist any more")
+    assert ended.stderr.startswith(f"paceline {command}: this directory does not exist any more")
 
 
 SHADOWED = """

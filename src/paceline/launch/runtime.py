@@ -54,9 +54,13 @@ def write(record: JobRecord) -> None:
     path = folder() / f"{record.id}.json"
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(asdict(record), file)
-    new.rename(path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(record), file)
+        new.rename(path)
+    except OSError:  # a full disk
+        new.unlink(missing_ok=True)
+        raise
 
 
 def remove(job_id: str) -> None:
