@@ -15,7 +15,7 @@ from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
-from paceline.launch.ssh import ssh_command
+from paceline.launch.ssh import over_ssh
 from paceline.naming import meant
 from paceline.observe.table import duration, plural, table
 from paceline.systems import os, pwd, signal
@@ -135,7 +135,7 @@ def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> 
     script = f"PYTHONPATH={shlex.quote(path)}; export PYTHONPATH; {search}"
     running = {
         host.name: subprocess.Popen(
-            [*ssh_command(ssh, host), host.name, shlex.join(["sh", "-c", script])],
+            over_ssh(ssh, host, ["sh", "-c", script]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
