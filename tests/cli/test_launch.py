@@ -548,3 +548,22 @@ def test_job_goes_on_when_its_terminal_is_closed_under_nohup(handled) -> None:
     handled(signal.SIGHUP, signal.SIG_IGN)
     job = Batch(signal.SIGHUP)
     assert (launch._wait(job), job.was_cancelled) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("Could not resolve hostname h1\n-----", "host h1 is unknown: check its name in the hosts file or in "
+         "~/.ssh/config (Could not resolve hostname h1)"),
+        ("paceline: python has no package psutil, which paceline needs: pip", "host h1 lacks a package: install it"),
+        ("connect to host h1 port 4: Connection refused", "how many workers it has is slots=N"),
+    ],
+)  # fmt: skip
+def test_host_that_starts_no_agent_is_told_with_a_way_out(
+    said: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\ncat >&2 <<END\n{said}\nEND\nexit 255\n")
+    ssh.chmod(0o755)
+    assert main(["launch", "-n", "1", "-H", "h1,", "-o", f"ssh={ssh}", "--", "true"]) == 1
+    assert why in capsys.readouterr().err

@@ -108,7 +108,8 @@ def explain(host: Host, link: AgentLink) -> str:
 
 
 def _last(link: AgentLink) -> str:
-    lines = [re.sub(r"\s+", " ", line) for line in link.errors]
+    """Return the last line with words: mpirun draws rules around its own."""
+    lines = [re.sub(r"\s+", " ", line) for line in link.errors if any(map(str.isalnum, line))]
     return lines[-1] if lines else ""
 
 
