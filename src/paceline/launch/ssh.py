@@ -50,7 +50,9 @@ class SshBackend(AgentBackend):
         request = remote_request(plan, there, options.get("python", ""), partial(over_ssh, ssh))
         if not spec.sync:
             return request
-        copies = {host.name: rsync_command(_options(ssh, host), host, plan.directory) for host in plan.hosts}
+        inside = os.path.relpath(plan.directory, machine.directory)  # a copy of this directory in itself would grow
+        never = [] if inside.split(os.sep)[0] in (os.curdir, os.pardir) else [f"/{inside}"]
+        copies = {host.name: rsync_command(_options(ssh, host), host, plan.directory, never) for host in plan.hosts}
         return replace(request, copies=copies)
 
     def check(self, request: RemoteRequest) -> None:
@@ -81,9 +83,16 @@ def _path_of_copy(path: str, here: str, there: str) -> str:
     return os.pathsep.join(dict.fromkeys([*parts, there]))
 
 
-def rsync_command(ssh: Sequence[str], host: Host, directory: str) -> list[str]:
-    """Return the command that copies the working directory to a host; nothing there is deleted."""
-    excluded = [f"--exclude={name}" for name in _EXCLUDED]
+def rsync_command(ssh: Sequence[str], host: Host, directory: str, never: Sequence[str] = ()) -> list[str]:
+    """Return the command that copies the working directory to a host; nothing there is deleted.
+
+    Args:
+        ssh: words that reach the host, without its name.
+        host: the host.
+        directory: the copy.
+        never: what does not belong to it, besides what never does.
+    """
+    excluded = [f"--exclude={name}" for name in (*_EXCLUDED, *never)]
     name = f"[{host.name}]" if ":" in host.name else host.name
     options = ["-az", "--mkpath", f"--timeout={_SILENT_S}", *excluded, "-e", shlex.join(ssh)]
     return ["rsync", *options, "./", f"{name}:{directory}/"]
