@@ -246,7 +246,7 @@ def parse(field: str, text: str, source: str) -> Any:
 
 def _from_file(path: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # missing, not UTF-8, not TOML, lists in lists without end
         raise ConfigError(f"PACELINE_CONFIG={path}: {error}") from error
     unknown = sorted(set(table) - set(_TYPES))
@@ -378,14 +378,11 @@ def check(settings: Settings) -> None:
             f"stall_timeout_s is {settings.stall_timeout_s:g}; it must be at least heartbeat_timeout_s "
             f"({settings.heartbeat_timeout_s:g}): raise {variable('stall_timeout_s')} too"
         )
-    if settings.staleness is not None and settings.staleness < 0:
-        raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    for name, what in (("staleness", "rounds"), ("regroup_rounds", "rounds"), ("age", "missed updates")):
+        if (getattr(settings, name) or 0) < 0:
+            raise ConfigError(f"{name} is {getattr(settings, name)}; it is a number of {what}, 0 or more")
     if not 0 < settings.weight <= _MOST_SPEED:
         raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
-    if settings.regroup_rounds < 0:
-        raise ConfigError(f"regroup_rounds is {settings.regroup_rounds}; it is a number of rounds, 0 or more")
-    if settings.age is not None and settings.age < 0:
-        raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:
         raise ConfigError(
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "

@@ -26,6 +26,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_CUTOFF)), "")
 
 
+def meant(text: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a text may mean, sorted: the one that it is, else all that begin with it."""
+    known = sorted(set(names))
+    return [text] if text in known else [name for name in known if name.startswith(text)]
+
+
 def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
     """Return a ``__getattr__`` for a module: names that it does not have are errors that say what to use.
 
@@ -42,10 +48,10 @@ def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Cal
     return refuse
 
 
-def listed(names: Iterable[object], most: int = 3) -> str:
+def listed(names: Iterable[object], most: int = 3, between: str = ", ") -> str:
     """Return the first names, and the number of further ones: ``a, b, c and 2 more``."""
     texts = list(map(str, names))
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def workers_text(ranks: Iterable[int]) -> str:

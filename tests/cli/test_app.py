@@ -85,6 +85,29 @@ def test_reader_that_has_left_is_no_news(words: list[str]) -> None:
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("words", [["--help"], ["jobs"], ["launch", "-n", "1", "--dry-run", "--", "true"]])
+def test_full_disk_behind_stdout_is_an_error_in_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "paceline", *words]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    why = "paceline: the output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, why)
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("torch", ["server", "--scheduler", "tcp://127.0.0.1:1", "--insecure"]), ("psutil", ["agent"])],
+)
+def test_missing_package_is_named_with_its_python(package: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module', name={package!r})")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-P", "-m", "paceline", *words]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    python = sys.executable
+    why = f"paceline: {python} has no package {package}, which paceline needs: {python} -m pip install {package}\n"
+    assert (ended.returncode, ended.stderr) == (1, why)
+
+
 def test_help_explains_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["help", "launch"])

@@ -48,6 +48,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run / "paceline"
 
 
+def test_full_disk_leaves_no_part_of_a_record(folder: Path) -> None:
+    code = (
+        "import resource; from paceline.launch.runtime import JobRecord, write;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); write(JobRecord('full', 1, '', 0.0, '', (), 1, 1))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "File too large" in ended.stderr
+    assert list(folder.iterdir()) == []
+
+
 def start(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline", "launch", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -32,7 +32,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     one = Host()
-    monkeypatch.setattr(command, "marked", lambda job: [p for p in one.found if job in ("", p.job)])
+    monkeypatch.setattr(command, "marked", lambda job: [p for p in one.found if p.job.startswith(job)])
     monkeypatch.setattr(command, "kill", one.killed.extend)
     return one
 
@@ -113,6 +113,20 @@ def test_options_that_change_nothing_are_refused(
     assert main(["kill", *words]) == 2
     assert message in capsys.readouterr().err
     assert host.killed == []
+
+
+def test_beginning_of_an_id_names_a_job_as_without_here(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.found = [replace(MINE, job="ab12"), replace(MINE, job="ac34"), replace(OTHER, job="ad56"), MINE]
+    assert main(["kill", "ab", "--here", "--yes"]) == 0
+    assert host.killed == [replace(MINE, job="ab12")]
+    assert main(["kill", "a", "--here", "--yes"]) == 1
+    assert "several jobs begin with 'a': ab12, ac34; name one" in capsys.readouterr().err
+    host.found.append(replace(MINE, job="a"))
+    assert main(["kill", "a", "--here", "--yes"]) == 0
+    assert host.killed[1:] == [replace(MINE, job="a")], "one that is named in full is meant"
+    assert main(["kill", "ad", "--here", "--yes"]) == 0
+    assert "(1 process of other users left out: --all-users)" in capsys.readouterr().out
+    assert len(host.killed) == 2
 
 
 def script(folder: Path, text: str) -> str:

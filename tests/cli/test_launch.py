@@ -65,12 +65,15 @@ def test_words_that_are_no_text_are_shown_by_a_dry_run() -> None:
     assert r"sh 'a\udcff'" in done.stdout
 
 
-def test_directory_that_is_gone_is_named(tmp_path: Path) -> None:
-    words = shlex.join([sys.executable, "-P", "-m", "paceline", "launch", "-n", "1", "-s", "0", "--", "true"])
+@pytest.mark.parametrize(
+    "words", ["launch -n 1 -s 0 -- true", "launch -n 1 --log-dir logs -- true", "profile -n 1 -- true", "doctor -H h1,"]
+)
+def test_directory_that_is_gone_is_named(words: str, tmp_path: Path) -> None:
+    command, words = words.partition(" ")[0], f"{shlex.join([sys.executable, '-P', '-m', 'paceline'])} {words}"
     script = f"mkdir gone && cd gone && rmdir ../gone && exec {words}"
     ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("paceline launch: this directory does not exist any more")
+    assert ended.stderr.startswith(f"paceline {command}: this directory does not exist any more")
 
 
 SHADOWED = """
@@ -163,13 +166,21 @@ def test_files_of_the_directory_hide_no_module_and_are_found_by_allow(tmp_path: 
         ("-n 2 --allow Lion sh", 2, "allow 'Lion' is not pkg.mod:Name, as in mylib.optim:Lion"),
         ("-n 2 --env PACELINE_STALENESS=x sh", 2, "PACELINE_STALENESS='x' is not a whole number"),
         ("-n 2 -s 0 --log-dir /proc/nope sh", 2, "--log-dir '/proc/nope' cannot be made: No such file or directory"),
-        ("-n 2 -H no-such-file sh", 2, "For a list without a file write commas: -H h1,h2, or no-such-file, for one"),
+        (
+            "-n 2 -H no-such-file sh",
+            2,
+            "For a list without a file write commas: -H h1,h2 (of one host: -H no-such-file,)",
+        ),
         ("-n 2 -H /tmp sh", 2, "the hostfile '/tmp' cannot be read: Is a directory"),
         ("-n 2 --kv-store dist_sync -- python x.py", 2, "'--kv-store': options of your script come after it, as in"),
         ("--nnodes=2 -n 2 -- python x.py", 2, "'--nnodes=2': -n is the number of all workers and -H names the hosts"),
         ("--rdzv_backend c10d -n 2 -- python x.py", 2, "leave it out: the launcher starts the processes of all hosts"),
         ("-n 2 -m mypkg.train", 2, "name the interpreter, as in: paceline launch -n 2 -- python -m mypkg.train"),
-        ("-n 2 --groups no-such-file sh", 2, "the groups file 'no-such-file' cannot be read: No such file"),
+        (
+            "-n 2 --groups no-such-file sh",
+            2,
+            "cannot be read: No such file or directory; paceline profile and paceline",
+        ),
         ("-n 2 no-such-command", 127, "the command 'no-such-command' is not on the PATH"),
         ("-n 2 -s 0 --env-server A=1 sh", 2, "--env-server changes nothing with -s 0"),
         ("-n 2 -s 0 --staleness 2 --insecure sh", 2, "--staleness, --insecure changes nothing with -s 0"),
@@ -545,3 +556,22 @@ def test_job_goes_on_when_its_terminal_is_closed_under_nohup(handled) -> None:
     handled(signal.SIGHUP, signal.SIG_IGN)
     job = Batch(signal.SIGHUP)
     assert (launch._wait(job), job.was_cancelled) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("Could not resolve hostname h1\n-----", "host h1 is unknown: check its name in the hosts file or in "
+         "~/.ssh/config (Could not resolve hostname h1)"),
+        ("paceline: python has no package psutil, which paceline needs: pip", "host h1 lacks a package: install it"),
+        ("connect to host h1 port 4: Connection refused", "how many workers it has is slots=N"),
+    ],
+)  # fmt: skip
+def test_host_that_starts_no_agent_is_told_with_a_way_out(
+    said: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\ncat >&2 <<END\n{said}\nEND\nexit 255\n")
+    ssh.chmod(0o755)
+    assert main(["launch", "-n", "1", "-H", "h1,", "-o", f"ssh={ssh}", "--", "true"]) == 1
+    assert why in capsys.readouterr().err

@@ -9,9 +9,10 @@ import pytest
 from paceline.errors import LaunchError
 from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, ProcessSpec, make_plan
 from paceline.launch.local import LocalBackend
+from paceline.launch.plan import address_parts
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.process_environment import own_environ
-from paceline.launch.supervise.crew import address_parts, free_port
+from paceline.launch.supervise.crew import free_port
 from paceline.net import Security
 from paceline.net.security import new_job_key
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,8 @@ def test_command_is_found_on_the_path_or_by_its_own(tmp_path: Path) -> None:
         (["./train.py", "--lr", "1"], "is not an executable file; did you mean: python ./train.py --lr 1"),
         (["train.py"], "did you mean: python train.py"),
         (["python train.py"], "not as one quoted string"),
+        (["./run", "2"], "'./run' is not an executable file; make it one: chmod +x ./run"),
+        (["run", "2"], "'run' is not on the PATH; did you mean: ./run 2"),
     ],
 )
 def test_missing_command_is_named(
@@ -33,6 +37,7 @@ def test_missing_command_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
+    Path("run").write_text("")
     with pytest.raises(CommandNotFoundError) as caught:
         check_command(argv, dict(os.environ))
     assert message in str(caught.value)
@@ -49,6 +54,16 @@ def test_unreadable_file_is_refused(path: str, why: str) -> None:
 def test_mark_at_the_begin_of_a_file_of_windows_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfnode1\r\nnode2\r\n")
     assert read_text(str(tmp_path / "hosts"), "the hostfile").split() == ["node1", "node2"]
+
+
+def test_text_is_read_alike_in_every_locale(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes("# fünf\nnode1\n".encode())
+    code = (
+        f"from paceline.launch.preflight import read_text; print(ascii(read_text({str(tmp_path / 'hosts')!r}, 'it')))"
+    )
+    environ = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (r"'# f\xfcnf\nnode1\n'", "")
 
 
 def test_folder_is_made_unless_a_file_is_in_its_place(tmp_path: Path) -> None:

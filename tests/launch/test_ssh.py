@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import ssh
-from paceline.launch.host_list import Host
+from paceline.launch import Host, JobSpec, Machine, ssh
 from paceline.launch.remote.remote_job import copy_all
+from paceline.launch.ssh import SshBackend
 from tests.clusters.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
@@ -41,3 +41,22 @@ def test_copy_that_stands_still_ends_and_names_the_host(monkeypatch: pytest.Monk
     monkeypatch.setattr(ssh, "_SILENT_S", 1)
     command = ssh.rsync_command(["sh", "-c", "exec sleep 600"], Host("h1"), "/tmp/nowhere")
     assert "timeout" in copy_all({"h1": command})["h1"]
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
+def test_copy_inside_of_its_source_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach = tmp_path / "reach"
+    reach.write_text('#!/bin/sh\nwhile [ "$1" != h1 ]; do shift; done\nshift\nexec "$@"\n')
+    reach.chmod(0o755)
+    source = tmp_path / "source"
+    (source / "deep" / "copy").mkdir(parents=True)
+    (source / "train.py").touch()
+    monkeypatch.chdir(source)
+    spec = JobSpec(
+        ("true",), 1, hosts=(Host("h1"),), directory=f"{source}/deep/copy", sync=True, options={"ssh": str(reach)}
+    )
+    copies = SshBackend().plan(spec, Machine.here()).copies
+    for _ in range(2):
+        assert copy_all(copies) == {}
+    copied = {str(one.relative_to(source / "deep" / "copy")) for one in (source / "deep" / "copy").rglob("*")}
+    assert copied == {"train.py", "deep"}

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
-from paceline.membership.effects import Waiting
+from paceline.membership.effects import MOST_NAMED, Waiting
 from paceline.net.answerer import Answerer
 from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client
@@ -522,6 +522,36 @@ def test_connection_that_stays_closed_is_a_death_that_answers_all_who_wait() -> 
     members.check()
     assert "died" in refusal(members.handle(b"worker-1", 4, m.Enter("c"), 2.7)), "nobody waits for the dead"
     assert "died" in refusal(members.handle(b"worker-1", 5, m.Lookup("s", ["x"]), 2.7))
+
+
+def test_deaths_of_hundreds_are_told_once_and_in_a_text_that_a_message_takes() -> None:
+    workers = 700
+    sizes = {"num_workers": workers, "num_servers": 1}
+    members = machine(JOB.replace(**sizes))
+    members.is_supervised = True
+    for role, rank in [("server", 0), *(("worker", rank) for rank in range(workers))]:
+        host = f"node{rank}.{'long.' * 8}example.org"
+        members.handle(peer_of(role, rank), 1, hello(role, rank, host=host, **sizes), 0.0)
+    assert members.complete
+    told = [one for rank in range(workers - 1) for one in answers(members.ended("worker", rank, 1, 1.0))]
+    assert len(told) == workers, "a piece of news for each that lives at the first death"
+    assert all(isinstance(body, m.News) for _, _, body in told)
+    left = peer_of("worker", workers - 1)
+    text = refusal(members.handle(left, 2, m.Enter("b"), 2.0))
+    assert m.Failed("PeerDiedError", text) == decode([encode(2, 0, m.Failed("PeerDiedError", text))])[0].body
+    assert "worker 0 on node0." in text
+    assert text.endswith(f"exit code 1 and {workers - 1 - MOST_NAMED} more")
+    (beat,) = [body for _, _, body in answers(members.handle(left, 3, m.Heartbeat(0), 2.0))]
+    assert isinstance(beat, m.News)
+    assert len(beat.deaths) == workers - 1
+
+
+def test_start_without_hundreds_names_the_first_of_them() -> None:
+    members = machine(JOB.replace(num_workers=20_000))
+    members.handle(b"server-0", 1, hello("server", 0, num_workers=20_000), 0.0)
+    (text,) = [body.text for _, _, body in answers(members.tick(61.0)) if isinstance(body, m.Failed)]
+    assert text.startswith("worker 0, worker 1, ")
+    assert f"worker 11 and {20_000 - MOST_NAMED} more did not join within 60 s" in text
 
 
 def test_silence_is_a_death() -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -30,6 +31,24 @@ def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=30) as answer:
         text: str = answer.read().decode()
     return text
+
+
+def test_report_that_the_disk_does_not_take_leaves_no_part_of_it(tmp_path: Path) -> None:
+    code = f"""
+import resource
+from paceline.config import Settings
+from paceline.membership import Membership
+from paceline.scheduler.exports import Exports
+
+settings = Settings(report={str(tmp_path / "job.html")!r})
+exports = Exports(settings)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+exports.close(Membership(settings, 0.0, lambda: b"token"))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert "job.html of this job is not written: [Errno 27] File too large" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- start -----------------------------------------------------------------------------------------------------------

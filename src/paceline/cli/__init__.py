@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
+
+#: Errors of a file that takes no more, as stdout may be.
+_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -25,9 +29,21 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
         return 130  # 128 + SIGINT
-    except BrokenPipeError:  # as in: paceline status --watch | head
+    except ModuleNotFoundError as error:
+        name = error.name or "paceline"
+        if name.startswith("paceline"):
+            raise
+        advice = f"{sys.executable} -m pip install {name}"
+        print(f"paceline: {sys.executable} has no package {name}, which paceline needs: {advice}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # 128 + SIGPIPE
+        if error.errno == errno.EPIPE:  # as in: paceline status --watch | head
+            return 141  # 128 + SIGPIPE
+        print(f"paceline: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _open_standard_streams() -> None:

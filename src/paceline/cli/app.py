@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import paceline
 from paceline.cli.options import UsageError
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, LaunchError, PacelineError
 from paceline.launch.preflight import NOT_FOUND_CODE, CommandNotFoundError
 from paceline.naming import suggestion
 
@@ -81,15 +81,20 @@ def _run(name: str, words: Sequence[str]) -> int:
         module, _, function = COMMANDS[name][0].partition(":")
         return int(getattr(importlib.import_module(module), function or "run")(name, words))
     except (UsageError, PacelineError) as error:
-        known = f" {name}" if name in COMMANDS else ""
-        more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""
-        from paceline.observe.table import plain  # errors quote other hosts
+        return _refused(name, error)
+    except FileNotFoundError as error:
+        if error.filename is not None:
+            raise
+        why = "this directory does not exist any more; change to another one, or again to it"  # os.getcwd names no file
+        return _refused(name, LaunchError(why))
 
-        print(plain(f"paceline{known}: {error}{more}", "\n\t"), file=sys.stderr)
-        return _code(error)
 
+def _refused(name: str, error: Exception) -> int:
+    known = f" {name}" if name in COMMANDS else ""
+    more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""
+    from paceline.observe.table import plain  # errors quote other hosts
 
-def _code(error: Exception) -> int:
+    print(plain(f"paceline{known}: {error}{more}", "\n\t"), file=sys.stderr)
     if isinstance(error, UsageError | ConfigError):
         return USAGE_CODE
     return NOT_FOUND_CODE if isinstance(error, CommandNotFoundError) else 1

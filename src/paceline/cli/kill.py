@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,9 @@ from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked
-from paceline.launch.ssh import ssh_command
+from paceline.launch.remote import run_all
+from paceline.launch.ssh import over_ssh
+from paceline.naming import meant
 from paceline.observe.table import duration, plural, table
 from paceline.systems import os, pwd, signal
 
@@ -76,6 +77,10 @@ def _end(record: runtime.JobRecord) -> int:
 def _kill_here(job: str, options: argparse.Namespace) -> int:
     found = marked(job)
     kept = found if options.all_users else [one for one in found if one.uid == os.getuid()]
+    jobs = meant(job, (one.job for one in kept or found))
+    if job and len(jobs) > 1:
+        raise LaunchError(f"several jobs begin with {job!r}: {', '.join(jobs)}; name one")
+    found, kept = ([one for one in some if one.job in jobs] for some in (found, kept))
     others = len(found) - len(kept)
     print(shown(kept) if kept else f"nothing of {f'job {job}' if job else 'a job'} of yours runs here")
     if others:
@@ -128,19 +133,10 @@ def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> 
     search = f'for p in {shlex.quote(sys.executable)} python3; do command -v "$p" >/dev/null && exec "$p" {words}; done'
     path = os.environ.get("PYTHONPATH", "")
     script = f"PYTHONPATH={shlex.quote(path)}; export PYTHONPATH; {search}"
-    running = {
-        host.name: subprocess.Popen(
-            [*ssh_command(ssh, host), host.name, shlex.join(["sh", "-c", script])],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for host in hosts
-    }
-    shown: list[str] = []
-    for name, process in running.items():
-        text = process.communicate()[0].strip() or f"no word (exit code {process.returncode})"
-        print("\n".join(f"{name}: {line}" for line in text.splitlines()), flush=True)
-        shown += text.splitlines()
-    return (1 if any(process.returncode for process in running.values()) else 0), shown
+    shown, has_failed = list[str](), False
+    commands = {host.name: over_ssh(ssh, host, ["sh", "-c", script]) for host in hosts}
+    for name, code, said in run_all(commands):
+        lines = (said.strip() or f"no word (exit code {code})").splitlines()
+        print("\n".join(f"{name}: {line}" for line in lines), flush=True)
+        shown, has_failed = [*shown, *lines], has_failed or code != 0
+    return int(has_failed), shown

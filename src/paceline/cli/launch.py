@@ -316,7 +316,8 @@ def _groups_file(options: argparse.Namespace) -> str | None:
         return None
     if options.groups == "auto":
         return "auto"
-    groups = parse_groups(read_text(options.groups, "the groups file"))
+    more = "; paceline profile and paceline group write one, and --groups auto measures first"
+    groups = parse_groups(read_text(options.groups, "the groups file", more))
     return os.path.abspath(str(options.groups)) if options.launcher == "local" else groups_line(groups)
 
 

@@ -242,7 +242,7 @@ def read_hosts(word: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
     if not word.strip():
         raise UsageError("-H is empty; it takes a hostfile, or a list as in: -H h1,h2")
     more = "; it lists a host per line. For a list without a file write commas: -H h1,h2"
-    one = "" if "/" in word else f", or {word}, for one host"
+    one = "" if "/" in word else f" (of one host: -H {word},)"
     try:
         if "," in word and not Path(word).is_file():
             return parse_host_list(word, number_is_slots=number_is_slots)

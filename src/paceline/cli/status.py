@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from paceline.cli.options import Option, Parser
 from paceline.cli.running import ask
 from paceline.launch import runtime
+from paceline.launch.supervise.panel import obeys_codes
 from paceline.observe.rows import figures_of, rows_of
 from paceline.observe.table import quantity, table
 from paceline.wire import messages as m
@@ -39,7 +41,7 @@ def run(name: str, words: Sequence[str]) -> int:
         record = next((one for one in runtime.jobs() if one.id == record.id), record)
         if not record.is_alive:
             return 0
-        print("" if options.json or not sys.stdout.isatty() else "\x1b[2J\x1b[H", end="")
+        print("" if options.json or not (sys.stdout.isatty() and obeys_codes(os.environ)) else "\x1b[2J\x1b[H", end="")
 
 
 def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: m.Status) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.cli.options import Option, Parser
 from paceline.errors import LaunchError
+from paceline.naming import meant
 from paceline.observe import ring
 from paceline.observe.event_order import EventOrder, aligned
 from paceline.observe.story import story
@@ -44,11 +45,10 @@ def run(name: str, words: Sequence[str]) -> int:
 def _find(job: str) -> Path:
     above = ring.jobs_folder()
     found = sorted(above.glob("*/"), key=ring.changed_at)
-    fitting = [one for one in found if one.stem.startswith(job)]
-    exact, names = [one for one in fitting if one.stem == job], sorted({one.stem for one in fitting})
-    if not fitting:
+    names = meant(job, (one.stem for one in found))
+    if not names:
         known = f"; there are those of {', '.join(sorted({one.stem for one in found}))}" if found else ""
         raise LaunchError(f"no events of {f'job {job!r}' if job else 'any job'} are on this host{known}")
-    if job and len(names) > 1 and not exact:
+    if job and len(names) > 1:
         raise LaunchError(f"several jobs begin with {job!r}: {', '.join(names)}; name one")
-    return [*fitting, *exact][-1]
+    return [one for one in found if one.stem in names][-1]

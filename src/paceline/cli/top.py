@@ -16,6 +16,7 @@ from paceline.cli.running import SCHEDULER, ask, find
 from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
+from paceline.launch.supervise.panel import obeys_codes
 from paceline.observe.table import Size
 from paceline.systems import os, termios, tty
 from paceline.wire import messages as m
@@ -44,7 +45,7 @@ def run(name: str, words: Sequence[str]) -> int:
     record = find(job, options.scheduler)
     view, interval_s = View(options.sort or "step"), options.interval or 1.0
     try:
-        if sys.stdout.isatty() and not options.once:
+        if sys.stdout.isatty() and obeys_codes(os.environ) and not options.once:
             _watch(record, view, interval_s)
             return 0
         while True:
@@ -59,7 +60,7 @@ def run(name: str, words: Sequence[str]) -> int:
 def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:
     """Print a picture with all lines."""
     lines = picture(status, record, time.time(), Size(shutil.get_terminal_size().columns), view)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and obeys_codes(os.environ):
         print(b"\n".join(painted(lines, os.environ)).decode(), flush=True)
     else:
         print("\n".join(line.plain for line in lines), flush=True)

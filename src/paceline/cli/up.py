@@ -34,6 +34,7 @@ from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, copy_all, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.supervise.child import die_with_parent
+from paceline.launch.supervise.panel import obeys_codes
 from paceline.net.security import new_job_key
 from paceline.observe.table import duration, plural
 from paceline.sim.hosts_plan import MEASURES_FIRST, HostPlanner, HostsPlan, Links, PlannedJob
@@ -296,7 +297,7 @@ class Dialogue:
         whole = self._rounds + _WARM_UP
 
         def show(pid: int) -> None:
-            if not sys.stderr.isatty():
+            if not (sys.stderr.isatty() and obeys_codes(os.environ)):
                 return
             try:
                 record = next((one for one in runtime.jobs() if one.pid == pid and one.scheduler), None)
@@ -310,7 +311,7 @@ class Dialogue:
         return show
 
     def _clear(self) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and obeys_codes(os.environ):
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 

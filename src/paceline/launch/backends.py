@@ -47,25 +47,13 @@ from paceline.naming import nearest
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
     "local": "paceline.launch.local:LocalBackend",
+    "ssh": "paceline.launch.ssh:SshBackend",
     "mpi": "paceline.launch.engines.mpi:MpiBackend",
     "slurm": "paceline.launch.engines.slurm:SlurmBackend",
-    "ssh": "paceline.launch.ssh:SshBackend",
-    "ray": "paceline.launch.engines.ray_cluster.ray_backend:RayBackend",
     "sge": "paceline.launch.engines.sge:SgeBackend",
     "k8s": "paceline.launch.engines.k8s.kubernetes:KubernetesBackend",
+    "ray": "paceline.launch.engines.ray_cluster.ray_backend:RayBackend",
     "yarn": "paceline.launch.engines.yarn.yarn_backend:YarnBackend",
-}
-
-#: What each of our launchers reads of worker groups, besides what all do: count, variables, words, weight, interface.
-_READS: Mapping[str, frozenset[str]] = {
-    "local": frozenset({"hosts", "slots"}),
-    "ssh": frozenset({"hosts", "slots"}),
-    "mpi": frozenset({"hosts", "slots"}),
-    "slurm": frozenset({"hosts", "slots", "select", "cpus", "gpus", "memory"}),
-    "sge": frozenset({"slots"}),
-    "k8s": frozenset({"select", "cpus", "gpus", "memory"}),
-    "ray": frozenset({"hosts", "select", "cpus", "gpus", "memory"}),
-    "yarn": frozenset({"cpus", "gpus", "memory"}),
 }
 
 R = TypeVar("R")
@@ -94,7 +82,11 @@ class Job(Protocol):
 
 
 class Backend(Protocol[R]):
-    """A way to run a job. ``R`` is its form of a job spec."""
+    """A way to run a job. ``R`` is its form of a job spec.
+
+    A class may have an attribute ``reads``: the keys of worker groups that it reads, besides those that all do (count,
+    variables, words, weight, interface). Others are then refused (:func:`check_groups`).
+    """
 
     @abstractmethod
     def plan(self, spec: JobSpec, machine: Machine) -> R:
@@ -141,7 +133,7 @@ def backend(name: str) -> Backend[Any]:
 
 
 def check_groups(name: str, spec: JobSpec) -> None:
-    """Refuse what a launcher of ours does not read of worker groups.
+    """Refuse what a launcher does not read of worker groups, as far as it says what it does.
 
     Args:
         name: the launcher's name.
@@ -150,12 +142,16 @@ def check_groups(name: str, spec: JobSpec) -> None:
     Raises:
         ValueError: a group has such a key; the message says which launchers read it.
     """
-    for group in spec.groups if name in _READS else ():
+    for group in spec.groups:
         given = {"hosts": group.hosts, "select": group.select, "slots": group.slots, **group.resources}
         for key, value in given.items():
-            if value and key not in _READS[name]:
-                ones = ", ".join(other for other, keys in _READS.items() if key in keys)
+            if value and not _reads(name, key):
+                ones = ", ".join(other for other in BACKENDS if _reads(other, key))
                 raise ValueError(f"group {group.name}: {key}= changes nothing with launcher {name!r}, but with {ones}")
+
+
+def _reads(name: str, key: str) -> bool:
+    return key in getattr(backend(name), "reads", (key,))
 
 
 T = TypeVar("T")

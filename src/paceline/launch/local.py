@@ -18,6 +18,8 @@ from paceline.launch.render import describe
 class LocalBackend:
     """Every process is a child of the launcher."""
 
+    reads = frozenset({"hosts", "slots"})
+
     def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
         """Place everything on this machine."""
         backend_options("local", {}, spec.options)

@@ -32,6 +32,14 @@ class Late(enum.Enum):
 Value: TypeAlias = str | Late
 
 
+def address_parts(scheduler: str | None) -> dict[Late, str]:
+    """Return the late values that follow from the scheduler's address, ``tcp://host:port``."""
+    if scheduler is None:
+        return {}
+    host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
+    return {Late.SCHEDULER: scheduler, Late.SCHEDULER_HOST: host.strip("[]"), Late.SCHEDULER_PORT: port}
+
+
 class ProcessName(NamedTuple):
     """Identity of a process: its role and its launch index within the role."""
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from paceline.consistency import name_ranks
 from paceline.cores import usable_cores
-from paceline.errors import LaunchError
 from paceline.launch import process_environment as environment
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
@@ -42,11 +41,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """Describe this machine and process."""
-        try:
-            directory = os.getcwd()
-        except FileNotFoundError:
-            raise LaunchError("this directory does not exist any more; change to another one, or again to it") from None
-        return cls(sys.executable, {LOCALHOST: usable_cores()}, environment.own_environ(os.environ), directory)
+        return cls(sys.executable, {LOCALHOST: usable_cores()}, environment.own_environ(os.environ), os.getcwd())
 
 
 def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPlan:

@@ -62,6 +62,8 @@ def _hint(argv: Sequence[str]) -> str:
         return "; give the command as words, not as one quoted string"
     if word.endswith(".py"):
         return f"; did you mean: python {' '.join(argv)}"
+    if Path(word).is_file():
+        return f"; make it one: chmod +x {word}" if os.sep in word else f"; did you mean: ./{' '.join(argv)}"
     return ""
 
 
@@ -101,10 +103,12 @@ def read_text(path: str, what: str, more: str = "") -> str:
     Raises:
         ConfigError: it cannot be read; the message says why.
     """
+    if not path:
+        raise ConfigError(f"{what} {path!r} cannot be read: its name is empty{more}")
     try:
-        return Path(path or "\0").read_text().removeprefix("\ufeff")
+        return Path(path).read_text(encoding="utf-8").removeprefix("\ufeff")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text" if path else "its name is empty"
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError(f"{what} {path!r} cannot be read: {why}{more}") from error
 
 

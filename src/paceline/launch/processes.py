@@ -113,18 +113,14 @@ class MarkedProcess:
     command: str
 
 
-def marked(job_id: str = "") -> list[MarkedProcess]:
-    """Return the processes of a job, or of all jobs, as far as this user may see them; not this process.
-
-    Args:
-        job_id: the job's id; empty: every job.
-    """
+def marked(beginning: str = "") -> list[MarkedProcess]:
+    """Return the processes of the jobs whose ids begin so, as far as this user may see them; not this process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to somebody else
             environ = process.environ()
             job = environ.get(config.variable("job_id"), "")
-            if job and job_id in ("", job) and process.pid != os.getpid():
+            if job and job.startswith(beginning) and process.pid != os.getpid():
                 found.append(_marked(process, job, environ))
     return found
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.errors import LaunchError
 from paceline.launch.processes import birth
+from paceline.naming import meant
 from paceline.user_folder import folder
 
 
@@ -53,9 +54,13 @@ def write(record: JobRecord) -> None:
     path = folder() / f"{record.id}.json"
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(asdict(record), file)
-    new.rename(path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(asdict(record), file)
+        new.rename(path)
+    except OSError:  # a full disk
+        new.unlink(missing_ok=True)
+        raise
 
 
 def remove(job_id: str) -> None:
@@ -83,11 +88,11 @@ def find(job_id: str) -> JobRecord:
     Raises:
         LaunchError: there is none, or more than one.
     """
-    running = jobs()
-    found = [record for record in running if record.id.startswith(job_id)]
+    running = {record.id: record for record in jobs()}
+    found = meant(job_id, running)
     if len(found) == 1:
-        return found[0]
-    known = ", ".join(record.id for record in running)
+        return running[found[0]]
+    known = ", ".join(running)
     if not running:
         raise LaunchError("no job of yours runs on this machine; a job is known where its launcher runs")
     if not found:

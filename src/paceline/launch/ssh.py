@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import backend_options
@@ -45,13 +46,13 @@ class SshBackend(AgentBackend):
         if spec.sync:
             here["PYTHONPATH"] = _path_of_copy(here.get("PYTHONPATH", ""), machine.directory, plan.directory)
 
-        def reach(host: Host, script: list[str]) -> list[str]:
-            return [*ssh_command(ssh, host), host.name, shlex.join(script)]
-
-        request = remote_request(plan, replace(machine, environ=here), options.get("python", ""), reach)
+        there = replace(machine, environ=here)
+        request = remote_request(plan, there, options.get("python", ""), partial(over_ssh, ssh))
         if not spec.sync:
             return request
-        copies = {host.name: rsync_command(ssh_command(ssh, host), host, plan.directory) for host in plan.hosts}
+        inside = os.path.relpath(plan.directory, machine.directory)  # a copy of this directory in itself would grow
+        never = [] if inside.split(os.sep)[0] in (os.curdir, os.pardir) else [f"/{inside}"]
+        copies = {host.name: rsync_command(_options(ssh, host), host, plan.directory, never) for host in plan.hosts}
         return replace(request, copies=copies)
 
     def check(self, request: RemoteRequest) -> None:
@@ -63,7 +64,12 @@ class SshBackend(AgentBackend):
             )
 
 
-def ssh_command(ssh: Sequence[str], host: Host) -> list[str]:
+def over_ssh(ssh: Sequence[str], host: Host, words: Sequence[str]) -> list[str]:
+    """Return the command that runs another one on a host."""
+    return [*_options(ssh, host), host.name, shlex.join(words)]
+
+
+def _options(ssh: Sequence[str], host: Host) -> list[str]:
     """Return the words of a command that reaches a host, without its name."""
     return [*ssh, *_SSH_OPTIONS, *(["-p", str(host.port)] if host.port else [])]
 
@@ -77,9 +83,16 @@ def _path_of_copy(path: str, here: str, there: str) -> str:
     return os.pathsep.join(dict.fromkeys([*parts, there]))
 
 
-def rsync_command(ssh: Sequence[str], host: Host, directory: str) -> list[str]:
-    """Return the command that copies the working directory to a host; nothing there is deleted."""
-    excluded = [f"--exclude={name}" for name in _EXCLUDED]
+def rsync_command(ssh: Sequence[str], host: Host, directory: str, never: Sequence[str] = ()) -> list[str]:
+    """Return the command that copies the working directory to a host; nothing there is deleted.
+
+    Args:
+        ssh: words that reach the host, without its name.
+        host: the host.
+        directory: the copy.
+        never: what does not belong to it, besides what never does.
+    """
+    excluded = [f"--exclude={name}" for name in (*_EXCLUDED, *never)]
     name = f"[{host.name}]" if ":" in host.name else host.name
     options = ["-az", "--mkpath", f"--timeout={_SILENT_S}", *excluded, "-e", shlex.join(ssh)]
     return ["rsync", *options, "./", f"{name}:{directory}/"]

@@ -1,6 +1,6 @@
 """The members of a job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
-from paceline.membership.effects import Action, Answer, Finish, Warn, describe
+from paceline.membership.effects import Action, Answer, Finish, Warn, describe, describe_all
 from paceline.membership.liveness import GONE, Liveness, Suspect
 from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
 from paceline.membership.roster import MemberRecord
@@ -18,4 +18,5 @@ __all__ = [
     "Suspect",
     "Warn",
     "describe",
+    "describe_all",
 ]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from paceline.naming import listed
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_TEXT
 
 #: (role, rank)
 MemberKey: TypeAlias = tuple[str, int]
+
+#: Members that one text names.
+MOST_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,8 @@ def describe(death: m.Death) -> str:
     """Return a sentence about a death."""
     where = f" on {death.host}" if death.host else ""
     return f"{death.role} {death.rank}{where} died: {death.reason}"
+
+
+def describe_all(deaths: Iterable[m.Death]) -> str:
+    """Return sentences about the first deaths, and the number of further ones: a message takes no longer text."""
+    return listed(map(describe, deaths), MOST_NAMED, "; ")[:MAX_TEXT]

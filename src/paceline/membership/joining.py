@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from paceline.config import variable
 from paceline.exitcodes import describe_code
-from paceline.membership.effects import MemberKey
+from paceline.membership.effects import MOST_NAMED, MemberKey
+from paceline.naming import listed
 from paceline.start_clock import StartClock
 from paceline.wire import messages as m
 
@@ -68,16 +69,16 @@ class Starting:
         waited_s = now - self._began
         if waited_s < self._limit_s:
             return ""
-        names = [f"{role} {rank} ({self._clock((role, rank)).cpu_s:.1f} s of CPU time)" for role, rank in missing]
+        names = (f"{role} {rank} ({self._clock((role, rank)).cpu_s:.1f} s of CPU time)" for role, rank in missing)
         return (
-            f"{', '.join(names)} did not join within {waited_s:.0f} s, and still starts on a busy host; "
+            f"{listed(names, MOST_NAMED)} did not join within {waited_s:.0f} s, and still starts on a busy host; "
             f"{variable('start_timeout_s')} counts the CPU time that it gets"
         )
 
     def too_late(self, late: Sequence[MemberKey]) -> str:
         """Return the sentence with which the start fails, about the processes whose time is over."""
         return (
-            f"{', '.join(f'{role} {rank}' for role, rank in late)} did not join within {self._limit_s:g} s; "
+            f"{listed((f'{role} {rank}' for role, rank in late), MOST_NAMED)} did not join within {self._limit_s:g} s; "
             f"look at their output, or raise {variable('start_timeout_s')}"
         )
 

@@ -76,7 +76,7 @@ from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
-from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
+from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, describe_all, refuse
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, death_reply
@@ -368,19 +368,23 @@ class Membership:
         return [] if self._ending is not None else self._fail_with(death, now)
 
     def _fail(self, now: float) -> list[Action]:
-        """Tell all members that the job has failed, and answer all requests that wait."""
+        """Tell all members that the job has failed, once, and answer all requests that wait.
+
+        Further deaths are in the answers to their heartbeats: in a job of hundreds they come in hundreds.
+        """
         self._ending = now if self._ending is None else self._ending
         # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED
-        actions: list[Action] = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
+        told = self._roster.live() if len(self.deaths) == 1 else []
+        actions: list[Action] = [Answer(record.peer, 0, self._news()) for record in told]
         if not self.complete:
-            actions += self._failures_for([Waiting(record.peer, record.seq) for record in self._roster.live()])
+            actions += self._failures_for([Waiting(record.peer, record.seq) for record in told])
         return actions + self._failures_for(self._waits.clear())
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
         if not self.deaths:
             return []
-        text = "; ".join(describe(death) for death in self.deaths)
+        text = describe_all(self.deaths)
         return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
 
     def note_cpu(self, key: MemberKey, cpu_s: float, now: float, is_ready: bool = False) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import Settings
-from paceline.membership.effects import MemberKey, describe
+from paceline.membership.effects import MemberKey, describe_all
 from paceline.wire import messages as m
 
 
@@ -179,7 +179,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         if hello.job_id != self._settings.job_id:
             return f"{who} belongs to job {hello.job_id!r}, this is job {self._settings.job_id!r}"
         if is_ending:
-            return f"{who} came when the job was ending" + "".join(f"; {describe(one)}" for one in deaths)
+            return f"{who} came when the job was ending{'; ' if deaths else ''}{describe_all(deaths)}"
         if (hello.num_workers, hello.num_servers) != sizes:
             return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
         size, record = self._size(hello.role), self.get((hello.role, hello.rank))

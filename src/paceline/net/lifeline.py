@@ -43,7 +43,7 @@ import psutil
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
-from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe
+from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
 from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.call import LONGEST_TEXT
@@ -272,7 +272,7 @@ class Lifeline:
             ring.note(events.DIED, 0, events.member(death.role, death.rank))
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
-            self._fail("; ".join(describe(death) for death in body.deaths))
+            self._fail(describe_all(body.deaths))
         for death in body.lost[len(self.lost) :]:
             self.lost = [*self.lost, death]
             if self._settings.role == "worker":

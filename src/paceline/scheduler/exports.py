@@ -132,11 +132,13 @@ class Exports:
             self.metrics.close()
 
     def _write_report(self) -> None:
+        new = Path(f"{self._report}.new")
         try:
-            new = Path(f"{self._report}.new")
             new.unlink(missing_ok=True)
             with new.open("xb") as file:  # in a folder of all users a link could stand there
                 file.write(page.page(self._history.copy()))
             new.replace(self._report)
         except OSError as error:
             logger.error("the report %s of this job is not written: %s", self._report, error)
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)

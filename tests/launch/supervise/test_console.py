@@ -95,10 +95,12 @@ def test_terminal_gets_a_colour_for_each_role(terminal: Terminal) -> None:
     terminal.shows(b"\x1b[32m[worker 1] \x1b[0mone\x1b[K\n\x1b[34m[server 0] \x1b[0mtwo\x1b[K\n")
 
 
-@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_can_be_switched_off(environ: dict[str, str], terminal: Terminal) -> None:
-    Console({OUT: terminal.fd, ERR: terminal.fd}, environ).feed(W1, OUT, b"one\n")
-    terminal.shows(b"[worker 1] one\x1b[K\n")
+@pytest.mark.parametrize(("environ", "erased"), [({"NO_COLOR": "1"}, b"\x1b[K"), ({"TERM": "dumb"}, b"")])
+def test_colours_can_be_switched_off_and_all_codes(environ: dict[str, str], erased: bytes, terminal: Terminal) -> None:
+    console = Console({OUT: terminal.fd, ERR: terminal.fd}, environ)
+    console.feed(W1, OUT, b"one\n")
+    console.block(b"----\n")
+    terminal.shows(b"[worker 1] one" + erased + b"\n" + erased + b"----\n")
 
 
 def test_terminal_shows_the_moving_bar_of_worker_0_only(terminal: Terminal) -> None:

@@ -493,6 +493,16 @@ def test_second_interrupt_kills(world: World) -> None:
     assert world.signals[-1] == (signal.SIGKILL, ALL)
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM])
+def test_terminal_that_closes_leaves_workers_the_time_to_save(world: World, first: int) -> None:
+    world.tell(Interrupted(first))
+    world.tell(Interrupted(signal.SIGHUP))
+    world.tell(Interrupted(signal.SIGPIPE))
+    assert [signum for signum, _ in world.signals] == [signal.SIGTERM if first == signal.SIGPIPE else first]
+    world.tell(Interrupted(signal.SIGINT))
+    assert world.signals[-1] == (signal.SIGKILL, ALL)
+
+
 def test_interrupt_after_a_failure_ends_the_wait_for_survivors(world: World) -> None:
     world.tell(Exited(W0, 4))
     world.tell(Interrupted(signal.SIGINT))

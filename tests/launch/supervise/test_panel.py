@@ -85,6 +85,17 @@ def test_small_terminal_gets_as_many_lines_as_it_has_room_for(lines: int) -> Non
     terminal.close()
 
 
+def test_terminal_that_was_closed_ends_no_launcher() -> None:
+    terminal = Terminal(40, 12)
+    panel = Panel(terminal.fd)
+    panel.show(PANEL, 0.0)
+    os.close(terminal.master)
+    assert b"one\n" in panel.under(b"one\n", 1.0)
+    assert panel.show(PANEL, 2.0) == b""
+    assert panel.close() == b""
+    os.close(terminal.fd)
+
+
 def test_launcher_in_the_background_leaves_the_terminal_to_the_shell(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,8 @@ class SgeRequest:
 class SgeBackend:
     """Submits a script, or starts agents in the job that the launcher runs in."""
 
+    reads = frozenset({"slots"})
+
     def plan(self, spec: JobSpec, machine: Machine) -> SgeRequest:
         """Write the script."""
         if spec.sync:

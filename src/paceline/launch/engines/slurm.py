@@ -69,6 +69,8 @@ class SlurmBatch:
 class SlurmBackend:
     """Submits a batch job, or runs a job inside an allocation."""
 
+    reads = frozenset({"hosts", "slots", "select", "cpus", "gpus", "memory"})
+
     def plan(self, spec: JobSpec, machine: Machine) -> SlurmBatch | RemoteRequest:
         """Make a batch script; inside an allocation deal the processes to its nodes."""
         options = backend_options("slurm", OPTIONS, spec.options)

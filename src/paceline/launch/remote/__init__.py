@@ -32,7 +32,7 @@ dies with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts
 more, names the cause first when a network fails. The time in which an end did not run is no silence of the other one.
 """
 
-from paceline.launch.remote.remote_job import AgentBackend, BrokeredJob, RemoteJob, copy_all
+from paceline.launch.remote.remote_job import AgentBackend, BrokeredJob, RemoteJob, copy_all, run_all
 from paceline.launch.remote.request import RemoteRequest, agent_script, explain, forwarded, remote_request
 
 __all__ = [
@@ -45,4 +45,5 @@ __all__ = [
     "explain",
     "forwarded",
     "remote_request",
+    "run_all",
 ]

@@ -12,10 +12,10 @@ from typing import Any
 from paceline.errors import LaunchError
 from paceline.interfaces import tcp
 from paceline.launch.host_list import LOCALHOST, Host
-from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
+from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.remote.agent_link import AgentLink, data, members
 from paceline.launch.remote.request import RemoteRequest
-from paceline.launch.supervise.crew import Processes, address_parts, serve
+from paceline.launch.supervise.crew import Processes, serve
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 

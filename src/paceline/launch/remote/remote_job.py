@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -68,6 +68,7 @@ class AgentBackend(Backend[RemoteRequest]):
     """
 
     package: str
+    reads = frozenset({"hosts", "slots"})
 
     def render(self, request: RemoteRequest) -> str:
         """Return the processes and the commands that reach their hosts."""
@@ -85,27 +86,29 @@ class AgentBackend(Backend[RemoteRequest]):
 
 def copy_all(copies: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Run the command of each host, side by side; return why those failed that did, by host."""
+    return {host: _why(said, code) for host, code, said in run_all(copies) if code}
+
+
+def run_all(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int, str]]:
+    """Run the command of each host, side by side; give the host, exit code and output of one after the other."""
     running = {
         host: subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - the launcher has one thread
         )
-        for host, command in copies.items()
+        for host, command in commands.items()
     }
-    failed = {}
     try:
         for host, process in running.items():
-            errors = process.communicate()[1].decode(errors="replace")
-            if process.returncode:
-                failed[host] = _why(errors, process.returncode)
+            said = process.communicate()[0].decode(errors="replace")
+            yield host, process.returncode, said
     except BaseException:  # a signal has ended the launch
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         raise
-    return failed
 
 
 def _why(errors: str, code: int) -> str:

@@ -68,7 +68,8 @@ _KNOWN = (
     ("Host key verification failed", "has a host key that ssh does not know: connect once by hand with `ssh {host}`"),
     ("Permission denied", "refused your ssh key: install it with `ssh-copy-id {host}`, and load it with `ssh-add`"),
     ("Too many authentication failures", "refused your ssh keys: name one with IdentityFile in ~/.ssh/config"),
-    ("Connection refused", "has no ssh server at that port: start sshd there, or give the port as {host}:PORT"),
+    ("Connection refused", "has no ssh server at that port: start sshd there, or give the port as {host}:PORT; "
+     "how many workers it has is slots=N"),
     ("timed out", "did not answer: is it up, and does a firewall let ssh through?"),
     ("No route to host", "cannot be reached: is it up, and in this network?"),
     ("Network is unreachable", "cannot be reached: this machine has no route to its network"),
@@ -76,6 +77,10 @@ _KNOWN = (
         "No module named paceline",
         "has Python but not paceline: install it there (pip install paceline), or give its interpreter with "
         "-o python=PATH, or copy this directory with --sync-dst-dir",
+    ),
+    (
+        "which paceline needs",
+        "lacks a package: install it there, or give another interpreter with -o python=PATH",
     ),
     ("No module named 'paceline", "has an older paceline than this machine: install the same version there"),
     ("unknown command 'agent'", "has an older paceline than this machine: install the same version there"),
@@ -103,7 +108,8 @@ def explain(host: Host, link: AgentLink) -> str:
 
 
 def _last(link: AgentLink) -> str:
-    lines = [re.sub(r"\s+", " ", line) for line in link.errors]
+    """Return the last line with words: mpirun draws rules around its own."""
+    lines = [re.sub(r"\s+", " ", line) for line in link.errors if any(map(str.isalnum, line))]
     return lines[-1] if lines else ""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
-from paceline.launch.supervise.panel import Panel, one_row, without_moves
+from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
 from paceline.observe.table import plain
 from paceline.systems import os
 
@@ -29,7 +29,7 @@ class Console:
 
     Args:
         fds: targets of the children's stdout (:data:`OUT`) and stderr (:data:`ERR`).
-        environ: NO_COLOR and TERM=dumb switch colours off.
+        environ: NO_COLOR switches colours off, TERM=dumb all codes.
         log_dir: folder in which a file per process (``worker-0.log``) takes all that it prints; empty: none.
         has_panel: show a panel where stderr is a terminal that can.
 
@@ -47,8 +47,9 @@ class Console:
         environ = os.environ if environ is None else environ
         self._fds = {OUT: 1, ERR: 2} if fds is None else dict(fds)
         self._terminal = {stream: os.isatty(fd) for stream, fd in self._fds.items()}
-        self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        can = has_panel and self._terminal[ERR] and environ.get("TERM", "dumb") != "dumb"
+        is_dumb = environ.get("TERM") == "dumb"
+        self._colour, self._erase_rest = not environ.get("NO_COLOR") and not is_dumb, b"" if is_dumb else _ERASE_REST
+        can = has_panel and self._terminal[ERR] and obeys_codes(environ)
         self.panel = Panel(self._fds[ERR]) if can else None
         self._above = self._streams_of_panel() if can else frozenset()
         """Streams that are shown above the panel."""
@@ -106,7 +107,7 @@ class Console:
 
     def block(self, data: bytes) -> None:
         """Show a block of whole lines on stderr as it is."""
-        self._write(ERR, _ERASE_REST + data if self._terminal[ERR] else data)
+        self._write(ERR, self._erase_rest + data if self._terminal[ERR] else data)
 
     def tail(self, member: ProcessName) -> list[bytes]:
         """Return the last lines of a process, stdout and stderr together."""
@@ -148,7 +149,7 @@ class Console:
             return prefix + text + line.end
         if self._colour:
             prefix = b"\x1b[%sm%s\x1b[0m" % (_COLOURS.get(member.role if member else "launch", b"36"), prefix)
-        whole = prefix + text + _ERASE_REST
+        whole = prefix + text + self._erase_rest
         return (one_row(whole) if is_above and line.end == b"\r" else whole) + line.end
 
     def _streams_of_panel(self) -> frozenset[int]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from paceline.errors import LaunchError
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import processes
-from paceline.launch.plan import Late, ProcessName, ProcessSpec
+from paceline.launch.plan import Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
@@ -266,14 +266,6 @@ def serve(selector: selectors.BaseSelector, limit_s: float, is_over: Callable[[]
     while not is_over() and (left := until - time.monotonic()) > 0:
         for key, _ in selector.select(min(left, 0.1)):
             key.data()
-
-
-def address_parts(scheduler: str | None) -> dict[Late, str]:
-    """Return the late values that follow from the scheduler's address, ``tcp://host:port``."""
-    if scheduler is None:
-        return {}
-    host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
-    return {Late.SCHEDULER: scheduler, Late.SCHEDULER_HOST: host.strip("[]"), Late.SCHEDULER_PORT: port}
 
 
 def free_port() -> int:

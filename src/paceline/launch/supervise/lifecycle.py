@@ -25,7 +25,7 @@
 | ``INTERRUPTED`` | ``TERMINATING`` | ``interrupt_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``leave_s`` later |
 | ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start, or the worker hangs |
-| ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
+| ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal of those that users send: SIGINT, SIGTERM |
 | ``TERMINATING`` | ``KILLING`` | ``terminate_s`` has passed |
 | ``KILLING`` | ``OVER`` | ``kill_s`` has passed |
 | ``LEAVING``, ``FAILING``, ``INTERRUPTED``, ``TERMINATING``, ``KILLING`` | ``OVER`` | no process is left |
@@ -296,7 +296,8 @@ class JobLifecycle:
 
     def _interrupted(self, signum: int, now: float) -> list[Action]:
         if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
-            return self._kill(now)
+            is_gone = signum in (signal.SIGHUP, signal.SIGPIPE)  # a terminal that closes, and its shell, send several
+            return [] if is_gone else self._kill(now)
         if self.phase is Phase.FAILING:
             return self._terminate(now)
         self._signum = signum

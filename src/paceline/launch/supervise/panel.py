@@ -8,7 +8,7 @@ terminal is left changed at any moment: a launcher that is killed leaves the pan
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.observe.table import Size
 from paceline.systems import os
@@ -23,6 +23,11 @@ _CUT, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
 _MOVES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-JL-ln-~]|\x1b[78DEHMc]|[\v\f]")
 
 
+def obeys_codes(environ: Mapping[str, str]) -> bool:
+    """Tell whether the terminal, if there is one, obeys codes that move the cursor."""
+    return environ.get("TERM", "dumb") != "dumb"
+
+
 class Panel:
     """The panel of one terminal. It returns bytes; its owner alone writes to the terminal."""
 
@@ -34,7 +39,10 @@ class Panel:
 
     def size(self) -> Size:
         """Return the columns, and the lines that the panel may have: a third of the terminal, ten if it has them."""
-        columns, lines = os.get_terminal_size(self._fd)
+        try:
+            columns, lines = os.get_terminal_size(self._fd)
+        except OSError:  # it was closed, and SIGHUP is on its way
+            return Size(80)
         lines = lines or 24
         return Size(columns or 80, min(max(10, lines // 3), max(lines - 2, 0)))
 

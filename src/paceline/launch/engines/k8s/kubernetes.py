@@ -252,6 +252,8 @@ _INDEXED = (1, 24)
 class KubernetesBackend:
     """Every process is a pod; the engine starts them, and the launcher supervises."""
 
+    reads = frozenset({"select", "cpus", "gpus", "memory"})
+
     def plan(self, spec: JobSpec, machine: Machine) -> Manifests:
         """Make the objects of the job."""
         return make_manifests(spec, machine)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from paceline import config
-from paceline.launch.plan import JobPart, Late, ProcessSpec
+from paceline.launch.plan import JobPart, Late, ProcessSpec, address_parts
 from paceline.launch.worker_groups import WorkerGroup
 from paceline.naming import suggestion
 
@@ -184,9 +184,7 @@ def _command(part: JobPart, process: ProcessSpec, indexed: bool) -> Object:
 def _env(part: JobPart, process: ProcessSpec, indexed: bool, secret: str, port: int, places: Places) -> list[Object]:
     known = {
         Late.BIND: f"tcp://0.0.0.0:{port}",
-        Late.SCHEDULER: f"tcp://{places.scheduler}:{port}",
-        Late.SCHEDULER_HOST: places.scheduler,
-        Late.SCHEDULER_PORT: str(port),
+        **address_parts(f"tcp://{places.scheduler}:{port}"),
         Late.MASTER_ADDR: places.master,
         Late.MASTER_PORT: "29500",
     }

@@ -37,6 +37,8 @@ class RayRequest:
 class RayBackend:
     """Reserves a bundle per process and starts an agent in an actor of each."""
 
+    reads = frozenset({"hosts", "select", "cpus", "gpus", "memory"})
+
     def plan(self, spec: JobSpec, machine: Machine) -> RayRequest:
         """Make a bundle per process."""
         if spec.sync:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import config
-from paceline.launch.plan import Late
+from paceline.launch.plan import Late, address_parts
 from paceline.net.security import encode_key
 
 START = "paceline.launch.engines.torchx_app.start"
@@ -52,12 +52,7 @@ def environment(start: Mapping[str, Any], app_id: str, replica: int, rank0_host:
     """
     host = rank0_host or "127.0.0.1"
     port = start["port"]
-    known = {
-        Late.BIND: f"tcp://0.0.0.0:{port}",
-        Late.SCHEDULER: f"tcp://{host}:{port}",
-        Late.SCHEDULER_HOST: host,
-        Late.SCHEDULER_PORT: str(port),
-    }
+    known = {Late.BIND: f"tcp://0.0.0.0:{port}", **address_parts(f"tcp://{host}:{port}")}
     if start["key_file"]:
         known[Late.JOB_KEY] = job_key(Path(start["key_file"]).expanduser().read_bytes(), app_id)
     env = {name: known[Late[late]] for name, late in start["late"].items()}

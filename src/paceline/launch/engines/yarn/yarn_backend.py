@@ -62,6 +62,8 @@ class YarnRequest:
 class YarnBackend:
     """Asks for a service, and starts an agent in each of its containers."""
 
+    reads = frozenset({"cpus", "gpus", "memory"})
+
     def plan(self, spec: JobSpec, machine: Machine) -> YarnRequest:
         """Make the service. Reads ``yarn-site.xml`` if the option ``rm`` is not given."""
         if spec.sync:
