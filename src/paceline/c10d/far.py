@@ -35,8 +35,8 @@ LEAST_CHUNK_BYTES, LEAST_CHUNKS = 128 * 1024, 2
 #: Bytes up to which every rank gets all tensors, and reduces them itself.
 SMALL_BYTES = 32 * 1024
 
-#: Meetings of one operation that have numbers of their own. A prime, as that of callbacks is: operations of one meeting
-#: take turns with the servers, however many these are.
+#: Meetings of one operation that have numbers of their own. A prime: operations of one meeting take turns with the
+#: servers, however many these are.
 MEETINGS = 1_048_573
 
 #: A rank's frames for others, by receiver (-1: all), and those that it gets, by sender.

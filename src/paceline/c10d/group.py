@@ -40,7 +40,7 @@ from paceline.c10d.host_copy import (
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
 from paceline.c10d.sparse import add_sparse
-from paceline.c10d.work import CALLBACKS, Runner, Work, untraced
+from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import SUM, Alone, Reduction
@@ -389,7 +389,7 @@ class PacelineGroup(DescribedGroup):
                 with copying(used):
                     job()
             except PacelineError as error:
-                raise self._explained(error, f"{what} (number {work.number // CALLBACKS})", timeout_s) from error
+                raise self._explained(error, f"{what} (number {work.number})", timeout_s) from error
 
         def begin_early() -> None:
             plane = None if self._hosts is None else self._hosts.early(alike, work.number, timeout_s)
