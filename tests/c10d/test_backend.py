@@ -201,6 +201,26 @@ def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
             assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
 
 
+def receives_another_size() -> list[str]:
+    rank = open_group()
+    dist.isend(torch.ones(2), 1 - rank)
+    found = []
+    for numel in (3, 2):
+        with pytest.raises((ValueError, PacelineError)) as caught:
+            dist.recv(torch.zeros(numel), 1 - rank)
+        found.append(str(caught.value))
+    return found
+
+
+def test_receive_of_another_size_names_the_sender_and_the_way_out() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for rank, (text, later) in enumerate(job.run(receives_another_size)):
+            assert f"rank {1 - rank} has sent 8 bytes" in text
+            assert "a tensor of 12 (3 elements of torch.float32)" in text
+            assert "with the sender's size and dtype; where these change, let it send them first" in text
+            assert "was not started" in later
+
+
 def shard() -> list[str]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
