@@ -40,6 +40,9 @@ def script(name: str) -> list[Any]:
     store.set(f"rank {dist.get_rank()}", "here")
     store.wait([f"rank {one}" for one in range(2)])
     found = [store.get("rank 0").decode(), store.add("count", 2) > 0, store.compare_set("new", "", "x").decode()]
+    mine = f"of rank {dist.get_rank()}"
+    store.set(mine, "")
+    found += [store.num_keys() > 0, store.delete_key(mine), store.delete_key(mine), store.clone().check([mine])]
     backends = [dist.get_backend(), dist.get_backend(pair)]
     dist.destroy_process_group()
     open_group(name)
@@ -50,7 +53,7 @@ def script(name: str) -> list[Any]:
 
 def test_script_that_asks_for_another_backend_opens_ours() -> None:
     with LocalJob(num_workers=2, num_servers=1) as job:
-        wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x"]
+        wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x", True, True, False, False]
         assert job.run(script, "nccl") == [wanted, wanted]
 
 
