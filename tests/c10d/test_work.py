@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from paceline.c10d.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError
@@ -136,8 +138,17 @@ def test_operation_that_cannot_begin_fails_and_breaks_later_ones(runner: Runner)
     assert not ran
 
 
+TAKE: dict[str, Callable[[Work], Any]] = {
+    "by a script": lambda work: work.get_future(),
+    "by a hook that another one wraps": eval("lambda work: work.get_future()", {"__name__": default_hooks.__name__}),
+}
+
+
+@pytest.mark.parametrize("take", list(TAKE))
 @pytest.mark.parametrize("comes", ["before the next call", "after it", "once its operation is over"])
-def test_operation_of_a_callback_comes_next_on_all_ranks_whenever_it_is_called(runner: Runner, comes: str) -> None:
+def test_operation_of_a_callback_comes_next_on_all_ranks_whenever_it_is_called(
+    runner: Runner, comes: str, take: str
+) -> None:
     is_over = comes == "once its operation is over"
     has_run, may_begin, may_go = threading.Event(), threading.Event(), threading.Event()
     first, inner, later = Work("first", []), Work("inner", []), Work("later", [])
@@ -148,7 +159,7 @@ def test_operation_of_a_callback_comes_next_on_all_ranks_whenever_it_is_called(r
         has_run.set()
 
     runner.run(first, lambda: int(is_over or may_begin.wait(10)))
-    future = first.get_future()
+    future = TAKE[take](first)
     if is_over:
         future.wait()
     future.then(call_inner)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -145,8 +145,7 @@ class Work(c10d.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors: DDP waits for it at the end of a backward pass."""
-        caller = sys._getframe().f_back
-        self.may_call |= caller is not None and not caller.f_globals.get("__name__", "").startswith(_CALL_NOTHING)
+        self.may_call |= not _is_ddp(sys._getframe().f_back)
         devices = {one.device for one in self.tensors if one.device.type not in ("cpu", "meta")}
         with self._lock:
             if self._base is None:
@@ -164,8 +163,16 @@ class Work(c10d.Work):
         return self._result
 
 
-#: Modules that add no callback with an operation to a future. From the first one DDP calls, in C++.
-_CALL_NOTHING = ("torch.autograd.graph", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "paceline.")
+#: Modules whose hooks of DDP add no callback that calls an operation.
+_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "paceline.")
+
+
+def _is_ddp(frame: FrameType | None) -> bool:
+    """Return whether DDP has called, in C++ in a backward pass, or a hook of :data:`_HOOKS` that no other one wraps."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
+        frame = frame.f_back
+    return frame is None or frame.f_globals.get("__name__") == "torch.autograd.graph"
+
 
 #: An operation; returns the place of the sender, if it is a receive.
 Job: TypeAlias = Callable[[], int | None]
