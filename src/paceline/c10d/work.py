@@ -140,8 +140,7 @@ class Work(c10d.Work):
         """Return the sender of a received tensor."""
         return self._sender
 
-    def _source_rank(self) -> int:
-        return self._sender
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors: DDP waits for it at the end of a backward pass."""
