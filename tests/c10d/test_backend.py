@@ -40,6 +40,9 @@ def script(name: str) -> list[Any]:
     store.set(f"rank {dist.get_rank()}", "here")
     store.wait([f"rank {one}" for one in range(2)])
     found = [store.get("rank 0").decode(), store.add("count", 2) > 0, store.compare_set("new", "", "x").decode()]
+    mine = f"of rank {dist.get_rank()}"
+    store.set(mine, "")
+    found += [store.num_keys() > 0, store.delete_key(mine), store.delete_key(mine), store.clone().check([mine])]
     backends = [dist.get_backend(), dist.get_backend(pair)]
     dist.destroy_process_group()
     open_group(name)
@@ -50,7 +53,7 @@ def script(name: str) -> list[Any]:
 
 def test_script_that_asks_for_another_backend_opens_ours() -> None:
     with LocalJob(num_workers=2, num_servers=1) as job:
-        wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x"]
+        wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x", True, True, False, False]
         assert job.run(script, "nccl") == [wanted, wanted]
 
 
@@ -199,6 +202,26 @@ def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
             assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
             assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
             assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
+
+
+def receives_another_size() -> list[str]:
+    rank = open_group()
+    dist.isend(torch.ones(2), 1 - rank)
+    found = []
+    for numel in (3, 2):
+        with pytest.raises((ValueError, PacelineError)) as caught:
+            dist.recv(torch.zeros(numel), 1 - rank)
+        found.append(str(caught.value))
+    return found
+
+
+def test_receive_of_another_size_names_the_sender_and_the_way_out() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for rank, (text, later) in enumerate(job.run(receives_another_size)):
+            assert f"rank {1 - rank} has sent 8 bytes" in text
+            assert "a tensor of 12 (3 elements of torch.float32)" in text
+            assert "with the sender's size and dtype; where these change, let it send them first" in text
+            assert "was not started" in later
 
 
 def shard() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def with_unused(model: Any, optimizer: Any) -> None:
         optimizer.step()
 
 
-def uneven(model: Any, optimizer: Any) -> None:
-    with model.join():
+def uneven(model: Any, optimizer: Any, **options: bool) -> None:
+    with model.join(**options):
         for inputs in batches([8] * (2 + 2 * dist.get_rank())):
             optimizer.zero_grad()
             model(inputs, 2).square().mean().backward()
@@ -84,6 +85,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], None], dict[str, Any]]] = {
     "accumulating": (accumulating, {}),
     "unused": (with_unused, {"find_unused_parameters": True}),
     "uneven": (uneven, {}),
+    "uneven, means of those that go on": (partial(uneven, divide_by_initial_world_size=False), {}),
     "sparse": (plain, {}),
 }
 NETS: dict[str, type[torch.nn.Module]] = {"sparse": Words}

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from paceline.c10d.far import MEETINGS, FarPlane, server_of
-from paceline.c10d.work import CALLBACKS
 from paceline.hvd.planes.base import AVERAGE, SUM, Reduction
 from paceline.server.meetings import Meetings
 from paceline.server.members import Asker
@@ -132,5 +131,5 @@ def test_tensor_goes_to_the_servers_before_the_one_before_it_is_reduced() -> Non
 @pytest.mark.parametrize("servers", [1, 2, 3, 4, 5, 8, 10])
 def test_operations_of_one_meeting_take_turns_with_the_servers(servers: int) -> None:
     session: Any = SimpleNamespace(servers=[None] * servers)
-    numbers = [number * CALLBACKS * MEETINGS + 1 for number in range(1, servers + 1)]
+    numbers = [number * MEETINGS + 1 for number in range(1, servers + 1)]
     assert {server_of(session, "default", number) for number in numbers} == set(range(servers))

@@ -26,6 +26,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+from paceline.net import lifeline
 from paceline.testing import LocalJob
 from tests.c10d.test_backend import open_group
 
@@ -254,6 +255,73 @@ def test_tools_of_torch_work_as_they_do_over_its_own_backends() -> None:
             assert "PyTorch cannot compute RedOpType.SUM of torch.uint16 on CPUs" in texts[0]
             assert "torch.float8_e4m3fn" in texts[1]
             assert "scale the tensor, and use SUM" in texts[2]
+
+
+def chained(hosts: str) -> list[float]:
+    """Reduce in callbacks, as PowerSGD does: on rank 0 the operation is over when they are added, on others not."""
+    rank = int(os.environ["PACELINE_RANK"])
+    lifeline.host_id = lambda: hosts[rank]
+    open_group(timeout=timedelta(seconds=60))
+    store = c10d._get_default_store()
+    if rank == 0:
+        store.wait(["others have called"])
+    future = dist.all_reduce(torch.ones(100), async_op=True).get_future()
+    if rank == 0:
+        future.wait()
+    found = [torch.ones(number) for number in (10, 20, 30)]
+
+    def reduce(tensor: torch.Tensor) -> Callable[[Any], object]:
+        return lambda done: dist.all_reduce(tensor, async_op=True).get_future().wait()
+
+    last = future.then(reduce(found[0])).then(reduce(found[1]))
+    other = dist.all_reduce(found[2], async_op=True)
+    if rank == len(hosts) - 1:
+        store.set("others have called", "")
+    last.wait()
+    other.wait()
+    return [one.unique().item() for one in found]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_callbacks_of_an_operation_reduce_next_on_all_ranks_wherever_they_run(hosts: str) -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        assert job.run(chained, hosts) == [[2.0] * 3] * 2
+
+
+def overlapped() -> list[list[int]]:
+    """Train between hosts; returns how many reductions there were, and how many began before those before were over."""
+    rank = int(os.environ["PACELINE_RANK"])
+    lifeline.host_id = lambda: "ab"[rank]
+    open_group()
+    from paceline.c10d.group import PacelineGroup
+    from paceline.c10d.hosts_plane import HostsPlane
+
+    found, counts = [], [0, 0]
+
+    def counting(place: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[place] += 1
+            return original(*args, **kwargs)
+
+        return call
+
+    PacelineGroup.allreduce = counting(0, PacelineGroup.allreduce)  # type: ignore[method-assign]
+    HostsPlane.early = counting(1, HostsPlane.early)  # type: ignore[method-assign]
+    for hook in (None, default_hooks.fp16_compress_hook):
+        model = wrapped(bucket_cap_mb=0.0001)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        counts[:] = [0, 0]
+        for _ in range(3):
+            model(torch.randn(8, 6)).square().mean().backward()
+        found.append(list(counts))
+    return found
+
+
+def test_all_buckets_of_ddp_between_hosts_begin_early() -> None:
+    with LocalJob(num_workers=2, num_servers=1, environment={"CUDA_VISIBLE_DEVICES": ""}) as job:
+        for found in job.run(overlapped):
+            assert all(reductions == early >= 7 for reductions, early in found), found
 
 
 def saved(folder: str) -> list[bool]:

@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from paceline.errors import ConfigError
@@ -76,6 +77,13 @@ class Branches(torch.nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.batches += 1
         return self.always(inputs) + (self.left, self.right)[self.batches % 2](inputs)
+
+
+class Again(torch.nn.Sequential):
+    """Computes its layers again in the backward pass, and their gradients in one inside of it."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return checkpoint(super().forward, inputs.requires_grad_(), use_reentrant=True)  # type: ignore[no-untyped-call]
 
 
 class Words(torch.nn.Module):
@@ -209,6 +217,29 @@ def copies(model: Any, optimizer: Any, batches: Any) -> None:
     model.load_state_dict(copied.state_dict())
 
 
+def closures(model: Any, optimizer: Any, batches: Any) -> None:
+    """Compute a batch several times for a step."""
+    steps = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for x, y in batches:
+
+        def loss(x: Any = x, y: Any = y) -> Any:
+            steps.zero_grad()
+            (found := cross_entropy(model(x), y)).backward()
+            return found
+
+        steps.step(loss)
+
+
+def penalizes(model: Any, optimizer: Any, batches: Any) -> None:
+    """Take two views of each sample in one loss, and the gradient of the inputs."""
+    for x, y in batches:
+        optimizer.zero_grad()
+        one, other = model(x.requires_grad_()), model(x.flip(1))
+        (slope,) = torch.autograd.grad(one.sum(), x, create_graph=True)
+        (cross_entropy(one, y) + (one - other).square().mean() + slope.square().sum(1).mean()).backward()
+        optimizer.step()
+
+
 LOOPS: dict[str, tuple[Callable[..., None], dict[str, Any], dict[str, Any]]] = {
     "plain": (plain, {}, {}),
     "parts of two samples": (plain, {}, {"batch_size": 2}),
@@ -228,8 +259,11 @@ LOOPS: dict[str, tuple[Callable[..., None], dict[str, Any], dict[str, Any]]] = {
     "views of buckets": (accumulates, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001}, {}),
     "unused": (accumulates, {"find_unused_parameters": True}, {}),
     "sparse": (accumulates, {}, {}),
+    "closures": (closures, {}, {}),
+    "penalizes": (penalizes, {}, {}),
+    "again": (accumulates, {}, {}),
 }
-NETS: dict[str, Callable[[], torch.nn.Module]] = {"unused": Branches, "sparse": Words}
+NETS: dict[str, Callable[[], torch.nn.Module]] = {"unused": Branches, "sparse": Words, "again": lambda: Again(*net())}
 
 
 def run(name: str) -> tuple[float, list[int]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from paceline.c10d.work import CALLBACKS, Runner, Work
+from paceline.c10d.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError
 
 
@@ -136,29 +138,36 @@ def test_operation_that_cannot_begin_fails_and_breaks_later_ones(runner: Runner)
     assert not ran
 
 
-@pytest.mark.parametrize("callback_comes_first", [True, False])
-def test_operation_of_a_callback_has_a_number_that_later_calls_do_not_change(
-    runner: Runner, callback_comes_first: bool
+TAKE: dict[str, Callable[[Work], Any]] = {
+    "by a script": lambda work: work.get_future(),
+    "by a hook that another one wraps": eval("lambda work: work.get_future()", {"__name__": default_hooks.__name__}),
+}
+
+
+@pytest.mark.parametrize("take", list(TAKE))
+@pytest.mark.parametrize("comes", ["before the next call", "after it", "once its operation is over"])
+def test_operation_of_a_callback_comes_next_on_all_ranks_whenever_it_is_called(
+    runner: Runner, comes: str, take: str
 ) -> None:
-    has_run, may_go = threading.Event(), threading.Event()
-    inner, first = Work("inner", []), Work("first", [])
+    is_over = comes == "once its operation is over"
+    has_run, may_begin, may_go = threading.Event(), threading.Event(), threading.Event()
+    first, inner, later = Work("first", []), Work("inner", []), Work("later", [])
 
     def call_inner(done: object) -> None:
-        assert callback_comes_first or may_go.wait(10)
-        runner.run(inner, lambda: None)
+        assert comes != "after it" or may_go.wait(10)
+        runner.run(inner, lambda: None).wait()
         has_run.set()
 
-    may_begin = threading.Event()
-
-    def run_first() -> None:
-        assert may_begin.wait(10)
-
-    runner.run(first, run_first)
-    first.get_future().then(call_inner)
+    runner.run(first, lambda: int(is_over or may_begin.wait(10)))
+    future = TAKE[take](first)
+    if is_over:
+        future.wait()
+    future.then(call_inner)
     may_begin.set()
-    assert not callback_comes_first or has_run.wait(10)
-    later = runner.run(Work("later", []), lambda: None)
+    assert comes == "after it" or has_run.wait(10)
+    began: list[Work] = []
+    runner.run(later, lambda: None, begin=lambda: began.append(later))
     may_go.set()
     later.wait()
-    assert first.number < inner.number < later.number
-    assert (inner.number - first.number, later.number - first.number) == (1, CALLBACKS)
+    assert (first.number, inner.number, later.number) == (1, 2, 3)
+    assert comes != "after it" or not began, "its number was not certain"

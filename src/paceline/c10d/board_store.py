@@ -86,6 +86,13 @@ class BoardStore(Store):
         """
         self._ask("get", keys, timeout=timeout)
 
+    def clone(self) -> BoardStore:
+        """Return a store for another thread: this one, which any thread may use."""
+        return self
+
+    # torch.distributed asks through a ``PrefixStore``, in C++, with other names.
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
+
 
 #: torch.distributed holds stores in C++, which does not keep their Python half alive.
 _stores: list[BoardStore] = []

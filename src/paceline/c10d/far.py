@@ -35,8 +35,8 @@ LEAST_CHUNK_BYTES, LEAST_CHUNKS = 128 * 1024, 2
 #: Bytes up to which every rank gets all tensors, and reduces them itself.
 SMALL_BYTES = 32 * 1024
 
-#: Meetings of one operation that have numbers of their own. A prime, as that of callbacks is: operations of one meeting
-#: take turns with the servers, however many these are.
+#: Meetings of one operation that have numbers of their own. A prime: operations of one meeting take turns with the
+#: servers, however many these are.
 MEETINGS = 1_048_573
 
 #: A rank's frames for others, by receiver (-1: all), and those that it gets, by sender.
@@ -173,7 +173,8 @@ class FarPlane:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the root's tensor chunk by chunk."""
-        self._run(self._copy_chunk(tensor[one], root) for one in self._ranges(tensor.numel(), tensor.itemsize))
+        ranges = self._ranges(tensor.numel(), tensor.itemsize)
+        self._begin_chunks(self._copy_chunk(tensor[one], root) for one in ranges)()
 
     def _copy_chunk(self, part: torch.Tensor, root: int) -> _Chunk:
         got = yield self.begin([(-1, part)] if self.index == root else [])
@@ -183,7 +184,8 @@ class FarPlane:
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Copy all ranks' tensors chunk by chunk."""
         places = torch.split(target, list(counts))
-        self._run(self._gather_chunk(source, places, one) for one in self._ranges(max(counts), source.itemsize))
+        ranges = self._ranges(max(counts), source.itemsize)
+        self._begin_chunks(self._gather_chunk(source, places, one) for one in ranges)()
 
     def _gather_chunk(self, source: torch.Tensor, places: Sequence[torch.Tensor], one: slice) -> _Chunk:
         got = yield self.begin([(-1, source[one])])
@@ -208,12 +210,8 @@ class FarPlane:
         got = self.swap([(rank, mine[rank]) for rank in self._others])
         self._combine(mine[self._rank], got, target, how)
 
-    def _run(self, chunks: Iterable[_Chunk]) -> None:
-        """Carry out chunks, some at a time, in the same order on all ranks."""
-        self._begin_chunks(chunks)()
-
     def _begin_chunks(self, chunks: Iterable[_Chunk]) -> Callable[[], None]:
-        """Begin some chunks; returns a function that carries out all."""
+        """Begin some chunks; returns a function that carries out all, a few at a time, in one order on all ranks."""
         waiting: deque[tuple[_Chunk, Swap]] = deque()
         rest: Iterator[_Chunk] = iter(chunks)
 

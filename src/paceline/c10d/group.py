@@ -40,7 +40,7 @@ from paceline.c10d.host_copy import (
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
 from paceline.c10d.sparse import add_sparse
-from paceline.c10d.work import CALLBACKS, Runner, Work, untraced
+from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import SUM, Alone, Reduction
@@ -186,7 +186,11 @@ class PacelineGroup(DescribedGroup):
 
         def job() -> None:
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
-                self._gather([HostCopy(one, reads=False) for one in outputs], HostCopy(mine))
+                hosts = [HostCopy(one, reads=False) for one in outputs]
+                counts = [one.as_bytes.numel() for one in hosts]
+                target = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
+                self._plane.allgather(HostCopy(mine).as_bytes, target, counts)
+                spread(target, hosts)
 
         for outputs, mine in zip(output_tensors, input_tensors, strict=True):
             check_parts("all_gather", outputs, self.size(), self.rank(), mine)
@@ -196,12 +200,6 @@ class PacelineGroup(DescribedGroup):
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """Get lists of tensors of all ranks, by rank."""
         return self.allgather(list(zip(*output_lists, strict=True)), input_list, opts)
-
-    def _gather(self, outputs: Sequence[HostCopy], mine: HostCopy) -> None:
-        counts = [one.as_bytes.numel() for one in outputs]
-        target = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
-        self._plane.allgather(mine.as_bytes, target, counts)
-        spread(target, outputs)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Get the tensors of all ranks, one after the other in one."""
@@ -260,17 +258,13 @@ class PacelineGroup(DescribedGroup):
             for output, inputs in zip(output_tensors, input_tensors, strict=True):
                 hosts, target = [HostCopy(one) for one in inputs], HostCopy(output, reads=False)
                 counts = [one.flat.numel() for one in hosts]
-                source = torch.cat([one.flat for one in hosts])
-                self._scatter(source, target, counts, how)
+                self._plane.reducescatter(torch.cat([one.flat for one in hosts]), target.flat, counts, how)
+                target.put()
 
         for output, inputs in zip(output_tensors, input_tensors, strict=True):
             check_parts("reduce_scatter", inputs, self.size(), self.rank(), output)
         flat = [one for row in input_tensors for one in row]
         return self._run(f"reduce_scatter{sizes(flat)}", job, output_tensors, opts, flat)
-
-    def _scatter(self, source: torch.Tensor, target: HostCopy, counts: Sequence[int], how: Reduction) -> None:
-        self._plane.reducescatter(source, target.flat, counts, how)
-        target.put()
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Reduce a tensor, and get the part of this rank."""
@@ -285,7 +279,9 @@ class PacelineGroup(DescribedGroup):
         def job() -> None:
             for output, mine, reduction in zip(outputs, inputs, how, strict=True):
                 target = HostCopy(output, reads=False)
-                self._scatter(HostCopy(mine).flat, target, [target.flat.numel()] * self.size(), reduction)
+                counts = [target.flat.numel()] * self.size()
+                self._plane.reducescatter(HostCopy(mine).flat, target.flat, counts, reduction)
+                target.put()
 
         for output, mine in zip(outputs, inputs, strict=True):
             check_size("reduce_scatter", mine, output, self.size())
@@ -298,10 +294,8 @@ class PacelineGroup(DescribedGroup):
             raise ValueError(f"all_to_all of {size} ranks needs {size} tensors on each side; given are {given}")
 
         def job() -> None:
-            inputs, outputs = (
-                [HostCopy(one) for one in input_tensors],
-                [HostCopy(one, reads=False) for one in output_tensors],
-            )
+            inputs = [HostCopy(one) for one in input_tensors]
+            outputs = [HostCopy(one, reads=False) for one in output_tensors]
             sent, received = ([one.as_bytes.numel() for one in hosts] for hosts in (inputs, outputs))
             target = torch.empty(sum(received), dtype=torch.uint8, device="cpu")
             self._exchange(joined(inputs), target, sent, received)
@@ -389,7 +383,7 @@ class PacelineGroup(DescribedGroup):
                 with copying(used):
                     job()
             except PacelineError as error:
-                raise self._explained(error, f"{what} (number {work.number // CALLBACKS})", timeout_s) from error
+                raise self._explained(error, f"{what} (number {work.number})", timeout_s) from error
 
         def begin_early() -> None:
             plane = None if self._hosts is None else self._hosts.early(alike, work.number, timeout_s)
@@ -405,7 +399,8 @@ class PacelineGroup(DescribedGroup):
         """Return an error that names the operation, the group and the way out."""
         who = f"rank {self._session.rank}: {what} of group {self._named!r}"
         if isinstance(error, RankEndedError):
-            return self._death() or PeerDiedError(f"{who}: {error}")
+            # The failure of the job, for which a process that ended is the reason.
+            return self._session.await_failure(_WHY_S) or PeerDiedError(f"{who}: {error}")
         if isinstance(error, DeadlineError | HorovodInternalError):
             return DeadlineError(
                 f"{who} did not end within its timeout of {timeout_s:g} s: {error}. Either that rank is in another "
@@ -413,10 +408,6 @@ class PacelineGroup(DescribedGroup):
                 "--pid shows where it is), or it needs longer: then raise timeout= of init_process_group"
             )
         return error
-
-    def _death(self) -> PacelineError | None:
-        """Return the failure of the job, for which a process that ended is the reason."""
-        return self._session.await_failure(_WHY_S)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

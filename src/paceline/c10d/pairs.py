@@ -83,12 +83,19 @@ class Pairs:
     ) -> int:
         """Receive a tensor; returns the rank that has sent it."""
         ((sender, (frame,)),) = self._meet(body, (), timeout_s).items()
+        rank, sent = self._members.index(sender), memoryview(frame).nbytes
+        if sent != tensor.nbytes:
+            raise ValueError(
+                f"rank {rank} has sent {sent} bytes, and recv has a tensor of {tensor.nbytes} "
+                f"({tensor.numel()} elements of {tensor.dtype}): receive into a tensor with the sender's size and "
+                "dtype; where these change, let it send them first"
+            )
         is_ready()
         with copying([tensor]):
             host = HostCopy(tensor, reads=False)
             host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
             host.put()
-        return self._members.index(sender)
+        return rank
 
     def _meet(self, body: m.Meet | m.TakeAny, frames: Any, timeout_s: float) -> dict[int, list[memoryview]]:
         server = server_of(self._session, body.group)

@@ -18,9 +18,11 @@ import functools
 import os
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -85,6 +87,7 @@ def watch(session: Session) -> None:
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
         DistributedDataParallel.__init__ = _watched(DistributedDataParallel.__init__)  # type: ignore[method-assign]
+        Join.notify_join_context = staticmethod(_kept(Join.notify_join_context))  # type: ignore[assignment]
     shares = MeasuredShares(session) if os.environ.get("PACELINE_DDP") == "measured" else None
     if shares is not None:
         shares.install()
@@ -104,6 +107,19 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
                 _current.shares.take_model(self)
 
     return init
+
+
+#: What models in ``join`` have told the other ranks last: DDP keeps only the half of the handle that is C++.
+_told: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+
+
+def _kept(original: Callable[[Any], object]) -> Callable[[Any], object]:
+    @functools.wraps(original)
+    def notify(joinable: Any) -> object:
+        work = _told[joinable] = original(joinable)
+        return work
+
+    return notify
 
 
 def _before_forward(model: Any, args: Any, kwargs: Any) -> None:

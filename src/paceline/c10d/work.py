@@ -7,12 +7,14 @@ because ranks no longer agree on the next one: later ones fail, too, with the re
 
 from __future__ import annotations
 
+import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -49,6 +51,7 @@ class Work(c10d.Work):
     Attributes:
         tensors: the tensors that it fills.
         number: its place in the group's order, the same on all ranks; 0 before it has one.
+        may_call: callbacks of its future may call operations of the group.
         device_s: seconds for which it waited for the devices that compute its tensors.
     """
 
@@ -67,10 +70,12 @@ class Work(c10d.Work):
         self._is_over = False
         self._base: torch.futures.Future[Any] | None = None
         self._exchange: meter.ExchangeTime | None = None
-        self.device_s = 0.0
+        self.device_s, self.may_call = 0.0, False
 
     def is_apart(self, other: Work) -> bool:
-        """Return whether this operation and another one fill no memory in common, for sure."""
+        """Return whether this operation and another one that is under way fill no memory in common, for sure."""
+        if other._is_over:
+            return True
         both = [*self.tensors, *other.tensors]
         if any(one.layout != torch.strided for one in both):
             return False
@@ -135,11 +140,11 @@ class Work(c10d.Work):
         """Return the sender of a received tensor."""
         return self._sender
 
-    def _source_rank(self) -> int:
-        return self._sender
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors: DDP waits for it at the end of a backward pass."""
+        self.may_call |= not _is_ddp(sys._getframe().f_back)
         devices = {one.device for one in self.tensors if one.device.type not in ("cpu", "meta")}
         with self._lock:
             if self._base is None:
@@ -157,8 +162,16 @@ class Work(c10d.Work):
         return self._result
 
 
-#: Numbers for an operation and those of its callbacks. A prime: see :data:`paceline.c10d.far.MEETINGS`.
-CALLBACKS = 1021
+#: Modules whose hooks of DDP add no callback that calls an operation.
+_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "paceline.")
+
+
+def _is_ddp(frame: FrameType | None) -> bool:
+    """Return whether DDP has called, in C++ in a backward pass, or a hook of :data:`_HOOKS` that no other one wraps."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
+        frame = frame.f_back
+    return frame is None or frame.f_globals.get("__name__") == "torch.autograd.graph"
+
 
 #: An operation; returns the place of the sender, if it is a receive.
 Job: TypeAlias = Callable[[], int | None]
@@ -206,8 +219,9 @@ class Runner:
     | another one | the thread runs it | the thread runs it |
     | a callback of an operation, in the thread | runs at once: it comes next, on all ranks | the same |
 
-    Operations are numbered in the order of the calls. One of a callback has a number between that of the operation and
-    the next: that the next one was called before is seen on some ranks only.
+    Operations are numbered in the order in which they run. One has its number at its call if that is certain: those
+    before it have theirs, and no callback of these can come in between. A callback that is added to the future of an
+    operation that is over runs in the caller's thread, on some ranks only; its operations come next, too.
 
     Args:
         name: name of the thread.
@@ -219,9 +233,7 @@ class Runner:
         self._order = threading.Lock()
         """Guards the numbers, and the operations that are not over."""
         self._left: list[Work] = []
-        self._called = 0
-        self._last_of_callbacks = 0
-        """The number of the operation that the thread runs, or of the last one of its callbacks."""
+        self._numbers = itertools.count(1)
         self._turn = threading.RLock()
         """Held by the thread that runs an operation."""
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -240,15 +252,15 @@ class Runner:
                 in the caller's thread, if at all.
         """
         if threading.current_thread() is self._thread:
-            work.number = self._last_of_callbacks = self._last_of_callbacks + 1
+            work.number = next(self._numbers)
             self._operations.carry_out(work, job)
             return work
         with self._order:
             is_next = is_awaited and not self._left
-            may_begin = begin is not None and all(map(work.is_apart, self._left))
+            if all(one.number and not one.may_call for one in self._left):
+                work.number = next(self._numbers)
+            may_begin = begin is not None and work.number and all(map(work.is_apart, self._left))
             self._left.append(work)
-            self._called += 1
-            work.number = self._called * CALLBACKS
             if is_next:
                 self._turn.acquire()  # it is free, and later operations wait for it
             else:
@@ -279,7 +291,7 @@ class Runner:
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
             with self._turn:
-                self._last_of_callbacks = item[0].number
+                item[0].number = item[0].number or next(self._numbers)
                 self._operations.carry_out(*item)
             self._note_end(item[0])
             del item  # it holds tensors
