@@ -365,10 +365,13 @@ def join(device: int = -1) -> int:
     Args:
         device: number of the GPU for these, of a rank that has given no tensor of a GPU yet; by default the current.
     """
-    background = world.running().background
+    running = world.running()
+    background = running.background
     if background.gpu is None and (device >= 0 or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         background.gpu = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
-    return int(background.call(Request("join", "")))
+    last = int(background.call(Request("join", "")))
+    running.note_join()
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
