@@ -256,9 +256,7 @@ def grouped_allgather_async(
 
 
 def _broadcast(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> int:
-    _, members = members_of(process_set)
-    if root_rank not in members:
-        raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
+    members_of(process_set, root_rank)
     return _start("broadcast", name, [tensor], process_set, in_place, root=int(root_rank))
 
 

@@ -127,11 +127,8 @@ def allreduce(
 
     The gradient is reduced in the same way.
     """
-    number = resolve_op(op, average)
-    compressed, context = compression.compress(tensor)
     factors = prescale_factor, postscale_factor
-    out = _apply(_Allreduce, name, number, factors, process_set, compressed)
-    return compression.decompress(out, context)
+    return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
 def allreduce_(
@@ -188,8 +185,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return all ranks' tensors, concatenated along the first dimension. Differentiable."""
-    result: torch.Tensor = _apply(_Allgather, name, process_set, tensor)[0]
-    return result
+    return grouped_allgather([tensor], name, process_set)[0]
 
 
 def grouped_allgather(
@@ -236,9 +232,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Return this rank's rows of the reduction. Differentiable."""
-    compressed, context = compression.compress(tensor)
-    [out] = _apply(_Reducescatter, name, op, (prescale_factor, postscale_factor), process_set, compressed)
-    return compression.decompress(out, context)
+    factors = prescale_factor, postscale_factor
+    return grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
 
 
 def grouped_reducescatter(

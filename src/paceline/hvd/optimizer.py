@@ -305,33 +305,6 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[st
     return wrapped
 
 
-def _distributed(optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> Any:
-    """Return the distributed optimizer of the given one; see :func:`DistributedOptimizer`."""
-    op, compression, groups = (arguments[name] for name in ("op", "compression", "groups"))
-    passes, predivide = arguments["backward_passes_per_step"], arguments["gradient_predivide_factor"]
-    process_set, as_dense = arguments["process_set"], arguments["sparse_as_dense"]
-    if predivide != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
-    optimizer = getattr(optimizer, "_hvd_inner", optimizer)  # one that was wrapped before is wrapped anew
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if world.is_initialized() and world.current().size > 1:
-        refuse_wrapped(params, None, world.current().rank)
-    named = arguments["named_parameters"] = checked_names(optimizer, arguments["named_parameters"])
-    if op == Adasum and world.current().size > 1:
-        if process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets.")
-        return _wrapped(optimizer, AdasumMethods, arguments)
-    if isinstance(compression, CodecCompression) and groups:
-        raise ValueError("groups cannot be compressed by a codec")
-    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
-    sparse_again = as_dense and isinstance(optimizer, torch.optim.SparseAdam)
-    choices = ReduceChoices(compression, op, predivide, as_dense, sparse_again, process_set, arguments["deterministic"])
-    wrapped._hvd = Reducer(named, make_groups(groups, named, params), passes, choices)
-    return wrapped
-
-
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
@@ -374,8 +347,17 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    optimizer = getattr(optimizer, "_hvd_inner", optimizer)  # one that was wrapped before is wrapped anew
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if world.is_initialized() and world.current().size > 1:
+        refuse_wrapped(params, None, world.current().rank)
+    named = checked_names(optimizer, None if named_parameters is None else list(named_parameters))
     arguments = {
-        "named_parameters": list(named_parameters) if named_parameters is not None else None,
+        "named_parameters": named,
         "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
         "op": op,
@@ -385,4 +367,16 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         "process_set": process_set,
         "deterministic": deterministic,
     }
-    return _distributed(optimizer, arguments)
+    if op == Adasum and world.current().size > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets.")
+        return _wrapped(optimizer, AdasumMethods, arguments)
+    if isinstance(compression, CodecCompression) and groups:
+        raise ValueError("groups cannot be compressed by a codec")
+    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
+    sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
+    choices = ReduceChoices(
+        compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
+    )
+    wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)
+    return wrapped
