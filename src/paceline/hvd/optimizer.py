@@ -199,8 +199,9 @@ class DistributedMethods:
             return None
 
         def reduced() -> Any:
+            self._hvd_synchronized = False
             loss = closure()
-            self._hvd.synchronize()
+            self.synchronize()
             return loss
 
         return reduced

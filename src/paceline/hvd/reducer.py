@@ -395,7 +395,8 @@ def checked_names(optimizer: torch.optim.Optimizer, named: Sequence[Any] | None)
             f"named_parameters was specified, but one or more model parameters were not named: shapes {missing}"
         )
     used = {id(param) for one in groups for param in one["params"]}
-    return [(name, param) for name, param in named if id(param) in used]
+    once = {id(param): (name, param) for name, param in reversed(named)}  # tied ones by the first of their names
+    return [one for number, one in reversed(once.items()) if number in used]
 
 
 def make_groups(groups: Any, named: Named, params: Sequence[torch.Tensor]) -> list[list[torch.nn.Parameter]]:
