@@ -375,7 +375,7 @@ def _alltoall(group: FusedOperations, own: Operation | None, plane: Plane) -> li
 
 
 def shares(rows: int, size: int) -> list[int]:
-    """Return the rows of each member in a reducescatter; the first ones get one more where it does not come out."""
+    """Divide rows, as among the members in a reducescatter; the first get one more where it does not come out."""
     return [rows // size + (one < rows % size) for one in range(size)]
 
 

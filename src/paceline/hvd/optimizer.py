@@ -379,5 +379,5 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     choices = ReduceChoices(
         compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
     )
-    wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)
+    wrapped._hvd = Reducer(named, make_groups(groups, named, params, process_set), backward_passes_per_step, choices)
     return wrapped

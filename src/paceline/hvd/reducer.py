@@ -24,6 +24,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -38,8 +39,9 @@ from paceline.hvd.collectives import (
     synchronize,
 )
 from paceline.hvd.compression import CodecCompression, CodecReduction, Compressor
+from paceline.hvd.execute import shares
 from paceline.hvd.negotiation.messages import Request
-from paceline.hvd.process_sets import ProcessSet
+from paceline.hvd.process_sets import ProcessSet, members_of
 from paceline.updaters.rows import no_rows
 
 _TOO_MANY = (
@@ -399,13 +401,16 @@ def checked_names(optimizer: torch.optim.Optimizer, named: Sequence[Any] | None)
     return [one for number, one in reversed(once.items()) if number in used]
 
 
-def make_groups(groups: Any, named: Named, params: Sequence[torch.Tensor]) -> list[list[torch.nn.Parameter]]:
+def make_groups(
+    groups: Any, named: Named, params: Sequence[torch.Tensor], process_set: ProcessSet
+) -> list[list[torch.nn.Parameter]]:
     """Return groups of parameters.
 
     Args:
         groups: a number of groups, lists of parameters, or None.
         named: names and parameters.
         params: all parameters of the optimizer.
+        process_set: the ranks that need the same groups.
 
     Raises:
         ValueError: a negative number, something else than tensors, or a parameter in two groups.
@@ -415,7 +420,7 @@ def make_groups(groups: Any, named: Named, params: Sequence[torch.Tensor]) -> li
     if isinstance(groups, int) and not isinstance(groups, bool):
         if groups < 0:
             raise ValueError(f"groups is {groups}; it is a number of groups, 0 or more")
-        return _split(groups, named)
+        return _split(groups, named, process_set)
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
         raise ValueError("groups is a number, or a list of lists of parameters")
     seen: set[int] = set()
@@ -431,18 +436,14 @@ def make_groups(groups: Any, named: Named, params: Sequence[torch.Tensor]) -> li
     return [[param for param in group if param.requires_grad] for group in groups if group]
 
 
-def _split(count: int, named: Named) -> list[list[torch.nn.Parameter]]:
-    """Divide parameters into groups, in rank 0's order."""
+def _split(count: int, named: Named, process_set: ProcessSet) -> list[list[torch.nn.Parameter]]:
+    """Divide parameters into groups, in the order of the process set's first rank."""
     table = {name: param for name, param in named if param.requires_grad}
     order = list(table)
-    if world.is_initialized() and world.current().size > 1:
-        request = Request("broadcast_object", "order of parameters", root=0, payload=json.dumps(order).encode())
+    if world.is_initialized() and process_set.included():
+        set_id, members = members_of(process_set)
+        raw = json.dumps(order).encode()
+        request = Request("broadcast_object", "order of parameters", set_id, root=members[0], payload=raw)
         order = json.loads(world.running().background.call(request)[0])
-    count = min(count, len(order))
-    each, more = divmod(len(order), max(1, count))
-    found, start = [], 0
-    for number in range(count):
-        stop = start + each + (number < more)
-        found.append([table[name] for name in order[start:stop]])
-        start = stop
-    return found
+    rest = iter(order)
+    return [[table[name] for name in islice(rest, size)] for size in shares(len(order), min(count, len(order)))]
