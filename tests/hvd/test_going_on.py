@@ -160,3 +160,19 @@ def without_planes() -> list[float]:
 
 def test_planes_that_one_rank_has_dropped_are_made_anew_by_all() -> None:
     assert run(without_planes, 2) == [[9.0] * 3] * 2
+
+
+def adasum_after_means() -> float:
+    """Weights of Adasum alone, and with parameters that another optimizer has reduced before."""
+    hvd.init()
+    nets = [network(), network()]
+    for net in nets:
+        if net is nets[1]:
+            hvd.DistributedOptimizer(momentum(net), net.named_parameters())
+        optimizer = hvd.DistributedOptimizer(momentum(net), net.named_parameters(), op=hvd.Adasum)
+        train(net, optimizer, range(STEPS))
+    return difference(*nets)
+
+
+def test_adasum_of_parameters_that_were_wrapped_before_reduces_no_gradients() -> None:
+    assert run(adasum_after_means, 2) == [pytest.approx(0, abs=1e-12)] * 2

@@ -13,8 +13,9 @@ import torch
 from paceline.hvd import world
 from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchronize
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
+from paceline.hvd.parameters import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
-from paceline.hvd.reducer import ReduceChoices, Reducer, checked_names, make_groups
+from paceline.hvd.reducer import ReduceChoices, Reducer, release
 from paceline.worker.weight_sums import is_due
 from paceline.wrappers import refuse_wrapped
 
@@ -371,6 +372,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if op == Adasum and world.current().size > 1:
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets.")
+        for param in params:
+            release(param)
         return _wrapped(optimizer, AdasumMethods, arguments)
     if isinstance(compression, CodecCompression) and groups:
         raise ValueError("groups cannot be compressed by a codec")
