@@ -4,6 +4,7 @@
 |---|---|---|
 | entering | ``Entered`` | running |
 | running | ``Batch`` | running; its operations run in order |
+| running | this rank leaves | running until ``Down``; what was agreed on before is run |
 | running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
 
 One thread at a time drives: it sends requests, receives answers and moves data. None drives without pending operations.
