@@ -131,7 +131,7 @@ class Background:
             self._leaving = RankLeft(reason, failed)
             self._work.notify()
         self._link.wake()
-        self._thread.join(_LEAVE_S)
+        self._thread.join(_LEAVE_S + self._hvd.timeout_s)  # it may be in an operation that was agreed on before
 
     def note_weights(self, sums: RankWeights) -> None:
         """Let the coordinator compare this rank's weights with those of the others. Sent before the next requests."""

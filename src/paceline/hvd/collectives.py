@@ -225,10 +225,9 @@ def sparse_allreduce_async(
     if number not in (Average, Sum):
         raise ValueError("a sparse tensor can be averaged or summed")
     coalesced = tensor.detach().coalesce()
-    prefix = None if name is None else f"{name}."
-    indices = coalesced.indices().t().contiguous()
-    rows = allgather_async(indices, None if prefix is None else prefix + "indices", process_set)
-    values = allgather_async(coalesced.values(), None if prefix is None else prefix + "values", process_set)
+    names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
+    rows = allgather_async(coalesced.indices().t().contiguous(), names[0], process_set)
+    values = allgather_async(coalesced.values(), names[1], process_set)
     shape, size = tensor.shape, len(members_of(process_set)[1])
 
     def wait() -> torch.Tensor:
