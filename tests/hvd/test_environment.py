@@ -27,3 +27,13 @@ def test_number_that_cannot_be_is_refused_by_its_variable(
 def test_place_that_cannot_be_is_refused(rank: str, size: str) -> None:
     with pytest.raises(ConfigError, match="HOROVOD_RANK"):
         find_place({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
+
+
+@pytest.mark.parametrize(("disabled", "expected"), [("0", (60.0, 90.0)), ("1", (0.0, 0.0)), ("", (60.0, 90.0))])
+def test_stalls_are_not_looked_for_where_that_is_disabled(
+    disabled: str, expected: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", disabled)
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90")
+    options = read_settings().options
+    assert (options.stall_warning_s, options.stall_shutdown_s) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import paceline.hvd as hvd
 from tests.hvd.ranks import run
 
 STEPS, CHANGE, ROWS = 10, 4, 3
-Wrap = Callable[[torch.optim.Optimizer, nn.Module], Any]
+Wrap = Callable[..., Any]
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -99,9 +100,38 @@ def step_hooks(net: Any, wrap: Wrap, batch: Batch) -> None:
     steps(net, optimizer, batch, lambda: optimizer.load_state_dict(optimizer.state_dict()))
 
 
+def closure_that_synchronizes(net: Any, wrap: Wrap, batch: Batch) -> None:
+    """The sums that are clipped in the closure are not added up again."""
+    inner = decaying(net.parameters())
+    optimizer = wrap(inner, net, op=hvd.Sum)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y, reduction="sum")
+        loss.backward()  # type: ignore[no-untyped-call]
+        if optimizer is not inner:
+            optimizer.synchronize()
+        clip_grad_norm_(net.parameters(), 0.5)
+        return loss
+
+    for step in range(STEPS):
+        x, y = batch(step)
+        with optimizer.skip_synchronize() if optimizer is not inner and step % 2 else contextlib.nullcontext():
+            optimizer.step(closure)
+
+
+def tied_under_two_names(net: Any, wrap: Wrap, batch: Batch) -> None:
+    net.insert(2, nn.Linear(8, 8).double())
+    net.insert(3, nn.Linear(8, 8).double())
+    net[3].weight = net[2].weight
+    named = list(net.named_parameters(remove_duplicate=False))
+    assert len(named) == len(list(net.parameters())) + 1
+    steps(net, wrap(decaying(net.parameters()), net, named), batch)
+
+
 LOOPS = [
     group_added, groups_replaced, schedule_made_before, state_of_the_inner_one_replaced, unfrozen_and_clipped,
-    frozen_and_clipped, hooks_after_wrapping, step_hooks,
+    frozen_and_clipped, hooks_after_wrapping, step_hooks, closure_that_synchronizes, tied_under_two_names,
 ]  # fmt: skip
 
 
@@ -121,8 +151,8 @@ def weights(loop: Any, wrap: Wrap, mine: slice) -> torch.Tensor:
     return torch.cat([param.detach().flatten() for param in net.parameters()])
 
 
-def distributed(optimizer: torch.optim.Optimizer, net: nn.Module) -> Any:
-    return hvd.DistributedOptimizer(optimizer, net.named_parameters())
+def distributed(optimizer: torch.optim.Optimizer, net: nn.Module, named: Any = None, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(optimizer, named or net.named_parameters(), **options)
 
 
 def differences() -> dict[str, float | str]:
@@ -130,7 +160,7 @@ def differences() -> dict[str, float | str]:
     hvd.init()
     found: dict[str, float | str] = {}
     for loop in LOOPS:
-        alone = weights(loop, lambda one, _: one, slice(None))
+        alone = weights(loop, lambda one, *_, **__: one, slice(None))
         try:
             ours = weights(loop, distributed, slice(ROWS * hvd.rank(), ROWS * (hvd.rank() + 1)))
             found[loop.__name__] = (ours - alone).abs().max().item()

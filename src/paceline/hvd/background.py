@@ -4,6 +4,7 @@
 |---|---|---|
 | entering | ``Entered`` | running |
 | running | ``Batch`` | running; its operations run in order |
+| running | this rank leaves | running until ``Down``; what was agreed on before is run |
 | running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
 
 One thread at a time drives: it sends requests, receives answers and moves data. None drives without pending operations.
@@ -83,6 +84,7 @@ class Background:
 
     Attributes:
         gpu: the GPU of this rank's tensors, where it is known.
+        has_failed: data were being moved when an error came, so planes are not used again.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Background:
         self._cache = RankCache()
         self.down: Down | None = None
         self.gpu: torch.device | None = None
+        self.has_failed = False
         self.sets = ProcessSets(len(entered.members), first.sets)
         self._plans = BatchPlans(rank, self.sets, entered.fusion_bytes)
         self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
@@ -128,7 +131,7 @@ class Background:
             self._leaving = RankLeft(reason, failed)
             self._work.notify()
         self._link.wake()
-        self._thread.join(_LEAVE_S)
+        self._thread.join(_LEAVE_S + self._hvd.timeout_s)  # it may be in an operation that was agreed on before
 
     def note_weights(self, sums: RankWeights) -> None:
         """Let the coordinator compare this rank's weights with those of the others. Sent before the next requests."""
@@ -279,6 +282,7 @@ class Background:
         except BaseException as error:
             # Thread border: all ranks must know, and nobody may wait for ever. To interrupt a mere wait harms nobody.
             if is_moving or isinstance(error, Exception):
+                self.has_failed = True
                 self._fail(error)
             if not isinstance(error, Exception):
                 raise
@@ -305,7 +309,7 @@ class Background:
         text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, PacelineError):
             logger.exception("rank %d", self._rank)
-        self._wait_for_down(_NEWS_S)  # who failed first is known better there
+        self._wait_for_down(_NEWS_S, (Down,))  # who failed first is known better there
         if self.down is not None:
             return
         reason = f"rank {self._rank}: {text}"
@@ -332,16 +336,17 @@ class Background:
             self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
             self._link.send(ToCoordinator(self._generation, self._leaving))
-            self._wait_for_down(_LEAVE_S)
+            # The others run what was agreed before they hear of it, so this rank does, too.
+            self._wait_for_down(_LEAVE_S, (Batch, Down))
             if self.down is None:
                 self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))
 
-    def _wait_for_down(self, timeout_s: float) -> None:
-        """Wait for the end of this generation, and do nothing else any more."""
+    def _wait_for_down(self, timeout_s: float, handled: tuple[type, ...]) -> None:
+        """Wait for the end of this generation, and handle only messages of some types any more."""
         deadline = time.monotonic() + timeout_s
         while self.down is None and (left := deadline - time.monotonic()) > 0:
             messages = self._link.receive(min(_IDLE_S, left))
-            self._handle([message for message in messages if isinstance(message.body, Down)])
+            self._handle([message for message in messages if isinstance(message.body, handled)])
 
     def _handle(self, messages: Sequence[ToRank]) -> None:
         for message in messages:

@@ -225,10 +225,9 @@ def sparse_allreduce_async(
     if number not in (Average, Sum):
         raise ValueError("a sparse tensor can be averaged or summed")
     coalesced = tensor.detach().coalesce()
-    prefix = None if name is None else f"{name}."
-    indices = coalesced.indices().t().contiguous()
-    rows = allgather_async(indices, None if prefix is None else prefix + "indices", process_set)
-    values = allgather_async(coalesced.values(), None if prefix is None else prefix + "values", process_set)
+    names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
+    rows = allgather_async(coalesced.indices().t().contiguous(), names[0], process_set)
+    values = allgather_async(coalesced.values(), names[1], process_set)
     shape, size = tensor.shape, len(members_of(process_set)[1])
 
     def wait() -> torch.Tensor:
@@ -256,9 +255,7 @@ def grouped_allgather_async(
 
 
 def _broadcast(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> int:
-    _, members = members_of(process_set)
-    if root_rank not in members:
-        raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
+    members_of(process_set, root_rank)
     return _start("broadcast", name, [tensor], process_set, in_place, root=int(root_rank))
 
 
@@ -365,10 +362,13 @@ def join(device: int = -1) -> int:
     Args:
         device: number of the GPU for these, of a rank that has given no tensor of a GPU yet; by default the current.
     """
-    background = world.running().background
+    running = world.running()
+    background = running.background
     if background.gpu is None and (device >= 0 or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         background.gpu = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
-    return int(background.call(Request("join", "")))
+    last = int(background.call(Request("join", "")))
+    running.note_join()
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -121,11 +121,11 @@ class CodecReduction:
         payload = self._codec.encode(flat, self._state, round=self._round)
         self._round += 1
         handle = allgather_async(torch.from_numpy(payload), f"{name}.codec", process_set)
-        size = len(members_of(process_set)[1])
+        size = len(members_of(process_set)[1])  # of it, ranks that have joined send nothing
 
         def wait() -> None:
             total = torch.zeros(flat.numel(), dtype=torch.float32, device="cpu")
-            for part in synchronize(handle).view(size, -1).unbind():
+            for part in synchronize(handle).view(-1, len(payload)).unbind():
                 self._codec.decode_add(part.numpy(), total, alpha=1.0 / size if op == Average else 1.0)
             with torch.no_grad():
                 gradient.copy_(total.view(gradient.shape))

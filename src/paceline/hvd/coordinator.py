@@ -19,6 +19,7 @@ import logging
 import queue
 import threading
 import time
+from collections import defaultdict
 
 from paceline.errors import ProtocolError
 from paceline.hvd.environment import HvdSettings, ProcessPlace
@@ -94,7 +95,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._generation = 0
         self._entered: dict[int, RankEntered] = {}
-        self._same_weights = SameWeights(_WAY_OUT)
+        self._same_weights = _comparisons()
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
@@ -124,7 +125,7 @@ class Coordinator:
     def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
-            self._same_weights = SameWeights(_WAY_OUT)
+            self._same_weights = _comparisons()
         if generation < self._generation or self._is_ended:
             self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
             return
@@ -150,8 +151,9 @@ class Coordinator:
 
     def _compare(self, rank: int, body: RankWeights) -> None:
         ranks = body.ranks or range(self.size)
-        self._same_weights.note(rank, [body.sums])
-        for action in self._same_weights.check(lambda: [("worker", one) for one in ranks]):
+        same_weights = self._same_weights[body.ranks]
+        same_weights.note(rank, [body.sums])
+        for action in same_weights.check(lambda: [("worker", one) for one in ranks]):
             logger.warning("%s", action.text)
 
     def missing(self) -> str:
@@ -251,6 +253,11 @@ class Coordinator:
         self._listener.close(linger_s)
         if self.size > 1 and self._place.on_one_host:
             withdraw(self._place, self.meeting)
+
+
+def _comparisons() -> defaultdict[tuple[int, ...], SameWeights]:
+    """Return the comparisons of weights, by the ranks that train them."""
+    return defaultdict(lambda: SameWeights(_WAY_OUT))
 
 
 def _rank_of(peer: bytes, size: int) -> int:

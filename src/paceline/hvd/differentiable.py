@@ -20,12 +20,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _place(process_set: ProcessSet) -> tuple[int, int]:
-    """Return this rank's index in a process set, and its size."""
-    _, members = members_of(process_set)
-    return members.index(world.running().rank), len(members)
-
-
 def _apply(function: Any, *arguments: Any) -> Any:
     return function.apply(*arguments)
 
@@ -35,15 +29,12 @@ class _Allreduce(Function):
     def forward(ctx: Any, name: str | None, op: int, factors: Any, process_set: Any, *tensors: torch.Tensor) -> Any:
         ctx.how = op, factors, process_set
         pre, post = factors
-        if len(tensors) == 1:
-            return synchronize(base.allreduce_async(tensors[0], None, name, op, pre, post, process_set))
         return tuple(synchronize(base.grouped_allreduce_async(tensors, None, name, op, pre, post, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, factors, process_set = ctx.how
-        out = _apply(_Allreduce, None, op, factors, process_set, *grads)
-        return (None, None, None, None, *(out if len(grads) > 1 else (out,)))
+        return (None, None, None, None, *_apply(_Allreduce, None, op, factors, process_set, *grads))
 
 
 class _Allgather(Function):
@@ -55,7 +46,7 @@ class _Allgather(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        index, _ = _place(ctx.process_set)
+        index = members_of(ctx.process_set)[1].index(world.running().rank)
         rows = torch.tensor(ctx.rows, device="cpu")
         every = synchronize(base.allgather_async(rows, None, ctx.process_set)).view(-1, len(grads))
         reduced = synchronize(base.grouped_allreduce_async(grads, None, None, Average, 1.0, 1.0, ctx.process_set))
@@ -104,8 +95,7 @@ class _Reducescatter(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, (pre, post), process_set = ctx.how
-        _, size = _place(process_set)
-        factor = pre * post * (size if op == Sum else 1)
+        factor = pre * post * (len(members_of(process_set)[1]) if op == Sum else 1)
         scaled = [grad * factor for grad in grads] if factor != 1 else list(grads)
         return (None, None, None, None, *synchronize(base.grouped_allgather_async(scaled, None, process_set)))
 
@@ -127,11 +117,8 @@ def allreduce(
 
     The gradient is reduced in the same way.
     """
-    number = resolve_op(op, average)
-    compressed, context = compression.compress(tensor)
     factors = prescale_factor, postscale_factor
-    out = _apply(_Allreduce, name, number, factors, process_set, compressed)
-    return compression.decompress(out, context)
+    return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
 def allreduce_(
@@ -163,8 +150,7 @@ def grouped_allreduce(
     number = resolve_op(op, average)
     pairs = [compression.compress(tensor) for tensor in tensors]
     factors = prescale_factor, postscale_factor
-    out = _apply(_Allreduce, name, number, factors, process_set, *[compressed for compressed, _ in pairs])
-    outs = [out] if len(pairs) == 1 else list(out)
+    outs = _apply(_Allreduce, name, number, factors, process_set, *[compressed for compressed, _ in pairs])
     return [compression.decompress(one, context) for one, (_, context) in zip(outs, pairs, strict=True)]
 
 
@@ -188,8 +174,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return all ranks' tensors, concatenated along the first dimension. Differentiable."""
-    result: torch.Tensor = _apply(_Allgather, name, process_set, tensor)[0]
-    return result
+    return grouped_allgather([tensor], name, process_set)[0]
 
 
 def grouped_allgather(
@@ -236,9 +221,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Return this rank's rows of the reduction. Differentiable."""
-    compressed, context = compression.compress(tensor)
-    [out] = _apply(_Reducescatter, name, op, (prescale_factor, postscale_factor), process_set, compressed)
-    return compression.decompress(out, context)
+    factors = prescale_factor, postscale_factor
+    return grouped_reducescatter([tensor], name, compression, op, process_set, *factors)[0]
 
 
 def grouped_reducescatter(

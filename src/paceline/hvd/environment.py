@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.errors import ConfigError
 from paceline.hvd.negotiation.messages import NegotiationSettings
@@ -24,8 +24,6 @@ class HvdSettings:
     """Most bytes that are fused; 0: no fusion."""
     cycle_time_s: float = 0.001
     """How long requests are collected while no thread waits for them."""
-    cache_capacity: int = 1024
-    """Operations that the response cache holds."""
     hierarchical: bool = True
     """Reduce inside each host first, where a job has several hosts."""
     dynamic_process_sets: bool = False
@@ -37,18 +35,8 @@ class HvdSettings:
     timeline: str = ""
     """File of the timeline, or ``DYNAMIC``."""
     timeline_mark_cycles: bool = False
-    stall_check: bool = True
-    stall_warning_s: float = 60.0
-    stall_shutdown_s: float = 0.0
-
-    @property
-    def options(self) -> NegotiationSettings:
-        """The settings of the negotiation machine."""
-        return NegotiationSettings(
-            cache_capacity=self.cache_capacity,
-            stall_warning_s=self.stall_warning_s if self.stall_check else 0.0,
-            stall_shutdown_s=self.stall_shutdown_s if self.stall_check else 0.0,
-        )
+    options: NegotiationSettings = field(default_factory=NegotiationSettings)
+    """The settings of the negotiation machine."""
 
 
 def _number(name: str, default: float) -> float:
@@ -74,23 +62,24 @@ def read_settings() -> HvdSettings:
         ConfigError: a variable is not a number, or the time of a stall's end does not exceed that of its warning.
     """
     usual = HvdSettings()
-    settings = HvdSettings(
+    warning_s = _number("HOROVOD_STALL_CHECK_TIME_SECONDS", usual.options.stall_warning_s)
+    shutdown_s = _number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", usual.options.stall_shutdown_s)
+    if 0 < shutdown_s <= warning_s:
+        raise ConfigError("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS must exceed HOROVOD_STALL_CHECK_TIME_SECONDS")
+    if _flag("HOROVOD_STALL_CHECK_DISABLE", False):
+        warning_s = shutdown_s = 0.0
+    capacity = int(_number("HOROVOD_CACHE_CAPACITY", usual.options.cache_capacity))
+    return HvdSettings(
         fusion_threshold_bytes=int(_number("HOROVOD_FUSION_THRESHOLD", usual.fusion_threshold_bytes)),
         cycle_time_s=_number("HOROVOD_CYCLE_TIME", 1000 * usual.cycle_time_s) / 1000,
-        cache_capacity=int(_number("HOROVOD_CACHE_CAPACITY", usual.cache_capacity)),
         hierarchical=_flag("HOROVOD_HIERARCHICAL_ALLREDUCE", usual.hierarchical),
         dynamic_process_sets=_flag("HOROVOD_DYNAMIC_PROCESS_SETS", usual.dynamic_process_sets),
         timeout_s=_number("HOROVOD_GLOO_TIMEOUT_SECONDS", usual.timeout_s),
         start_timeout_s=_number("HOROVOD_START_TIMEOUT", usual.start_timeout_s),
         timeline=os.environ.get("HOROVOD_TIMELINE", usual.timeline),
         timeline_mark_cycles=_flag("HOROVOD_TIMELINE_MARK_CYCLES", usual.timeline_mark_cycles),
-        stall_check=not _flag("HOROVOD_STALL_CHECK_DISABLE", not usual.stall_check),
-        stall_warning_s=_number("HOROVOD_STALL_CHECK_TIME_SECONDS", usual.stall_warning_s),
-        stall_shutdown_s=_number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", usual.stall_shutdown_s),
+        options=NegotiationSettings(capacity, warning_s, shutdown_s),
     )
-    if 0 < settings.stall_shutdown_s <= settings.stall_warning_s:
-        raise ConfigError("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS must exceed HOROVOD_STALL_CHECK_TIME_SECONDS")
-    return settings
 
 
 # ---- place -----------------------------------------------------------------------------------------------------------

@@ -208,20 +208,6 @@ class BatchPlans:
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Task:
-    """A single operation to run: its response, this rank's part (None if it has joined), the process set."""
-
-    response: Response
-    own: Operation | None
-    members: tuple[int, ...]
-
-    @property
-    def request(self) -> Request:
-        """The common data of all ranks."""
-        return self.response.request
-
-
 def on_gpu_of(
     group: FusedOperations, owns: Sequence[Operation | None], gpu: torch.device | None
 ) -> contextlib.AbstractContextManager[object]:
@@ -258,8 +244,10 @@ def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) 
     with torch.no_grad():
         if group.request.kind == "allreduce":
             _allreduce(group, owns, plane)
-        else:
-            _RUNNERS[group.request.kind](Task(group.responses[0], owns[0], group.members), plane)
+        elif group.request.kind != "barrier":  # of that, negotiation is all
+            outputs = _RUNNERS[group.request.kind](group, owns[0], plane)
+            if owns[0] is not None:
+                owns[0].outputs = outputs
     if begun or (group.request.device == "cuda" and not isinstance(plane, Staged)):  # a rank that joined may lack one
         torch.cuda.current_stream().synchronize()
 
@@ -287,19 +275,19 @@ def _zeros(request: Request, plane: Plane) -> list[torch.Tensor]:
     return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in pairs]
 
 
-def _tensors(task: Task, plane: Plane) -> list[torch.Tensor]:
+def _tensors(request: Request, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
     """Return this rank's tensors; zeros if it has joined."""
-    return task.own.tensors if task.own is not None else _zeros(task.request, plane)
+    return own.tensors if own is not None else _zeros(request, plane)
 
 
-def _empty_like_rest(task: Task, plane: Plane, number: int, rows: int) -> torch.Tensor:
+def _empty_like_rest(request: Request, own: Operation | None, plane: Plane, number: int, rows: int) -> torch.Tensor:
     """Return a new tensor with another first dimension."""
-    if task.own is not None:
-        tensor = task.own.tensors[number]
+    if own is not None:
+        tensor = own.tensors[number]
         return tensor.new_empty((rows, *tensor.shape[1:]))
-    shape = task.request.shapes[number][1:]
-    dtype = dtype_of(task.request.dtypes[number])
-    return torch.empty((rows, *shape), dtype=dtype, device=_device_of(task.request, plane))
+    shape = request.shapes[number][1:]
+    dtype = dtype_of(request.dtypes[number])
+    return torch.empty((rows, *shape), dtype=dtype, device=_device_of(request, plane))
 
 
 def _allreduce(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
@@ -346,77 +334,67 @@ def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane:
     target.view(-1).copy_(adasum(parts).mul_(request.postscale))
 
 
-def _allgather(task: Task, plane: Plane) -> None:
+def _allgather(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
     outputs = []
-    for number, dims in enumerate(task.response.dims):
-        output = _empty_like_rest(task, plane, number, sum(dims))
+    for number, dims in enumerate(group.responses[0].dims):
+        output = _empty_like_rest(group.request, own, plane, number, sum(dims))
         row = math.prod(output.shape[1:])
-        source = task.own.tensors[number].view(-1) if task.own is not None else output.new_empty(0)
+        source = own.tensors[number].view(-1) if own is not None else output.new_empty(0)
         if output.numel():
             plane.allgather(source, output.view(-1), [rows * row for rows in dims])
         outputs.append(output)
-    _set_outputs(task, outputs)
+    return outputs
 
 
-def _broadcast(task: Task, plane: Plane) -> None:
+def _broadcast(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
     outputs = []
-    root = task.members.index(task.request.root)
-    for number, source in enumerate(_tensors(task, plane)):
-        given = task.own.outputs if task.own is not None else None
-        output = source if task.own is None else torch.empty_like(source) if given is None else given[number]
+    root = group.members.index(group.request.root)
+    for number, source in enumerate(_tensors(group.request, own, plane)):
+        given = own.outputs if own is not None else None
+        output = source if own is None else torch.empty_like(source) if given is None else given[number]
         if plane.index == root and output is not source:
             output.copy_(source)
         if output.numel():
             plane.broadcast(output.view(-1), root)
         outputs.append(output)
-    _set_outputs(task, outputs)
+    return outputs
 
 
-def _alltoall(task: Task, plane: Plane) -> None:
-    splits = task.response.splits
+def _alltoall(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
+    splits = group.responses[0].splits
     received = [row[plane.index] for row in splits]
-    output = _empty_like_rest(task, plane, 0, sum(received))
+    output = _empty_like_rest(group.request, own, plane, 0, sum(received))
     row = math.prod(output.shape[1:])
     counts = [[rows * row for rows in one] for one in splits]
-    source = task.own.tensors[0].view(-1) if task.own is not None else output.new_empty(0)
+    source = own.tensors[0].view(-1) if own is not None else output.new_empty(0)
     if any(map(any, counts)):
         plane.alltoall(source, output.view(-1), counts)
-    if task.own is not None:
-        task.own.received_splits = received
-    _set_outputs(task, [output])
+    if own is not None:
+        own.received_splits = received
+    return [output]
 
 
 def shares(rows: int, size: int) -> list[int]:
-    """Return the rows of each member in a reducescatter; the first ones get one more where it does not come out."""
+    """Divide rows, as among the members in a reducescatter; the first get one more where it does not come out."""
     return [rows // size + (one < rows % size) for one in range(size)]
 
 
-def _reducescatter(task: Task, plane: Plane) -> None:
-    request, outputs = task.request, []
-    for number, source in enumerate(_tensors(task, plane)):
+def _reducescatter(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
+    request, outputs = group.request, []
+    for number, source in enumerate(_tensors(group.request, own, plane)):
         rows = shares(source.shape[0], plane.size)
-        output = _empty_like_rest(task, plane, number, rows[plane.index])
+        output = _empty_like_rest(group.request, own, plane, number, rows[plane.index])
         row = math.prod(source.shape[1:])
         how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
         if source.numel():
             plane.reducescatter(source.view(-1), output.view(-1), [one * row for one in rows], how)
         outputs.append(output)
-    _set_outputs(task, outputs)
+    return outputs
 
 
-def _barrier(task: Task, plane: Plane) -> None:
-    """Do nothing: negotiation has waited for all."""
-
-
-def _set_outputs(task: Task, outputs: list[torch.Tensor]) -> None:
-    if task.own is not None:
-        task.own.outputs = outputs
-
-
-_RUNNERS: dict[str, Callable[[Task, Plane], None]] = {
+_RUNNERS: dict[str, Callable[[FusedOperations, Operation | None, Plane], list[torch.Tensor]]] = {
     "allgather": _allgather,
     "broadcast": _broadcast,
     "alltoall": _alltoall,
     "reducescatter": _reducescatter,
-    "barrier": _barrier,
 }

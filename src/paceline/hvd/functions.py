@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from paceline.errors import ConfigError, MissingExtraError
 from paceline.hvd import world
@@ -68,9 +69,7 @@ def broadcast_object(
         HorovodInternalError: ranks disagree on the root, or the job is down.
         ConfigError: the job has no key.
     """
-    set_id, members = members_of(process_set)
-    if root_rank not in members:
-        raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
+    set_id, _ = members_of(process_set, root_rank)
     running = world.running()
     _check_key(running)
     is_root = running.rank == root_rank
@@ -138,25 +137,19 @@ class _Hole:
 
 
 def _take_out(state: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(state, torch.Tensor):
-        tensors.append(state)
-        return _Hole(state.dtype, tuple(state.shape))
-    if isinstance(state, dict):
-        return {key: _take_out(value, tensors) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_take_out(value, tensors) for value in state)
-    return state
+    def hole(tensor: torch.Tensor) -> _Hole:
+        tensors.append(tensor)
+        return _Hole(tensor.dtype, tuple(tensor.shape))
+
+    return tree_map_only(torch.Tensor, hole, state)
 
 
 def _put_in(state: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(state, _Hole):
-        tensors.append(torch.empty(state.shape, dtype=state.dtype, device="cpu"))
+    def fill(hole: _Hole) -> torch.Tensor:
+        tensors.append(torch.empty(hole.shape, dtype=hole.dtype, device="cpu"))
         return tensors[-1]
-    if isinstance(state, dict):
-        return {key: _put_in(value, tensors) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_put_in(value, tensors) for value in state)
-    return state
+
+    return tree_map_only(_Hole, fill, state)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +13,9 @@ import torch
 from paceline.hvd import world
 from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchronize
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
+from paceline.hvd.parameters import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
-from paceline.hvd.reducer import ReduceChoices, Reducer, checked_names, make_groups
+from paceline.hvd.reducer import ReduceChoices, Reducer, release
 from paceline.worker.weight_sums import is_due
 from paceline.wrappers import refuse_wrapped
 
@@ -27,14 +27,14 @@ _IN_PLACE = (
     "param_groups has parameters that were put into it in place, so their gradients would not be reduced. Before the "
     "forward pass call optimizer.add_param_group(...), or set optimizer.param_groups = [...], on every rank."
 )
+_REPLACED = (
+    "A DistributedOptimizer that was made later reduces parameters of this one, so this one reduces none any more. "
+    "Step with that one, or give each optimizer parameters of its own."
+)
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). The gradients "
     "are reduced already, and are not reduced again."
 )
-
-
-#: Of optimizers, which every rank wraps in the same order.
-_numbers = itertools.count()
 
 
 class Wrapped:
@@ -47,9 +47,8 @@ class Wrapped:
     _hvd_base: type[torch.optim.Optimizer]
     _hvd_inner: Any
     _hvd_arguments: dict[str, Any]
-    _hvd_number: int
-    """Names it among the optimizers of this rank."""
-    _hvd_steps: int
+    _hvd_steps: world.OptimizerSteps | None
+    """Its steps since ``init`` or the last join; None before the first."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -182,6 +181,8 @@ class DistributedMethods:
         Raises:
             AssertionError: gradients were changed before they were reduced, or a parameter's would never be.
         """
+        if self._hvd.is_replaced and world.is_initialized() and world.current().size > 1:
+            raise AssertionError(_REPLACED)
         if self._new_params():
             raise AssertionError(_IN_PLACE)
         if not self._hvd_skips:
@@ -199,8 +200,9 @@ class DistributedMethods:
             return None
 
         def reduced() -> Any:
+            self._hvd_synchronized = False
             loss = closure()
-            self._hvd.synchronize()
+            self.synchronize()
             return loss
 
         return reduced
@@ -274,12 +276,15 @@ AdasumMethods.step.hooked = True  # type: ignore[attr-defined]
 def _end_step(optimizer: Any) -> None:
     """After some of the steps, let the ranks' weights be compared: nothing else brings them together."""
     optimizer._hvd_inner._opt_called = True  # schedules that were made before look at it
-    optimizer._hvd_steps += 1
     process_set = optimizer._hvd_arguments["process_set"]
-    if is_due(optimizer._hvd_steps) and world.is_initialized() and process_set.included():
-        weights = {name: param.data for name, param in optimizer._hvd_arguments["named_parameters"]}
-        ranks = () if process_set is global_process_set else process_set.ranks
-        world.current().compare_weights(f"optimizer {optimizer._hvd_number}", optimizer._hvd_steps, weights, ranks)
+    if not world.is_initialized() or not process_set.included():
+        return
+    named = optimizer._hvd_arguments["named_parameters"]
+    ranks = () if process_set is global_process_set else process_set.ranks
+    steps = optimizer._hvd_steps = world.current().count_step(optimizer._hvd_steps, named, ranks)
+    if is_due(steps.count):
+        weights = {name: param.data for name, param in named}
+        world.current().compare_weights(steps.name, steps.count, weights, ranks)
 
 
 def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: dict[str, Any]) -> Any:
@@ -297,34 +302,8 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[st
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name not in own})
     wrapped._hvd_inner = optimizer
     wrapped._hvd_base, wrapped._hvd_arguments = base, arguments
-    wrapped._hvd_number, wrapped._hvd_steps = next(_numbers), 0
+    wrapped._hvd_steps = None
     wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
-    return wrapped
-
-
-def _distributed(optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> Any:
-    """Return the distributed optimizer of the given one; see :func:`DistributedOptimizer`."""
-    op, compression, groups = (arguments[name] for name in ("op", "compression", "groups"))
-    passes, predivide = arguments["backward_passes_per_step"], arguments["gradient_predivide_factor"]
-    process_set, as_dense = arguments["process_set"], arguments["sparse_as_dense"]
-    if predivide != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if world.is_initialized() and world.current().size > 1:
-        refuse_wrapped(params, None, world.current().rank)
-    named = arguments["named_parameters"] = checked_names(optimizer, arguments["named_parameters"])
-    if op == Adasum and world.current().size > 1:
-        if process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets.")
-        return _wrapped(optimizer, AdasumMethods, arguments)
-    if isinstance(compression, CodecCompression) and groups:
-        raise ValueError("groups cannot be compressed by a codec")
-    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
-    sparse_again = as_dense and isinstance(optimizer, torch.optim.SparseAdam)
-    choices = ReduceChoices(compression, op, predivide, as_dense, sparse_again, process_set, arguments["deterministic"])
-    wrapped._hvd = Reducer(named, make_groups(groups, named, params), passes, choices)
     return wrapped
 
 
@@ -348,7 +327,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     clipped, and unscaled by a GradScaler, as they are.
 
     Args:
-        optimizer: keeps its state and shares its param groups.
+        optimizer: keeps its state and shares its param groups. An optimizer of the same parameters that was wrapped
+            before does not step any more.
         named_parameters: ``model.named_parameters()``; names pair parameters of different ranks.
         compression: how gradients travel.
         backward_passes_per_step: gradients of so many backward passes are added before they are reduced; without a
@@ -369,8 +349,17 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    optimizer = getattr(optimizer, "_hvd_inner", optimizer)  # one that was wrapped before is wrapped anew
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if world.is_initialized() and world.current().size > 1:
+        refuse_wrapped(params, None, world.current().rank)
+    named = checked_names(optimizer, None if named_parameters is None else list(named_parameters))
     arguments = {
-        "named_parameters": list(named_parameters) if named_parameters is not None else None,
+        "named_parameters": named,
         "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
         "op": op,
@@ -380,4 +369,18 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         "process_set": process_set,
         "deterministic": deterministic,
     }
-    return _distributed(optimizer, arguments)
+    if op == Adasum and world.current().size > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets.")
+        for param in params:
+            release(param)
+        return _wrapped(optimizer, AdasumMethods, arguments)
+    if isinstance(compression, CodecCompression) and groups:
+        raise ValueError("groups cannot be compressed by a codec")
+    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
+    sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
+    choices = ReduceChoices(
+        compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
+    )
+    wrapped._hvd = Reducer(named, make_groups(groups, named, params, process_set), backward_passes_per_step, choices)
+    return wrapped

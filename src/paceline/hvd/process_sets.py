@@ -72,11 +72,11 @@ def _same_set(ranks: list[int] | None) -> ProcessSet:
     return next((one for one in _registered if one.ranks == ranks), None) or ProcessSet(ranks)
 
 
-def members_of(process_set: ProcessSet) -> tuple[int, tuple[int, ...]]:
-    """Return a set's id and ranks, checked: this process is in it.
+def members_of(process_set: ProcessSet, root_rank: int | None = None) -> tuple[int, tuple[int, ...]]:
+    """Return a set's id and ranks, checked: this process and the root are in it.
 
     Raises:
-        ValueError: it is not part of the job, or this process is not in it.
+        ValueError: it is not part of the job, or this process or the root is not in it.
         HorovodInternalError: ``init`` has not been called.
     """
     running = world.running()
@@ -85,6 +85,8 @@ def members_of(process_set: ProcessSet) -> tuple[int, tuple[int, ...]]:
     members = running.background.sets.members(process_set.process_set_id)
     if running.rank not in members:
         raise ValueError(f"rank {running.rank} is not in {process_set}")
+    if root_rank is not None and root_rank not in members:
+        raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
     return process_set.process_set_id, members
 
 

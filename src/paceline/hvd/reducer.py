@@ -11,6 +11,8 @@ States of a parameter, for each step:
 | sent | the loop, which has not called ``synchronize``, changes the gradient | AssertionError in ``synchronize`` |
 | sent, reduced | backward accumulates its gradient | AssertionError |
 | reduced | ``step``, ``synchronize``, or a GradScaler reads the gradients | counting |
+| any | ``shutdown``, then backward or ``synchronize`` in another job | counting |
+| any | another optimizer with one of the parameters is wrapped | the end: that one reduces them |
 
 Where each rank uses another part of the model no rank waits at the end of backward but one that has sent everything, so
 ranks do not wait for each other in a circle.
@@ -18,8 +20,6 @@ ranks do not wait for each other in a circle.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ from paceline.hvd.collectives import (
     synchronize,
 )
 from paceline.hvd.compression import CodecCompression, CodecReduction, Compressor
-from paceline.hvd.negotiation.messages import Request
+from paceline.hvd.parameters import Named
 from paceline.hvd.process_sets import ProcessSet
 from paceline.updaters.rows import no_rows
 
@@ -69,9 +69,6 @@ _CHANGED = (
     "gradient and backward gave none, so the end of backward did not wait. Call optimizer.synchronize() before "
     "gradients are changed, and step() inside optimizer.skip_synchronize(); or freeze the parameters that are not used."
 )
-
-#: Names and parameters.
-Named = list[tuple[str, torch.nn.Parameter]]
 
 
 def _hooked(param: Any, hook: Callable[[torch.Tensor], None]) -> Any:
@@ -116,13 +113,16 @@ class Reducer:
         self._codecs: dict[int, CodecReduction] = {}
         self._callback_queued = False
         self._required: set[torch.nn.Parameter] | None = None
-        self.unconsumed = False
+        self._job: world.World | None = None
+        """The job in which gradients were counted since the last step."""
+        self.is_replaced = False
         self._hooks: dict[int, Any] = {}
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         """Take in parameters, between steps; also those that need no gradient yet."""
         for name, param in named:
+            release(param, self)
             self.named.append((name, param))
             self._names[id(param)], self._left[id(param)] = name, self.passes
             self._hooks[id(param)] = _hooked(param, self._on_gradient)
@@ -131,10 +131,22 @@ class Reducer:
         """Return whether the gradients of a parameter are reduced."""
         return id(param) in self._names
 
+    def _give_up(self) -> None:
+        """Reduce nothing any more."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self.reset()
+        self.is_replaced = True
+
+    @property
+    def unconsumed(self) -> bool:
+        """Whether backward has given gradients, in this job, that were not used yet."""
+        return self._job is not None and world.is_initialized() and self._job is world.current()
+
     @property
     def is_active(self) -> bool:
         """Whether there is anybody to reduce with."""
-        if not world.is_initialized() or world.current().size == 1:
+        if self.is_replaced or not world.is_initialized() or world.current().size == 1:
             return False
         process_set = self.choices.process_set
         return bool(process_set.included()) and process_set.size() != 1
@@ -172,9 +184,11 @@ class Reducer:
     def _on_gradient(self, param: torch.Tensor) -> None:
         if not self.is_active:
             return
+        if self._job is not world.current():
+            self._forget()
+            self._job = world.current()
         if id(param) in self._sent:
             raise AssertionError(_TOO_MANY)
-        self.unconsumed = True
         self._left[id(param)] -= 1
         if self._left[id(param)] > 0:
             return
@@ -237,29 +251,7 @@ class Reducer:
             if found is None:
                 found = self._codecs[id(param)] = CodecReduction(choices.compression, gradient.numel())
             return found.start(gradient, name, choices.op, choices.process_set)
-        compression = choices.compression
-        compressed, context = compression.compress(gradient)
-        target = compressed if compressed.is_contiguous() else compressed.contiguous()
-        handle = allreduce_async_(
-            target.data,  # without gradient's count of changes
-            None,
-            name,
-            choices.op,
-            *choices.factors,
-            choices.process_set,
-            deterministic=choices.deterministic,
-        )
-
-        def wait() -> None:
-            self._put(gradient, compression.decompress(synchronize(handle), context))
-
-        return wait
-
-    @staticmethod
-    def _put(gradient: torch.Tensor, result: torch.Tensor) -> None:
-        if result.data_ptr() != gradient.data_ptr():
-            with torch.no_grad():
-                gradient.copy_(result)
+        return self._send_dense([gradient], name)
 
     def _send_sparse(self, param: torch.Tensor, gradient: torch.Tensor, name: str) -> Callable[[], None]:
         self._sparse.add(id(param))
@@ -271,22 +263,32 @@ class Reducer:
         return wait
 
     def _send_group(self, number: int) -> Callable[[], None]:
-        choices = self.choices
-        assert not isinstance(choices.compression, CodecCompression)
-        compression = choices.compression
         gradients = [self._gradient(param) for param in self.groups[number]]
         for param, gradient in zip(self.groups[number], gradients, strict=True):
             self._given.append((param, gradient, gradient._version))
         if any(gradient.is_sparse for gradient in gradients):
             raise ValueError("a sparse gradient in a group; use sparse_as_dense=True, or leave its parameter out")
+        return self._send_dense(gradients, f"group.{number}.{self._names[id(self.groups[number][0])]}", grouped=True)
+
+    def _send_dense(self, gradients: list[torch.Tensor], name: str, grouped: bool = False) -> Callable[[], None]:
+        choices = self.choices
+        compression = choices.compression
+        assert not isinstance(compression, CodecCompression)
         pairs = [compression.compress(gradient) for gradient in gradients]
-        targets = [compressed.contiguous().data for compressed, _ in pairs]
-        name = f"group.{number}.{self._names[id(self.groups[number][0])]}"
-        handle = grouped_allreduce_async_(targets, None, name, choices.op, *choices.factors, choices.process_set)
+        targets = [compressed.contiguous().data for compressed, _ in pairs]  # without the gradients' counts of changes
+        how = None, name, choices.op, *choices.factors, choices.process_set
+        if grouped:
+            handle = grouped_allreduce_async_(targets, *how)
+        else:
+            handle = allreduce_async_(targets[0], *how, deterministic=choices.deterministic)
 
         def wait() -> None:
-            for gradient, result, (_, context) in zip(gradients, synchronize(handle), pairs, strict=True):
-                self._put(gradient, compression.decompress(result, context))
+            found = synchronize(handle)
+            for gradient, result, (_, context) in zip(gradients, found if grouped else [found], pairs, strict=True):
+                whole = compression.decompress(result, context)
+                if whole.data_ptr() != gradient.data_ptr():
+                    with torch.no_grad():
+                        gradient.copy_(whole)
 
         return wait
 
@@ -298,6 +300,8 @@ class Reducer:
         Raises:
             AssertionError: a gradient that was sent has been changed since.
         """
+        if not self.unconsumed:
+            self._forget()
         changed, missing = self._changed(), self._missing()
         if self.is_active:
             self._send_late()
@@ -334,96 +338,23 @@ class Reducer:
 
     def reset(self) -> None:
         """Count from the start: the gradients were used."""
-        self._finish()
+        if self.unconsumed:
+            self._finish()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Count from the start, without the operations of a job that has ended."""
+        self._waits, self._given = {}, []
         self._callback_queued, self._late = False, []
         self._sent.clear()
         self._group_left.clear()
         self._left = {id(param): self.passes for _, param in self.named}
-        self.unconsumed = False
+        self._job = None
 
 
-# ---- names and groups of parameters ----------------------------------------------------------------------------------
-
-
-def checked_names(optimizer: torch.optim.Optimizer, named: Sequence[Any] | None) -> Named:
-    """Return names and parameters of an optimizer.
-
-    Args:
-        optimizer: whose parameters must all be named.
-        named: pairs; None: names are made of the positions.
-
-    Raises:
-        ValueError: no pairs, names that are there twice, or parameters without a name.
-    """
-    groups = optimizer.param_groups
-    if not named:
-        return [
-            (f"allreduce.noname.{i}.{j}", param)
-            for i, one in enumerate(groups)
-            for j, param in enumerate(one["params"])
-        ]
-    if not all(isinstance(one, tuple) and len(one) == 2 for one in named):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
-        )
-    doubles = sorted(name for name, count in Counter(name for name, _ in named).items() if count > 1)
-    if doubles:
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(doubles)}")
-    known = {id(param) for _, param in named}
-    missing = [tuple(param.shape) for one in groups for param in one["params"] if id(param) not in known]
-    if missing:
-        raise ValueError(
-            f"named_parameters was specified, but one or more model parameters were not named: shapes {missing}"
-        )
-    used = {id(param) for one in groups for param in one["params"]}
-    return [(name, param) for name, param in named if id(param) in used]
-
-
-def make_groups(groups: Any, named: Named, params: Sequence[torch.Tensor]) -> list[list[torch.nn.Parameter]]:
-    """Return groups of parameters.
-
-    Args:
-        groups: a number of groups, lists of parameters, or None.
-        named: names and parameters.
-        params: all parameters of the optimizer.
-
-    Raises:
-        ValueError: a negative number, something else than tensors, or a parameter in two groups.
-    """
-    if groups is None or groups == 0:
-        return []
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise ValueError(f"groups is {groups}; it is a number of groups, 0 or more")
-        return _split(groups, named)
-    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
-        raise ValueError("groups is a number, or a list of lists of parameters")
-    seen: set[int] = set()
-    known = {id(param) for param in params}
-    for param in (param for group in groups for param in group):
-        if not isinstance(param, torch.Tensor):
-            raise ValueError(f"groups must consist of tensors, not {type(param).__name__}")
-        if id(param) in seen:
-            raise ValueError("a parameter is in two groups")
-        if id(param) not in known:
-            raise ValueError("a parameter of a group is none of the optimizer's")
-        seen.add(id(param))
-    return [[param for param in group if param.requires_grad] for group in groups if group]
-
-
-def _split(count: int, named: Named) -> list[list[torch.nn.Parameter]]:
-    """Divide parameters into groups, in rank 0's order."""
-    table = {name: param for name, param in named if param.requires_grad}
-    order = list(table)
-    if world.is_initialized() and world.current().size > 1:
-        request = Request("broadcast_object", "order of parameters", root=0, payload=json.dumps(order).encode())
-        order = json.loads(world.running().background.call(request)[0])
-    count = min(count, len(order))
-    each, more = divmod(len(order), max(1, count))
-    found, start = [], 0
-    for number in range(count):
-        stop = start + each + (number < more)
-        found.append([table[name] for name in order[start:stop]])
-        start = stop
-    return found
+def release(param: Any, new: Reducer | None = None) -> None:
+    """Let no other reducer than the new one reduce a parameter."""
+    for hook in list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()):
+        other = getattr(hook, "__self__", None)
+        if isinstance(other, Reducer) and other is not new:
+            other._give_up()

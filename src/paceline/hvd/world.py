@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import hashlib
 import itertools
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,17 +43,33 @@ class Base:
         self.link = link.connect(place, settings, hvd, self.timeline)
         self.generation = 0
         self.planes: Planes | None = None
+        self.planes_since = 0
 
     def drop_planes(self) -> None:
         """Forget planes whose state is not known after a failure."""
         if self.planes is not None:
             self.planes.close()
-        self.planes = None
+        self.planes, self.planes_since = None, 0
 
     def close(self) -> None:
         """Close the link."""
         self.drop_planes()
         self.link.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerSteps:
+    """Steps of an optimizer for which :class:`World` compares weights.
+
+    Attributes:
+        since: the object :attr:`World.stepping` at the first of them.
+        name: the same on all ranks that train these weights.
+        count: the number of steps, on each of these ranks.
+    """
+
+    since: Counter[str]
+    name: str
+    count: int
 
 
 class World:
@@ -61,18 +79,19 @@ class World:
         self.base, self.hvd = base, hvd
         self.rank, self.size = base.place.rank, base.place.size
         base.generation += 1
+        self._joins, self.stepping = 0, Counter[str]()
         if self.rank == 0 and hvd.timeline and hvd.timeline.upper() != DYNAMIC:
             base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
         if isinstance(base.link, Coordinator):
             base.link.settings = hvd
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-        mine = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
+        mine = RankEntered(VERSION, host, host_id(), os.getpid(), sets, base.planes_since)
         entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd.start_timeout_s)
         self.background = Background(base.link, base.generation, self.rank, entered, early, hvd, base.timeline)
         self.nodes = [(one.host, one.host_id) for one in entered.members]
         try:
             self._place()
-            self._make_planes()
+            self._make_planes(entered.members)
         except BaseException as error:
             self.background.leave(f"rank {self.rank} could not start: {error}", failed=True)
             base.drop_planes()
@@ -87,15 +106,42 @@ class World:
         self.cross_rank, self.cross_size = alike.index(near), len(alike)
         self.is_homogeneous = len({len(ranks) for ranks in by_node}) == 1
 
-    def _make_planes(self) -> None:
+    def _make_planes(self, members: Sequence[RankEntered]) -> None:
         base = self.base
+        if len({one.planes_since for one in members}) > 1:
+            base.drop_planes()
         if base.planes is None and self.size > 1:
             base.planes = Planes(self.rank, self.nodes, base.settings, self.hvd, private_folder(), self._exchange)
+            base.planes_since = base.generation
         self.background.plane_for = base.planes.plane if base.planes is not None else lambda members, device: Alone()
 
     def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
         payloads: Sequence[bytes] = self.background.call(Request("allgather_object", f"paceline {name}", payload=mine))
         return payloads
+
+    def count_step(
+        self, steps: OptimizerSteps | None, named: Iterable[tuple[str, torch.Tensor]], ranks: Sequence[int]
+    ) -> OptimizerSteps:
+        """Count a step of an optimizer; from 1 since ``init`` or the last join, where ranks may have stepped unlike.
+
+        Its name does not depend on what else this rank has wrapped, copied or loaded. Optimizers with alike parameters
+        are told apart by the order of their first steps, as are their reductions.
+
+        Args:
+            steps: the result of its last step; None: it has made none.
+            named: names and parameters.
+            ranks: the ranks that train them; empty: all.
+        """
+        if steps is not None and steps.since is self.stepping:
+            return dataclasses.replace(steps, count=steps.count + 1)
+        text = repr((self._joins, ranks, sorted((name, tuple(param.shape)) for name, param in named)))
+        what = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.stepping[what] += 1
+        return OptimizerSteps(self.stepping, f"optimizer {what}.{self.stepping[what]}", 1)
+
+    def note_join(self) -> None:
+        """Count the steps of optimizers anew: all ranks have joined, after unlike numbers of steps perhaps."""
+        self._joins, self.stepping = self._joins + 1, Counter[str]()
 
     def compare_weights(
         self, name: str, step: int, weights: Mapping[str, torch.Tensor], ranks: Sequence[int] = ()
@@ -116,7 +162,7 @@ class World:
         self.background.leave(reason)
         self.base.timeline.close()
         down = self.background.down
-        if down is None or down.failed:
+        if down is None or down.failed or self.background.has_failed:
             self.base.drop_planes()
 
 

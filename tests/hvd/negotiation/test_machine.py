@@ -48,6 +48,23 @@ class Rank:
             self.ran.append(response)
 
 
+def check(machine: Negotiation) -> None:
+    """Check what must hold after each event."""
+    busy = machine._busy()
+    assert not busy & ~sum(1 << index for index in machine._cache.entries), "a bit of no entry"
+    assert len(machine._cache.entries) <= machine._cache.capacity
+    assert set(machine._cache.graves).isdisjoint(machine._cache.entries)
+    assert {entry.key: entry.index for entry in machine._cache.entries.values()} == {
+        key: entry.index for key, entry in machine._cache.by_key.items()
+    }
+    for key, pending in machine._pending.items():
+        assert pending.requests
+        assert key not in machine._cache.by_key, "an operation both cached and pending"
+        assert machine._missing(key, pending.requests), "a complete operation that did not run"
+    assert not machine._ready_bits(), "a complete cached operation that did not run"
+    assert len(machine._joined) < machine.size
+
+
 class Job:
     """A machine and ranks; what they send waits until the test delivers it."""
 
@@ -69,7 +86,7 @@ class Job:
         self.note(self.machine.submit(rank, self.outbox[rank].popleft(), now))
 
     def note(self, actions: list[Action]) -> None:
-        self.machine.check()
+        check(self.machine)
         for action in actions:
             if isinstance(action, Batch):
                 for one in self.ranks:

@@ -72,7 +72,7 @@ class RankCache:
         """
         self.note(batch)
         # Bits were ready before anything was forgotten.
-        cached = [self._by_index[index][1] for index in indices(int.from_bytes(batch.bits, "little"))]
+        cached = [self._by_index[index][1] for index in indices(from_bytes(batch.bits))]
         for response in batch.responses:
             if response.index >= 0:
                 key = response.request.key

@@ -351,19 +351,3 @@ class Negotiation:
         pending = self._pending.pop(key)
         self._failed[key] = text, set(self._missing(key, pending.requests))
         return Response(pending.requests[min(pending.requests)], error=text)
-
-    def check(self) -> None:
-        """Check what must hold after each event."""
-        busy = self._busy()
-        assert not busy & ~sum(1 << index for index in self._cache.entries), "a bit of no entry"
-        assert len(self._cache.entries) <= self._cache.capacity
-        assert set(self._cache.graves).isdisjoint(self._cache.entries)
-        assert {entry.key: entry.index for entry in self._cache.entries.values()} == {
-            key: entry.index for key, entry in self._cache.by_key.items()
-        }
-        for key, pending in self._pending.items():
-            assert pending.requests
-            assert key not in self._cache.by_key, "an operation both cached and pending"
-            assert self._missing(key, pending.requests), "a complete operation that did not run"
-        assert not self._ready_bits(), "a complete cached operation that did not run"
-        assert len(self._joined) < self.size

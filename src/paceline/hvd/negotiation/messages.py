@@ -184,7 +184,7 @@ class NegotiationSettings:
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
-VERSION = 1
+VERSION = 2
 
 
 class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", forbid_unknown_fields=True):
@@ -196,6 +196,7 @@ class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", for
         host_id: the same for processes that can share memory.
         pid: process id.
         sets: process sets.
+        planes_since: the generation in which its planes were made; 0: it has none. Unlike ones are made anew.
     """
 
     version: int
@@ -203,6 +204,7 @@ class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", for
     host_id: str
     pid: int
     sets: tuple[tuple[int, ...], ...] = ()
+    planes_since: int = 0
 
 
 class RankLeft(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
