@@ -11,7 +11,6 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
 from paceline.kvstore.start_checks import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.weights import Weights
 from paceline.mx.context import Context
@@ -38,7 +37,8 @@ class Trainer:
     pass ``step`` the size of the whole batch: the total is divided by it. All replicas and workers start from rank 0's
     values. With a distributed store every worker creates a trainer, and waits there for the others (with lazy modules
     it waits at the first batch, when shapes are known). All workers have rank 0's buffers too (running means of
-    ``BatchNorm``, for example), after ``net.eval()`` and in ``net.state_dict()``.
+    ``BatchNorm``, for example), after ``net.eval()`` and in ``net.state_dict()``, and start from rank 0's values of the
+    parameters that no trainer has.
 
     Args:
         params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
@@ -98,7 +98,7 @@ class Trainer:
         self._weights = Weights.of(self._store)
         self._steps = 0
         # Before the first forward pass: its gradients must belong to the values that all workers start from.
-        if all(one.has_shape for one in self._all.values()):
+        if all(net.has_shapes for net in self._nets):
             self._started()
         for net in self._nets:
             net.on_shapes(self._start_when_ready)
@@ -284,7 +284,7 @@ class Trainer:
         self._weights.read(lambda: None if self._buffers is None else self._buffers.take(), own)
 
     def _publish(self) -> None:
-        """Send rank 0's buffers to the servers; other workers pull them before they are next read."""
+        """Send rank 0's buffers to the other workers, which have them when they are next read."""
         if self._buffers is not None:
             self._buffers.publish()
 
@@ -311,12 +311,12 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
-                self._buffers = SharedBuffers(self._store, self._nets)
-            for net in self._nets:
-                net.before_reading(self._before_reading)
             for one in self._all.values():
                 one.on_set(self._on_set)
+            if self._store is not None and self._store.num_workers > 1:
+                self._buffers = SharedBuffers(self._store, self._nets, self._prefix)
+            for net in self._nets:
+                net.before_reading(self._before_reading)
         return self._updates
 
     def _on_devices(self, verb: str) -> DeviceUpdates:
@@ -343,6 +343,12 @@ class Trainer:
             "clip_grad_norm": self._clip.norm,
             "clip_grad_value": self._clip.value,
         }
+        buffers = [
+            (f"{number} {name}" if number else name, one)
+            for number, net in enumerate(self._nets)
+            for name, one in net.replicas[0].named_buffers()
+        ]
+        facts += tensor_facts(buffers, "buffer")
         return [*self._plan.facts(), *option_facts("the trainer", choices), *facts]
 
     def _traits(self) -> Traits:
@@ -353,7 +359,7 @@ class Trainer:
         return Traits(max(known, default=0), weights, gradients, bool(self._clip))
 
     def _start_when_ready(self) -> None:
-        if all(one.has_shape for one in self._all.values()):
+        if all(net.has_shapes for net in self._nets):
             self._started()
 
     def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
