@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -312,3 +313,45 @@ def test_options_of_a_second_fit_that_do_not_count_are_told(caplog: pytest.LogCa
     assert not caplog.messages
     module.fit([batch(2)], optimizer="adam", optimizer_params={"learning_rate": 0.01})
     assert "the optimizer that it has, 'sgd' with {'learning_rate': 0.1}: force_init=True makes 'adam'" in caplog.text
+
+
+# ---- a run that goes on ---------------------------------------------------------------------------------------------
+
+
+def resumed(kind: str | None, path: str, scheduled: bool) -> float:
+    """Train, save, and go on with a new trainer; return how far that is from a run of one process without a stop."""
+
+    def options() -> dict[str, Any]:
+        return {"lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.2)} if scheduled else dict(RATE)
+
+    def train(net: Any, trainer: Trainer, steps: range, workers: int, rank: int) -> None:
+        for step in steps:
+            goes_backward(net, *(one.chunk(workers)[rank] for one in batch(step)))
+            trainer.step(8)
+            if not scheduled and step == 1:
+                trainer.set_learning_rate(0.5)
+
+    store = None if kind is None else kvstore.create(kind)
+    workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
+    net = replicate(mlp(), [mx.cpu(0)])
+    trainer = Trainer(net, "adam", options(), store)
+    train(net, trainer, range(3), workers, rank)
+    trainer.save_states(path)
+    if kind is not None:
+        kvstore.create(kind).barrier()
+    trainer = Trainer(net, "adam", options(), kind)
+    trainer.load_states(path)
+    train(net, trainer, range(3, STEPS), workers, rank)
+    whole = replicate(mlp(), [mx.cpu(0)])
+    train(whole, Trainer(whole, "adam", options(), None), range(STEPS), 1, 0)
+    return apart(net.replicas, whole.replicas[0])
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("kind", [None, "dist_sync"])
+def test_saved_rate_and_schedule_go_on(kind: str | None, scheduled: bool, tmp_path: Path) -> None:
+    if kind is None:
+        assert resumed(kind, str(tmp_path / "states"), scheduled) < 1e-5
+        return
+    with LocalJob(2, 1) as job:
+        assert max(job.run(resumed, kind, str(tmp_path / "states"), scheduled)) < 1e-5

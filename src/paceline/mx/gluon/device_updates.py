@@ -11,7 +11,6 @@ from paceline.errors import PacelineError
 from paceline.keys import Key
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStore, KVStoreBase
-from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist import DistStore
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
@@ -150,29 +149,22 @@ class DeviceUpdates:
         Raises:
             ValueError: the states are of another model. No state changes.
         """
-        self._check(states, "the state")
+        self.check(states, "the state")
         for optimizer in self._optimizers:
             for key, state in states.items():
                 optimizer.load_state(key, state)
 
-    def _check(self, states: States, where: str) -> None:
+    def check(self, states: States, where: str) -> None:
+        """Raise if states are of another model.
+
+        Raises:
+            ValueError: names ``where`` they are, and the parameters.
+        """
         unknown = [key for key in states if key not in self._optimizers[0].keys]
         if unknown:
             raise ValueError(f"{where} has parameters that this trainer does not have: {', '.join(map(str, unknown))}")
         for key, state in states.items():
             self._optimizers[0].check_state(key, state)
-
-    def save(self, fname: str) -> None:
-        """Write the optimizer's state and the store's residuals."""
-        state_files.save(self._store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
-
-    def load(self, fname: str) -> None:
-        """Read the state into every device's optimizer."""
-        states, own = state_files.load(self._store, fname, True, self._plan.spec.name)
-        assert states is not None, "it was read here"
-        self._check(states, fname)
-        state_files.set_residuals(self._store, own)
-        self.set_states(states)
 
 
 class WorkerUpdates(DeviceUpdates):

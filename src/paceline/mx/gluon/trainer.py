@@ -11,6 +11,7 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.start_checks import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.weights import Weights
 from paceline.mx.context import Context
@@ -22,6 +23,7 @@ from paceline.mx.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter, ParameterDict
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.store_choice import Traits, Updates, choose_store, choose_updates, share_of, update_on_store
+from paceline.mx.gluon.store_updates import ServerUpdates
 from paceline.wrappers import refuse_wrapped
 
 if TYPE_CHECKING:
@@ -199,16 +201,32 @@ class Trainer:
         Raises:
             CheckpointError: the file cannot be written; an old file is unchanged.
         """
-        self._started().save(os.fspath(fname))
+        states, name, groups = self._started().states, self.optimizer_name, self._plan.groups()
+        state_files.save(self._store, fname, states, self._steps, optimizer=name, groups=groups)
 
-    def load_states(self, fname: str | os.PathLike[str]) -> None:
+    def load_states(self, fname: str | os.PathLike[str], options: bool = True) -> None:
         """Read a file of :meth:`save_states`, with any store and any number of devices. Every worker calls it.
+
+        Args:
+            fname: path of the file.
+            options: also set the optimizer's options (the learning rate, for example) and the number of steps, from
+                which an ``lr_scheduler`` goes on, as MXNet does.
 
         Raises:
             CheckpointError: a file is missing or damaged, or belongs to another save. No state changes.
             ValueError: the states belong to another optimizer or model. No state changes.
         """
-        self._started().load(os.fspath(fname))
+        updates = self._started()
+        everywhere = not isinstance(updates, ServerUpdates)
+        loaded = state_files.load(self._store, fname, everywhere, self.optimizer_name)
+        if loaded.states is not None:
+            updates.check(loaded.states, os.fspath(fname))
+        if options and loaded.groups is not None:
+            self._plan.set_groups(loaded.groups)
+        state_files.set_residuals(self._store, loaded.own)
+        updates.set_states(loaded.states or {})
+        if options and loaded.step is not None:
+            self._steps = loaded.step
 
     def take_weights(self) -> None:
         """Use values that were set in the replicas, the same on every worker. Every worker calls it.
