@@ -54,6 +54,8 @@ def set_up(kind, front_door):
     optimizer = optimizer_for(kind, store.rank, net.parameters())
     resumed(kind, store.rank, optimizer)
     store.barrier()
+    if kind == "store":  # worker 1 has created one more
+        store = [kvstore.create("dist_sync") for _ in range(2 if store.rank == 1 else 1)][-1]
     started = time.monotonic()
     try:
         if front_door == "trainer":
@@ -95,6 +97,7 @@ SAYS = {
     "dtype": ("KeyMismatchError", "parameter 'first.weight' is (3, 4) float32", "(3, 4) float64"),
     "order": ("KeyMismatchError", "the order differs from position 0 on", "parameter 'second.weight' on worker 1"),
     "rate": ("ConfigError", "lr of param group 0 is 0.1 on workers 0, 2 and 0.2 on worker 1"),
+    "store": ("ConfigError", "the store's name, by the order of creation, is kv1", "on workers 0, 2 and kv2"),
     "state": (
         "ConfigError",
         "worker 0 has the optimizer's state of 'first.weight' = {momentum_buffer: (3, 4) float32}",

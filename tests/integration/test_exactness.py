@@ -374,6 +374,6 @@ def test_optimizer_state_of_three_servers_goes_on_at_one(one_server):
 
 
 def test_saved_states_hold_every_key_whole(folder, three_servers):
-    states, _ = state_files.load(None, Path(folder) / "states", everywhere=True)
+    states = state_files.load(None, Path(folder) / "states", everywhere=True).states
     shapes = {name: tensor["exp_avg"].numel() for name, tensor in states.items()}
     assert shapes == {name: parameter.numel() for name, parameter in new_model(0).named_parameters()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,6 +209,90 @@ def test_one_parameter_of_many_that_is_written_after_each_step_is_an_error_soon(
         train()
 
 
+@torch.no_grad()
+def cut_to_other_memory(net: nn.Module, step: int) -> None:
+    for param in net.parameters():
+        param.data = param.data.clamp(-0.1, 0.1)
+
+
+def doubled(net: nn.Module, step: int) -> None:
+    if step == 2:
+        net.double()
+
+
+GIVEN: dict[str, Callable[[nn.Module, int], None]] = {"cut": cut_to_other_memory, "doubled": doubled}
+
+
+@pytest.mark.parametrize("change", GIVEN)
+@pytest.mark.parametrize("kind", [None, "dist_sync"])
+def test_weights_that_a_script_gives_other_memory_are_trained_on(kind: str | None, change: str) -> None:
+    if kind is None:
+        assert given_other_memory(kind, change) < 1e-6
+        return
+    with LocalJob(2, 1) as job:
+        assert max(job.run(given_other_memory, kind, change)) < 1e-6
+
+
+def given_other_memory(kind: str | None, change: str) -> float:
+    store = None if kind is None else kvstore.create(kind)
+    net = replicate(mlp(), [mx.cpu(0)])
+    trainer = Trainer(net, "sgd", MOMENTUM, store, update_on_kvstore=False)
+    for step in range(STEPS):
+        x, y = batch(step) if store is None else (one.chunk(2)[store.rank] for one in batch(step))
+        goes_backward(net, x.to(net.collect_params()["0.weight"].data().dtype), y)
+        trainer.step(8)
+        GIVEN[change](net.replicas[0], step)
+    reference = mlp()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        cross_entropy(reference(x.to(next(reference.parameters()).dtype)), y).backward()
+        optimizer.step()
+        GIVEN[change](reference, step)
+    return apart(net.replicas, reference)
+
+
+def test_written_values_count_where_the_optimizer_has_a_float32_copy_of_them() -> None:
+    net = replicate(mlp().bfloat16(), [mx.cpu(0)])
+    trainer = Trainer(net, "sgd", {"learning_rate": 2.0**-12, "multi_precision": True}, None)
+    param = net.replicas[0].get_parameter("0.bias")
+    for written in (0.25, 0.5):
+        goes_backward(net, batch(0)[0].bfloat16(), batch(0)[1])
+        trainer.step(8)
+        param.data.fill_(written)
+    goes_backward(net, batch(0)[0].bfloat16(), batch(0)[1])
+    trainer.step(8)
+    assert param.detach().float().tolist() == pytest.approx([0.5] * 8, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["local", "allreduce"])
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_write_on_one_device_alone_is_an_error(kind: str, is_counted: bool) -> None:
+    with LocalJob(1, 1) as job:
+        assert job.run(written_on_one_device, kind, is_counted) == ["2.bias"]
+
+
+def written_on_one_device(kind: str, is_counted: bool) -> str:
+    net = replicate(mlp(), [mx.cpu(0), mx.cpu(1)])
+    trainer = Trainer(net, "sgd", RATE, kind, update_on_kvstore=False)
+    for step in range(STEPS):
+        goes_backward(net, *batch(step))
+        try:
+            trainer.step(8)
+        except PacelineError as error:
+            assert step == 3
+            return str(error).partition("'")[2].partition("'")[0]
+        if step == 1:
+            for one in net.collect_params()["2.bias"].list_data():
+                one.add_(1.0)
+        if step == 2:
+            (net.collect_params()["2.bias"].data() if is_counted else net.replicas[1].get_parameter("2.bias").data)[
+                :
+            ] = 1.0
+    return ""
+
+
 def test_trainers_that_step_the_same_values_in_turn_are_refused_where_stores_hold_them() -> None:
     net = replicate(mlp(), [mx.cpu(0), mx.cpu(1)])
     trainers = [Trainer(net, "sgd", RATE, "local"), Trainer(net, "adam", {"learning_rate": 0.01}, "local")]
@@ -228,3 +313,45 @@ def test_options_of_a_second_fit_that_do_not_count_are_told(caplog: pytest.LogCa
     assert not caplog.messages
     module.fit([batch(2)], optimizer="adam", optimizer_params={"learning_rate": 0.01})
     assert "the optimizer that it has, 'sgd' with {'learning_rate': 0.1}: force_init=True makes 'adam'" in caplog.text
+
+
+# ---- a run that goes on ---------------------------------------------------------------------------------------------
+
+
+def resumed(kind: str | None, path: str, scheduled: bool) -> float:
+    """Train, save, and go on with a new trainer; return how far that is from a run of one process without a stop."""
+
+    def options() -> dict[str, Any]:
+        return {"lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.2)} if scheduled else dict(RATE)
+
+    def train(net: Any, trainer: Trainer, steps: range, workers: int, rank: int) -> None:
+        for step in steps:
+            goes_backward(net, *(one.chunk(workers)[rank] for one in batch(step)))
+            trainer.step(8)
+            if not scheduled and step == 1:
+                trainer.set_learning_rate(0.5)
+
+    store = None if kind is None else kvstore.create(kind)
+    workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
+    net = replicate(mlp(), [mx.cpu(0)])
+    trainer = Trainer(net, "adam", options(), store)
+    train(net, trainer, range(3), workers, rank)
+    trainer.save_states(path)
+    if kind is not None:
+        kvstore.create(kind).barrier()
+    trainer = Trainer(net, "adam", options(), kind)
+    trainer.load_states(path)
+    train(net, trainer, range(3, STEPS), workers, rank)
+    whole = replicate(mlp(), [mx.cpu(0)])
+    train(whole, Trainer(whole, "adam", options(), None), range(STEPS), 1, 0)
+    return apart(net.replicas, whole.replicas[0])
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("kind", [None, "dist_sync"])
+def test_saved_rate_and_schedule_go_on(kind: str | None, scheduled: bool, tmp_path: Path) -> None:
+    if kind is None:
+        assert resumed(kind, str(tmp_path / "states"), scheduled) < 1e-5
+        return
+    with LocalJob(2, 1) as job:
+        assert max(job.run(resumed, kind, str(tmp_path / "states"), scheduled)) < 1e-5

@@ -40,7 +40,7 @@ class Worker:
 
     def start(self) -> None:
         named = name_parameters(self.inner.param_groups, self.net.named_parameters())
-        self.buffers = Buffers(self.store, self.net, self.params)
+        self.buffers = Buffers(self.store, [[self.net]], self.params)
         self.exchange.add(named)
 
     def backward(self, value: float = 1.0) -> None:

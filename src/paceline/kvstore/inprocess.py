@@ -310,11 +310,11 @@ class InProcessStore(KVStore):
         Raises:
             ValueError: the states are of another optimizer, or of keys with other shapes. Then no state changes.
         """
-        states, own = state_files.load(self, fname, True, self._need_optimizer("load").name)
-        assert states is not None, "this process is worker 0"
-        self._check_states(states)
-        state_files.set_residuals(self, own)
-        self.set_optimizer_states(states)
+        loaded = state_files.load(self, fname, True, self._need_optimizer("load").name)
+        assert loaded.states is not None, "this process is worker 0"
+        self._check_states(loaded.states)
+        state_files.set_residuals(self, loaded.own)
+        self.set_optimizer_states(loaded.states)
 
     def stats(self) -> dict[str, Any]:
         """Return the number of pushes that were applied."""

@@ -133,10 +133,11 @@ def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
 
 
 def store_facts(store: DistStore) -> list[Fact]:
-    """Describe how a distributed store handles pushes."""
+    """Describe how a distributed store handles pushes, and which one of the job it is."""
     policy = store.policy
     options = {name: getattr(policy, name) for name in policy.__dataclass_fields__}
-    return [Fact("the store's type", store.type), *option_facts("the store", options)]
+    name = Fact("the store's name, by the order of creation,", store.name)
+    return [Fact("the store's type", store.type), name, *option_facts("the store", options)]
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -185,7 +185,7 @@ class Module:
         """
         batch_size = self._done().batch_size if batch_size is None else batch_size
         if self._states_to_load is not None:
-            self.trainer.load_states(self._states_to_load)
+            self.trainer.load_states(self._states_to_load, options=False)
             self._states_to_load = None
         self.trainer.step(self._divisor(batch_size))
 

@@ -11,11 +11,13 @@ than rank 0's, one line says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
 from paceline.net.call import Call
@@ -30,15 +32,23 @@ logger = logging.getLogger(__name__)
 _PREFIX = "buffer "
 """Of the keys of buffers: no parameter has such a name."""
 
+#: Models, each with all its copies on the devices of this worker.
+Models: TypeAlias = Sequence[Sequence[torch.nn.Module]]
+#: By name, the tensors of all copies of a model.
+Copies: TypeAlias = Mapping[str, Sequence[torch.Tensor]]
 
-def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the current buffers of a model that have elements, complex ones as pairs, by names of no parameter."""
-    return {f"{_PREFIX}{name}": real_view(one) for name, one in model.named_buffers() if one.numel()}
+
+def buffers_of(models: Models) -> dict[str, list[torch.Tensor]]:
+    """Return the current buffers of models that have elements, complex ones as pairs, by names of no parameter."""
+    found = _by_name(models, lambda model: {name: _plain(one) for name, one in model.named_buffers() if one.numel()})
+    return {f"{_PREFIX}{name}": copies for name, copies in found.items()}
 
 
-def shared_of(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model that all workers have from rank 0: buffers, and parameters that are not trained."""
-    return {name: real_view(one.data) for name, one in untrained_of(model, trained).items()} | buffers_of(model)
+def shared_of(models: Models, trained: Iterable[torch.nn.Parameter]) -> dict[str, list[torch.Tensor]]:
+    """Return the tensors of models that all workers have from rank 0: buffers, and parameters that are not trained."""
+    known = list(trained)
+    rest = _by_name(models, lambda model: {name: _plain(one) for name, one in untrained_of(model, known).items()})
+    return rest | buffers_of(models)
 
 
 def untrained_of(model: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
@@ -47,35 +57,84 @@ def untrained_of(model: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) 
     return {name: one for name, one in model.named_parameters() if one.numel() and id(one) not in known}
 
 
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return real_view(tensor.detach())
+
+
+def _by_name(
+    models: Models, tensors_of: Callable[[torch.nn.Module], Mapping[str, torch.Tensor]]
+) -> dict[str, list[torch.Tensor]]:
+    """Return tensors of models by name; those of a second model have its number, too."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for number, model in enumerate(models):
+        tables = [tensors_of(copy) for copy in model]
+        found |= {f"{number} {name}" if number else name: [one[name] for one in tables] for name in tables[0]}
+    return found
+
+
+def mean_of(copies: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of the copies of a buffer, on the first one's device; of integers the first one."""
+    first, *others = copies
+    if not (others and (first.is_floating_point() or first.is_complex())):
+        return first
+    return torch.stack([first, *(one.to(first.device) for one in others)]).mean(0)
+
+
+def means_of(tensors: Copies) -> dict[str, torch.Tensor]:
+    """Return one tensor per name; see :func:`mean_of`."""
+    return {name: mean_of(copies) for name, copies in tensors.items()}
+
+
+@torch.no_grad()
+def set_all(tensors: Copies, values: Mapping[str, torch.Tensor]) -> None:
+    """Set all copies to values in dtypes that stores hold."""
+    for name, copies in tensors.items():
+        for one in copies:
+            if one is not values[name]:
+                set_from_floats(one, values[name])
+
+
+def broadcast(store: KVStoreBase, tensors: Copies) -> None:
+    """Set tensors to rank 0's, through a store that does not have these keys. Every worker calls it."""
+    values = {name: as_floats(one) for name, one in means_of(tensors).items()}
+    if values:
+        store.broadcast(list(values), list(values.values()), list(values.values()))
+        set_all(tensors, values)
+
+
+def addends(store: KVStoreBase, tensors: Copies) -> dict[str, torch.Tensor]:
+    """Return what this worker adds to a sum that is rank 0's values: these, or zeros."""
+    values = {name: as_floats(one) for name, one in means_of(tensors).items()}
+    return {name: one.clone() if store.rank == 0 else torch.zeros_like(one) for name, one in values.items()}
+
+
 class Buffers:
-    """Shares the buffers of a model, and its parameters that no optimizer has.
+    """Shares the buffers of models, and their parameters that no optimizer has.
 
     Collective: every worker creates it.
 
     Args:
         store: a store of the job; the buffers get a store of their own beside it.
-        model: the network; :func:`shared_of` is not empty.
+        models: the networks; :func:`shared_of` is not empty.
         trained: parameters that an optimizer has; they are not shared here.
     """
 
-    def __init__(self, store: DistStore, model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> None:
-        shared = shared_of(model, trained)
-        self._model, self._rank, self._names = model, store.rank, buffers_of(model).keys()
+    def __init__(self, store: DistStore, models: Models, trained: Iterable[torch.nn.Parameter]) -> None:
+        shared = shared_of(models, trained)
+        self._models, self._rank, self._names = models, store.rank, buffers_of(models).keys()
         self._store = store.sibling("rest")
         self._stale = False
-        self._own = _kept_apart(model) if store.policy.merge == "all" else frozenset()
+        self._own = _kept_apart(models) if store.policy.merge == "all" else frozenset()
         """Floating-point buffers that training may read; of which nothing was said yet."""
         self._published: dict[str, torch.Tensor] = {}
-        values = [_travelling(one) for one in shared.values()]
-        self._store.broadcast(list(shared), values, values)
-        for one, value in zip(shared.values(), values, strict=True):
-            set_from_floats(one, value)
+        broadcast(self._store, shared)
         if self._rank == 0 and store.num_workers > 1:
-            self._published = {name: one.detach().clone() for name, one in small_to_host(self._current()).items()}
+            values = small_to_host(means_of(self._current()))
+            self._published = {name: one.detach().clone() for name, one in values.items()}
 
-    def _current(self) -> dict[str, torch.Tensor]:
+    def _current(self) -> dict[str, list[torch.Tensor]]:
         """Return the current buffers: a module may have replaced a tensor."""
-        return {name: one for name, one in buffers_of(self._model).items() if name in self._names}
+        return {name: copies for name, copies in buffers_of(self._models).items() if name in self._names}
 
     def publish(self) -> Publication | None:
         """Begin to send rank 0's changed buffers to the servers; other workers note that theirs are old.
@@ -84,7 +143,7 @@ class Buffers:
             None: this worker has nothing to send.
         """
         self._stale = True
-        return Publication(self._store, self._current(), self._published) if self._published else None
+        return Publication(self._store, means_of(self._current()), self._published) if self._published else None
 
     def take(self, is_asked: bool = False) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them.
@@ -95,15 +154,14 @@ class Buffers:
         if not self.are_old:
             return
         current = self._current()
-        values = [_travelling(one) for one in small_to_host(current).values()]
+        own = means_of(current)
+        values = {name: _travelling(one) for name, one in small_to_host(own).items()}
         if current:
-            self._store.pull(list(current), values)
+            self._store.pull(list(values), list(values.values()))
         self._stale = False
         if not is_asked:
-            self._say_apart([name for (name, one), value in zip(current.items(), values, strict=True)
-                             if name in self._own and not _alike(one, value)])  # fmt: skip
-        for one, value in zip(current.values(), values, strict=True):
-            set_from_floats(one, value)
+            self._say_apart([name for name in own if name in self._own and not _alike(own[name], values[name])])
+        set_all(current, values)
 
     def keep(self) -> None:
         """Keep this worker's buffers until rank 0's next step: the loop computes them anew, as ``update_bn`` does."""
@@ -133,7 +191,8 @@ class Buffers:
     @property
     def are_read(self) -> bool:
         """Whether old buffers would be read: a module that has buffers is in evaluation mode."""
-        return self.are_old and any(not module.training and module._buffers for module in self._model.modules())
+        modules = (module for copies in self._models for module in copies[0].modules())
+        return self.are_old and any(not module.training and module._buffers for module in modules)
 
 
 class Publication:
@@ -199,16 +258,15 @@ class Publication:
         return calls
 
 
-def _kept_apart(model: torch.nn.Module) -> frozenset[str]:
+def _kept_apart(models: Models) -> frozenset[str]:
     """Return the floating-point buffers that are not those of a layer whose training does not read them."""
-    means = {
-        f"{module}.{name}".lstrip(".")
-        for module, one in model.named_modules()
-        if isinstance(one, torch.nn.modules.batchnorm._NormBase)
-        for name, _ in one.named_buffers()
-    }
-    others = {name: one for name, one in model.named_buffers() if name not in means}
-    return frozenset(f"{_PREFIX}{name}" for name, one in others.items() if one.is_floating_point())
+
+    def read(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        layers = [one for one in model.modules() if isinstance(one, torch.nn.modules.batchnorm._NormBase)]
+        means = {id(buffer) for layer in layers for buffer in layer.buffers()}
+        return {name: one for name, one in model.named_buffers() if one.is_floating_point() and id(one) not in means}
+
+    return frozenset(f"{_PREFIX}{name}" for name in _by_name(models, read))
 
 
 def _alike(own: torch.Tensor, value: torch.Tensor) -> bool:

@@ -137,7 +137,7 @@ def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers 
     if store.num_workers > 1:
         refuse_renormalising(setup.model)
     trained = [param for _, param, _ in setup.named]
-    return Buffers(store, setup.model, trained) if shared_of(setup.model, trained) else None
+    return Buffers(store, [[setup.model]], trained) if shared_of([[setup.model]], trained) else None
 
 
 def _agree(setup: StrategySetup, store: DistStore, update: Update) -> None:

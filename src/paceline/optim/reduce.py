@@ -16,11 +16,11 @@ from paceline.errors import ConfigError, NonFiniteError
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.binding import is_finite, merged_not_finite
-from paceline.optim.buffers import buffers_of, shared_of
+from paceline.optim.buffers import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
-from paceline.tensors import as_floats, floats, real_view, set_from_floats
+from paceline.tensors import floats, real_view
 from paceline.updaters import Options, StepOptions, options_apart
 from paceline.worker.traffic import Carried
 
@@ -73,20 +73,12 @@ class ReduceExchange(Exchange):
         self._is_suspicious = True
         if model is not None and not self._alone:
             refuse_renormalising(model)
-            self._broadcast(shared_of(model, trained))
+            broadcast(store, shared_of([[model]], trained))
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights. Every worker calls it."""
         self._named += named
-        self._broadcast(_real((name, param.data) for name, param, _ in named))
-
-    def _broadcast(self, tensors: Tensors) -> None:
-        values = _floating(tensors)
-        if values:
-            self._store.broadcast(list(values), list(values.values()), list(values.values()))
-        for name, one in tensors.items():
-            if one is not values[name]:
-                set_from_floats(one, values[name])
+        broadcast(self._store, _alone(_real((name, param.data) for name, param, _ in named)))
 
     def push_rest(self, carried: Carried) -> None:
         """Replace all gradients by their sum or mean.
@@ -110,7 +102,7 @@ class ReduceExchange(Exchange):
             torch._foreach_mul_(list(grads.values()), weight)
         told = [self._own(one) for one in (_code(carried), _mark(carried), doubt)]
         counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64, device="cpu")
-        buffers = {} if self._model is None else buffers_of(self._model)
+        buffers = {} if self._model is None else buffers_of([[self._model]])
         self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
         workers = self._store.num_workers
@@ -216,14 +208,12 @@ class ReduceExchange(Exchange):
         if self._store.rank == 0:
             logger.warning("%s, %s", difference_of(said), ALIKE)
 
-    def _sum(self, summed: Tensors, first: Tensors) -> None:
+    def _sum(self, summed: Tensors, first: Copies) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""
-        owns = self._store.rank == 0
-        copies = {name: one.clone() if owns else torch.zeros_like(one) for name, one in _floating(first).items()}
-        values = [*summed.values(), *copies.values()]
-        self._store.pushpull([*summed, *copies], values, values)
-        for name, one in first.items():
-            set_from_floats(one, copies[name])
+        rest = addends(self._store, first)
+        values = [*summed.values(), *rest.values()]
+        self._store.pushpull([*summed, *rest], values, values)
+        set_all(first, rest)
 
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
@@ -245,7 +235,7 @@ class ReduceExchange(Exchange):
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
-            self._sum({}, _real((name, param.data) for name, param, _ in self._named))
+            self._sum({}, _alone(_real((name, param.data) for name, param, _ in self._named)))
 
 
 def _code(carried: Carried) -> float:
@@ -260,10 +250,9 @@ def _mark(carried: Carried) -> float:
     return 1.0 + zlib.crc32(carried.options)
 
 
-def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors as floating-point ones: a third party's store may hold no others."""
-    return {name: as_floats(one) for name, one in tensors.items()}
-
-
 def _real(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: real_view(one) for name, one in named}
+
+
+def _alone(tensors: Tensors) -> Copies:
+    return {name: [one] for name, one in tensors.items()}

@@ -74,9 +74,14 @@ class KeyedOptimizer:
             value: the tensor.
             place: key and first element there, for optimizers that need it; None: the whole of ``key``.
         """
-        self._values[key] = value = value.detach()
-        self._params[key] = torch.nn.Parameter(master_of(value, self._spec), requires_grad=True)
+        self._params[key] = torch.nn.Parameter(value.detach(), requires_grad=True)
         self._places[key] = place or (key, 0)
+        self._hold(key, value.detach())
+
+    def _hold(self, key: Key, value: torch.Tensor) -> None:
+        self._values[key] = value
+        self._params[key].data = master_of(value, self._spec)
+        self._masters.discard(key)
         if self._params[key].dtype != value.dtype:
             self._masters.add(key)
         self._is_stale = True
@@ -241,6 +246,20 @@ class KeyedOptimizer:
         """Copy a value that was set from outside into its float32 master, if it has one."""
         if key in self._masters:
             self._params[key].copy_(self._values[key])
+
+    @torch.no_grad()
+    def follow(self, key: Key, value: torch.Tensor) -> None:
+        """Go on with a tensor that a script may have written, or given other memory (``param.data = ...``)."""
+        held = self._values[key]
+        if value.data_ptr() != held.data_ptr() or value.dtype != held.dtype:
+            self._hold(key, value.detach())
+            state = {} if self._optimizer is None else self._optimizer.state.get(self._params[key], {})
+            for name, part in state.items():
+                if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim():
+                    state[name] = part.to(self._params[key].dtype)
+        elif key in self._masters:
+            master = self._params[key]
+            master.copy_(torch.where(value == master.to(value.dtype), master, value))
 
     def own_state(self, key: Key) -> State:
         """Return the state of one key itself, not a copy."""

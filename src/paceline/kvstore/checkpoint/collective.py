@@ -52,12 +52,18 @@ class Loaded:
     Attributes:
         common: the common file; None on workers that do not read it.
         own: this worker's own state; None if this rank saved none.
-        workers: number of workers that saved.
+        told: what all workers know of the common file's manifest: how many ``workers`` saved, after which ``step``, and
+            the name (``optimizer``) and the options (``groups``) of the optimizer, where it has them.
     """
 
     common: TensorFile | None
     own: TensorFile | None
-    workers: int
+    told: Mapping[str, Any]
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that saved."""
+        return int(self.told["workers"])
 
 
 def save(
@@ -115,7 +121,9 @@ def save(
     _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, before, names)
 
 
-def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content) -> None:
+def save_alone(
+    store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content, step: int | None = None
+) -> None:
     """Write a checkpoint without any worker's own state. Only the calling worker writes.
 
     Args:
@@ -123,8 +131,9 @@ def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: st
         path: path of the file.
         kind: kind of file.
         content: content of the file.
+        step: number of steps so far, if the caller counts them.
     """
-    _write_common(path, kind, content, None, {}, _world(store) | {"step": None})
+    _write_common(path, kind, content, None, {}, _world(store) | {"step": step})
 
 
 def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, everywhere: bool) -> Loaded:
@@ -148,6 +157,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
             common = tensor_file.read(path, kind)
             _check_parts(common)
             mine |= {name: common.manifest[name] for name in ("beside", "step", "workers")} | {"digest": common.digest}
+            mine |= {name: common.manifest.get(name) for name in ("optimizer", "groups")}
     results = telling.answers()
     for other, one in enumerate(results):
         if one and one["digest"] != results[0]["digest"]:
@@ -162,7 +172,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
         elif str(rank) in results[0]["beside"]:
             own = _beside(path, kind, rank, results[0])
     telling.answers()
-    return Loaded(common, own, results[0]["workers"])
+    return Loaded(common, own, results[0])
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
+from paceline.updaters import Options
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ def save(
     store: KVStoreBase | None,
     fname: str | os.PathLike[str],
     states: Callable[[], Mapping[Key, Mapping[str, Any]]],
+    step: int | None = None,
     **manifest: Any,
 ) -> None:
     """Write the optimizer's state. If a codec keeps residuals every worker calls this, else one worker is enough.
@@ -33,6 +35,7 @@ def save(
         store: the store that has the codec; None: there is no codec.
         fname: path of the file.
         states: function that returns the optimizer's state by key.
+        step: number of steps so far, if the caller counts them.
         **manifest: plain data that describe the optimizer.
 
     Raises:
@@ -44,9 +47,9 @@ def save(
         return Content(tensors, {**manifest, "keys": keys})
 
     if store is None or not store.keeps_residuals:
-        collective.save_alone(store, fname, KIND, content())
+        collective.save_alone(store, fname, KIND, content(), step)
     else:
-        collective.save(store, fname, KIND, content, lambda: residuals_of(store))
+        collective.save(store, fname, KIND, content, lambda: residuals_of(store), step)
 
 
 def residuals_of(store: KVStoreBase) -> Content:
@@ -55,9 +58,22 @@ def residuals_of(store: KVStoreBase) -> Content:
     return Content(tensors, {"residuals": keys})
 
 
+class LoadedStates(NamedTuple):
+    """The content of a file of :func:`save`, as one worker has read it."""
+
+    states: States | None
+    """By key; None on workers that do not read it."""
+    own: TensorFile | None
+    """This worker's own file, for :func:`set_residuals`."""
+    step: int | None
+    """Number of steps of a trainer; None: not saved. All workers know it."""
+    groups: list[Options] | None
+    """The options per param group; None: not saved. All workers know them."""
+
+
 def load(
     store: KVStoreBase | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
-) -> tuple[States | None, TensorFile | None]:
+) -> LoadedStates:
     """Read the optimizer's state. Every worker calls this.
 
     Args:
@@ -66,20 +82,17 @@ def load(
         everywhere: every worker needs the state, not only worker 0.
         optimizer: name of the optimizer that the state must belong to; None: any.
 
-    Returns:
-        The state by key, if it was read here, and this worker's own file for :func:`set_residuals`.
-
     Raises:
         CheckpointError: a file is missing or damaged, is of another save, or is not a file of optimizer states.
-        ValueError: the state is of another optimizer.
+        ValueError: the state is of another optimizer. On all workers.
     """
     loaded = collective.load(store, fname, KIND, everywhere)
-    if loaded.common is None:
-        return None, loaded.own
-    found = loaded.common.manifest.get("optimizer")
+    found, step, groups = (loaded.told[name] for name in ("optimizer", "step", "groups"))
     if optimizer is not None and found != optimizer:
         raise ValueError(f"{os.fspath(fname)!r} holds states of {found!r}, but the optimizer is {optimizer!r}")
-    return restore(loaded.common.tensors, loaded.common.manifest["keys"], "state/"), loaded.own
+    file = loaded.common
+    states = None if file is None else restore(file.tensors, file.manifest["keys"], "state/")
+    return LoadedStates(states, loaded.own, step, groups)
 
 
 def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:

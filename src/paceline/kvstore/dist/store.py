@@ -379,10 +379,10 @@ class DistStore(KVStore):
             ValueError: the servers run no optimizer.
         """
         self._need_optimizer("load")
-        states, own = state_files.load(self, fname, everywhere=False)
-        state_files.set_residuals(self, own)
-        if states is not None:
-            self.set_optimizer_states(states)
+        loaded = state_files.load(self, fname, everywhere=False)
+        state_files.set_residuals(self, loaded.own)
+        if loaded.states is not None:
+            self.set_optimizer_states(loaded.states)
         self.barrier()
 
     # ---- the rest --------------------------------------------------------------------------------------------------

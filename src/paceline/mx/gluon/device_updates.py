@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from paceline.errors import PacelineError
 from paceline.keys import Key
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStore, KVStoreBase
-from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist import DistStore
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
+from paceline.mx.gluon.held_values import AlikeValues
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
+from paceline.naming import listed
 from paceline.updaters import KeyedOptimizer
 from paceline.worker.weight_sums import is_due
 
@@ -55,6 +57,7 @@ class DeviceUpdates:
         elif self._shared is not None:
             self._name = self._shared.name
         self._optimizers: list[KeyedOptimizer] = [plan.build(plan.key_options()) for _ in contexts]
+        self._alike = AlikeValues() if len(contexts) > 1 else None
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
         """Broadcast rank 0's values, and set up the optimizers with the devices' values."""
@@ -63,6 +66,8 @@ class DeviceUpdates:
         for key, one in trained.items():
             for optimizer, param in zip(self._optimizers, one.on_devices(), strict=True):
                 optimizer.add(key, param)
+        if self._alike is not None:
+            self._alike.note(trained)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
         """Sum the gradients, then update.
@@ -74,9 +79,14 @@ class DeviceUpdates:
         self.update(trained, after, step)
 
     def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
-        """Sum the gradients, times ``scale``, over devices and workers, in place."""
+        """Sum the gradients, times ``scale``, over devices and workers, in place.
+
+        Raises:
+            PacelineError: a value was set on some of the devices only.
+        """
         if self._store is None:
             return
+        self._check_alike(trained)
         if not self._takes_rows:
             densify(trained)
         grads = collect(trained, everywhere=self._store.num_workers > 1)
@@ -93,11 +103,24 @@ class DeviceUpdates:
             optimizer.set_options(groups, keys)
             merged: dict[Key, torch.Tensor] = {key: one[index] for key, one in grads.items()}
             for key in merged:
-                if key not in optimizer.keys:
-                    optimizer.add(key, trained[str(key)].on_devices()[index])
+                value = trained[str(key)].on_devices()[index]
+                if key in optimizer.keys:
+                    optimizer.follow(key, value)
+                else:
+                    optimizer.add(key, value)
             optimizer.update(merged, self._clip(list(merged.values()), scale) if self._clip else scale)
+        if self._alike is not None:
+            self._alike.note(trained)
         if self._shared is not None and is_due(step + 1):
             self._shared.compare_weights(self._name, step + 1, {key: one.data() for key, one in trained.items()})
+
+    def _check_alike(self, trained: Mapping[str, Parameter]) -> None:
+        for key in [] if self._alike is None else self._alike.unlike(trained):
+            raise PacelineError(
+                f"parameter {key!r} has become unlike on its devices, {listed(map(str, trained[key].list_ctx()))}: a "
+                "write changed some of its copies only. param.set_data(value) and net.load_state_dict change all of "
+                "them; param.data() is the copy of the first device, and param.list_data() are those of all"
+            )
 
     def _private(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return gradients that may be overwritten, without repeated rows."""
@@ -126,29 +149,22 @@ class DeviceUpdates:
         Raises:
             ValueError: the states are of another model. No state changes.
         """
-        self._check(states, "the state")
+        self.check(states, "the state")
         for optimizer in self._optimizers:
             for key, state in states.items():
                 optimizer.load_state(key, state)
 
-    def _check(self, states: States, where: str) -> None:
+    def check(self, states: States, where: str) -> None:
+        """Raise if states are of another model.
+
+        Raises:
+            ValueError: names ``where`` they are, and the parameters.
+        """
         unknown = [key for key in states if key not in self._optimizers[0].keys]
         if unknown:
             raise ValueError(f"{where} has parameters that this trainer does not have: {', '.join(map(str, unknown))}")
         for key, state in states.items():
             self._optimizers[0].check_state(key, state)
-
-    def save(self, fname: str) -> None:
-        """Write the optimizer's state and the store's residuals."""
-        state_files.save(self._store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
-
-    def load(self, fname: str) -> None:
-        """Read the state into every device's optimizer."""
-        states, own = state_files.load(self._store, fname, True, self._plan.spec.name)
-        assert states is not None, "it was read here"
-        self._check(states, fname)
-        state_files.set_residuals(self._store, own)
-        self.set_states(states)
 
 
 class WorkerUpdates(DeviceUpdates):

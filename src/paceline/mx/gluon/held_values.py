@@ -1,13 +1,15 @@
-"""Which values are as in the store that holds them: others were written where the store does not see it."""
+"""Values that were written where nobody sees it: in the devices' memory alone, or on one of the devices alone."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from operator import sub
 
 import torch
 
 from paceline.mx.gluon.parameter import Parameter
+from paceline.optim.binding import same_bits
 from paceline.tensors import real_view
 
 #: Parameters whose elements are looked at in a step, in turn; and most elements of each, a part that moves on, too.
@@ -33,9 +35,7 @@ class HeldValues:
         """Note that values are as in the store."""
         self._counts |= {key: _counts(one) for key, one in parameters.items()}
         self._step += 1
-        first = self._step * _EACH_STEP % max(len(parameters), 1)
-        some = itertools.islice(itertools.cycle(parameters), first, first + min(_EACH_STEP, len(parameters)))
-        self._sums = {key: self._sums_of(parameters[key]) for key in some}
+        self._sums = {key: _sums_of(parameters[key], self._step) for key in _some(parameters, self._step)}
 
     def forget(self, keys: Iterable[str]) -> None:
         """Note that it is not known whether values are as in the store."""
@@ -49,14 +49,50 @@ class HeldValues:
             (key, *pair)
             for key, sums in self._sums.items()
             if key in parameters
-            for pair in zip(sums, self._sums_of(parameters[key]), strict=True)
+            for pair in zip(sums, _sums_of(parameters[key], self._step), strict=True)
         ]
         others = set(_different(pairs))
         noted = [key for key in parameters if key in self._counts]
         return [key for key in noted if key in others or _counts(parameters[key]) != self._counts[key]]
 
-    def _sums_of(self, parameter: Parameter) -> list[torch.Tensor]:
-        return [_sum_of_bits(one, self._step) for one in parameter.list_data()]
+
+class AlikeValues:
+    """Notices values that differ between the devices: at once where torch counts the write, else after some steps.
+
+    Devices of unlike types round otherwise, and are not compared.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, list[int]] = {}
+        self._step = 0
+
+    def note(self, parameters: Mapping[str, Parameter]) -> None:
+        """Note that a step has given all devices the same values."""
+        self._counts = {key: _counts(one) for key, one in parameters.items()}
+        self._step += 1
+
+    def unlike(self, parameters: Mapping[str, Parameter]) -> list[str]:
+        """Return the keys of values that differ between devices."""
+        written = [key for key, one in parameters.items() if len(set(map(sub, _counts(one), self._counts[key]))) > 1]
+        found = [key for key in written if not all(same_bits(*pair) for pair in _pairs(parameters[key].list_data()))]
+        sums = {key: _sums_of(parameters[key], self._step) for key in _some(parameters, self._step)}
+        return found + _different([(key, *pair) for key, some in sums.items() for pair in _pairs(some)])
+
+
+def _pairs(copies: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the first copy and each other one, on its device; none of devices of unlike types."""
+    first, *others = copies
+    return [(first, one.to(first.device)) for one in others if one.device.type == first.device.type]
+
+
+def _some(parameters: Mapping[str, Parameter], step: int) -> Iterable[str]:
+    """Return the keys of the parameters whose elements are looked at in a step."""
+    first = step * _EACH_STEP % max(len(parameters), 1)
+    return itertools.islice(itertools.cycle(parameters), first, first + min(_EACH_STEP, len(parameters)))
+
+
+def _sums_of(parameter: Parameter, step: int) -> list[torch.Tensor]:
+    return [_sum_of_bits(one, step) for one in parameter.list_data()]
 
 
 def _counts(parameter: Parameter) -> list[int]:

@@ -28,9 +28,25 @@ class Replicas:
     def __init__(self, net: nn.Module, contexts: Sequence[Context]) -> None:
         self.contexts = tuple(contexts)
         self._replicas = [net]
+        self._complete = False
         self._names: dict[str, list[nn.Parameter]] = {}
         self._on_shapes: list[Callable[[], None]] = []
         self._before_reading: list[Callable[[], None]] = []
+        self._params = ParameterDict([Parameter(name, self) for name, _ in net.named_parameters()])
+
+    @property
+    def replicas(self) -> tuple[nn.Module, ...]:
+        """The model of every device; only the first one while shapes are unknown."""
+        return tuple(self._replicas)
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether all shapes are known, and all devices have their copies."""
+        return self._complete
+
+    def collect_params(self, select: str | None = None) -> ParameterDict:
+        """Return the parameters, all or those whose names match the regular expression ``select``."""
+        return self._params if select is None else self._params.select(select)
 
     def on_shapes(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` once lazy modules have their shapes and all devices have their copies."""
@@ -39,11 +55,6 @@ class Replicas:
     def before_reading(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
         self._before_reading.append(callback)
-
-    def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
-        """Return the tensors of every buffer, in device order."""
-        tables = [dict(replica.named_buffers()) for replica in self._replicas]
-        return {name: [table[name] for table in tables] for name in tables[0]}
 
     def first_parameter(self, name: str) -> nn.Parameter:
         """Return a parameter of the first replica, with or without a shape."""
@@ -240,6 +251,11 @@ class Parameter:
     def on_set(self, callback: Callable[[Parameter, torch.Tensor], None]) -> None:
         """Call ``callback(parameter, data)`` before every ``set_data``."""
         self._on_set.append(callback)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a trainer has it, which sees what is set."""
+        return bool(self._on_set)
 
     def zero_grad(self) -> None:
         """Clear the gradients on all devices."""

@@ -13,8 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from paceline.mx.context import Context, ContextLike, as_contexts, check_available, index_of, mark
 from paceline.mx.gluon.parallel import backward, run_replicas
-from paceline.mx.gluon.parameter import Parameter, ParameterDict, Replicas
+from paceline.mx.gluon.parameter import Replicas
 from paceline.mx.init import Initializer
+from paceline.optim.buffers import mean_of
 
 
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
@@ -50,24 +51,8 @@ class ReplicatedModule(Replicas):
 
     def __init__(self, net: nn.Module, contexts: Sequence[Context]) -> None:
         super().__init__(net, contexts)
-        self._complete = False
         if not _has_lazy(net):
             self._copy_to_all()
-        self._params = ParameterDict([Parameter(name, self) for name, _ in net.named_parameters()])
-
-    @property
-    def replicas(self) -> tuple[nn.Module, ...]:
-        """The model of every device; only the first one while shapes are unknown."""
-        return tuple(self._replicas)
-
-    @property
-    def has_shapes(self) -> bool:
-        """Whether all shapes are known, and all devices have their copies."""
-        return self._complete
-
-    def collect_params(self, select: str | None = None) -> ParameterDict:
-        """Return the parameters, all or those whose names match the regular expression ``select``."""
-        return self._params if select is None else self._params.select(select)
 
     def initialize(self, init: Initializer, ctx: ContextLike | Sequence[ContextLike] | None = None) -> None:
         """Set new values of all parameters; see :meth:`ParameterDict.initialize`."""
@@ -143,12 +128,12 @@ class ReplicatedModule(Replicas):
         self._params.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's state. Floating-point buffers (running statistics) are means over the devices."""
+        """Return the model's state. Buffers that are no integers (running statistics) are means over the devices."""
         self._about_to_read()
         states = [replica.state_dict() for replica in self._replicas]
-        buffers = {name for name, one in self._replicas[0].named_buffers() if one.is_floating_point()}
+        buffers = dict(self._replicas[0].named_buffers())
         return {
-            name: torch.stack([state[name].to(value.device) for state in states]).mean(0) if name in buffers else value
+            name: mean_of([state[name] for state in states]) if name in buffers else value
             for name, value in states[0].items()
         }
 

@@ -120,13 +120,8 @@ class StoreUpdates:
             self._store.set_optimizer_states(states)
         self._store.barrier()
 
-    def save(self, fname: str) -> None:
-        """Write the optimizer's state."""
-        self._store.save_optimizer_states(fname, dump_optimizer=True)
-
-    def load(self, fname: str) -> None:
-        """Read the optimizer's state."""
-        self._store.load_optimizer_states(fname)
+    def check(self, states: States, where: str) -> None:
+        """Do nothing: a store checks the states that it gets."""
 
 
 class InProcessUpdates(StoreUpdates):

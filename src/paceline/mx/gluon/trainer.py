@@ -11,7 +11,7 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
+from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.start_checks import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.weights import Weights
 from paceline.mx.context import Context
@@ -23,6 +23,7 @@ from paceline.mx.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter, ParameterDict
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.store_choice import Traits, Updates, choose_store, choose_updates, share_of, update_on_store
+from paceline.mx.gluon.store_updates import ServerUpdates
 from paceline.wrappers import refuse_wrapped
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Trainer:
     pass ``step`` the size of the whole batch: the total is divided by it. All replicas and workers start from rank 0's
     values. With a distributed store every worker creates a trainer, and waits there for the others (with lazy modules
     it waits at the first batch, when shapes are known). All workers have rank 0's buffers too (running means of
-    ``BatchNorm``, for example), after ``net.eval()`` and in ``net.state_dict()``.
+    ``BatchNorm``, for example), after ``net.eval()`` and in ``net.state_dict()``, and start from rank 0's values of the
+    parameters that no trainer has.
 
     Args:
         params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
@@ -98,7 +100,7 @@ class Trainer:
         self._weights = Weights.of(self._store)
         self._steps = 0
         # Before the first forward pass: its gradients must belong to the values that all workers start from.
-        if all(one.has_shape for one in self._all.values()):
+        if all(net.has_shapes for net in self._nets):
             self._started()
         for net in self._nets:
             net.on_shapes(self._start_when_ready)
@@ -199,16 +201,32 @@ class Trainer:
         Raises:
             CheckpointError: the file cannot be written; an old file is unchanged.
         """
-        self._started().save(os.fspath(fname))
+        states, name, groups = self._started().states, self.optimizer_name, self._plan.groups()
+        state_files.save(self._store, fname, states, self._steps, optimizer=name, groups=groups)
 
-    def load_states(self, fname: str | os.PathLike[str]) -> None:
+    def load_states(self, fname: str | os.PathLike[str], options: bool = True) -> None:
         """Read a file of :meth:`save_states`, with any store and any number of devices. Every worker calls it.
+
+        Args:
+            fname: path of the file.
+            options: also set the optimizer's options (the learning rate, for example) and the number of steps, from
+                which an ``lr_scheduler`` goes on, as MXNet does.
 
         Raises:
             CheckpointError: a file is missing or damaged, or belongs to another save. No state changes.
             ValueError: the states belong to another optimizer or model. No state changes.
         """
-        self._started().load(os.fspath(fname))
+        updates = self._started()
+        everywhere = not isinstance(updates, ServerUpdates)
+        loaded = state_files.load(self._store, fname, everywhere, self.optimizer_name)
+        if loaded.states is not None:
+            updates.check(loaded.states, os.fspath(fname))
+        if options and loaded.groups is not None:
+            self._plan.set_groups(loaded.groups)
+        state_files.set_residuals(self._store, loaded.own)
+        updates.set_states(loaded.states or {})
+        if options and loaded.step is not None:
+            self._steps = loaded.step
 
     def take_weights(self) -> None:
         """Use values that were set in the replicas, the same on every worker. Every worker calls it.
@@ -284,7 +302,7 @@ class Trainer:
         self._weights.read(lambda: None if self._buffers is None else self._buffers.take(), own)
 
     def _publish(self) -> None:
-        """Send rank 0's buffers to the servers; other workers pull them before they are next read."""
+        """Send rank 0's buffers to the other workers, which have them when they are next read."""
         if self._buffers is not None:
             self._buffers.publish()
 
@@ -311,12 +329,12 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
-                self._buffers = SharedBuffers(self._store, self._nets)
-            for net in self._nets:
-                net.before_reading(self._before_reading)
             for one in self._all.values():
                 one.on_set(self._on_set)
+            if self._store is not None and self._store.num_workers > 1:
+                self._buffers = SharedBuffers(self._store, self._nets, self._prefix)
+            for net in self._nets:
+                net.before_reading(self._before_reading)
         return self._updates
 
     def _on_devices(self, verb: str) -> DeviceUpdates:
@@ -343,6 +361,12 @@ class Trainer:
             "clip_grad_norm": self._clip.norm,
             "clip_grad_value": self._clip.value,
         }
+        buffers = [
+            (f"{number} {name}" if number else name, one)
+            for number, net in enumerate(self._nets)
+            for name, one in net.replicas[0].named_buffers()
+        ]
+        facts += tensor_facts(buffers, "buffer")
         return [*self._plan.facts(), *option_facts("the trainer", choices), *facts]
 
     def _traits(self) -> Traits:
@@ -353,7 +377,7 @@ class Trainer:
         return Traits(max(known, default=0), weights, gradients, bool(self._clip))
 
     def _start_when_ready(self) -> None:
-        if all(one.has_shape for one in self._all.values()):
+        if all(net.has_shapes for net in self._nets):
             self._started()
 
     def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
