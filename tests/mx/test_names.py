@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -69,3 +71,18 @@ def test_nothing_is_recorded_in_a_pause() -> None:
 def test_names_that_are_not_here_say_what_to_use(room: object, name: str, text: str) -> None:
     with pytest.raises(AttributeError, match=text):
         getattr(room, name)
+
+
+def test_methods_that_networks_do_not_have_say_what_to_use() -> None:
+    net: Any = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(2, in_units=3))
+    replicated: Any = mx.gluon.replicate(net, mx.cpu())
+    for one in (net, replicated):
+        with pytest.raises(AttributeError, match=r"no attribute 'hybridize'; use torch\.compile"):
+            one.hybridize()
+        with pytest.raises(AttributeError, match=r"no attribute 'save_parameters'; use torch.save\(net.state_dict"):
+            one.save_parameters("file")
+    with pytest.raises(AttributeError, match="did you mean 'collect_params'"):
+        replicated.colect_params()
+    with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'other'"):
+        net.other()

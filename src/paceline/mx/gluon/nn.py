@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 from torch.nn import Flatten
 
+from paceline.mx.gluon.replicate import INSTEAD_OF_METHODS
 from paceline.naming import absent, suggestion
 
 __all__ = [
@@ -58,6 +59,12 @@ class Sequential(nn.Sequential):
     def name_scope(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing: parameters are named by their place."""
         return contextlib.nullcontext()
+
+    if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+        def __getattr__(self, name: str) -> Any:
+            known = name not in INSTEAD_OF_METHODS
+            return super().__getattr__(name) if known else absent("Sequential", (), INSTEAD_OF_METHODS)(name)
 
 
 HybridSequential = Sequential

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,7 +15,18 @@ from paceline.mx.context import Context, ContextLike, as_contexts, check_availab
 from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.parameter import Replicas
 from paceline.mx.init import Initializer
+from paceline.naming import absent
 from paceline.optim.buffers import mean_of
+
+#: What to use in place of methods that Gluon's networks have.
+INSTEAD_OF_METHODS = {
+    "cast": "net.to(torch.float16) before replicate",
+    "export": "torch.export",
+    "hybridize": "torch.compile of the network, or no call at all: what it computes is the same",
+    "load_parameters": "net.load_state_dict(torch.load(path)) of the network that replicate returned",
+    "save_parameters": "torch.save(net.state_dict(), path) of the network that replicate returned",
+    "summary": "print(net)",
+}
 
 
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
@@ -176,6 +187,11 @@ class ReplicatedModule(Replicas):
                 if isinstance(part, torch.Tensor) and part.device != context.device:
                     raise ValueError(f"input {index}: the slice of {context} is on {part.device}; use split_and_load")
         return list(zip(*inputs, strict=True))
+
+    if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+        def __getattr__(self, name: str) -> Any:
+            return absent(type(self).__name__, dir(type(self)), INSTEAD_OF_METHODS)(name)
 
     def __repr__(self) -> str:
         return f"ReplicatedModule(on {', '.join(map(str, self.contexts))}: {self._replicas[0]!r})"
