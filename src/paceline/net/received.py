@@ -89,7 +89,7 @@ def _permits(count: int) -> Permits:
 class SocketPoll:
     """Waits until one of several sockets can be read, or another thread rings. Of Linux alone."""
 
-    IS_POSSIBLE = sys.platform == "linux"
+    IS_POSSIBLE = hasattr(select, "epoll") and hasattr(os, "eventfd")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

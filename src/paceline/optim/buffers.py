@@ -40,14 +40,19 @@ Copies: TypeAlias = Mapping[str, Sequence[torch.Tensor]]
 
 def buffers_of(models: Models) -> dict[str, list[torch.Tensor]]:
     """Return the current buffers of models that have elements, complex ones as pairs, by names of no parameter."""
-    found = _by_name(models, lambda model: {name: _plain(one) for name, one in model.named_buffers() if one.numel()})
+    found = _by_name(
+        models, lambda model: {name: real_view(one.detach()) for name, one in model.named_buffers() if one.numel()}
+    )
     return {f"{_PREFIX}{name}": copies for name, copies in found.items()}
 
 
 def shared_of(models: Models, trained: Iterable[torch.nn.Parameter]) -> dict[str, list[torch.Tensor]]:
     """Return the tensors of models that all workers have from rank 0: buffers, and parameters that are not trained."""
     known = list(trained)
-    rest = _by_name(models, lambda model: {name: _plain(one) for name, one in untrained_of(model, known).items()})
+    # Through ``data``: another optimizer that has a parameter may look at torch's count of its changes.
+    rest = _by_name(
+        models, lambda model: {name: real_view(one.data) for name, one in untrained_of(model, known).items()}
+    )
     return rest | buffers_of(models)
 
 
@@ -55,10 +60,6 @@ def untrained_of(model: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) 
     """Return the parameters of a model that an optimizer does not have, by name."""
     known = {id(param) for param in trained}
     return {name: one for name, one in model.named_parameters() if one.numel() and id(one) not in known}
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return real_view(tensor.detach())
 
 
 def _by_name(
