@@ -175,6 +175,32 @@ def test_a_large_frame_is_left_to_the_thread_of_its_connection(inbox: ReceivedQu
 
 
 @linux
+def test_messages_before_an_error_are_taken(inbox: ReceivedQueue[int]) -> None:
+    one = Lent(inbox, 1, bytes(range(32)))
+    until(lambda: inbox._loans, inbox)
+    before = [one.bytes_of(b"%d" % number) for number in range(3)]
+    changed = bytearray(one.bytes_of(b"changed"))
+    changed[-1] ^= 1
+    one.peer.sendall(b"".join(before) + changed)
+    assert gathered(inbox, 3) == [(1, [b"%d" % number]) for number in range(3)]
+    until(lambda: not one.thread.is_alive(), inbox)
+    assert [type(error) for error in one.raised] == [TamperedError]
+    one.close()
+
+
+@linux
+def test_a_head_that_does_not_fit_the_buffer_is_left_to_the_thread_of_its_connection(inbox: ReceivedQueue[int]) -> None:
+    one, frames = Lent(inbox, 1), [bytes(SMALL_BYTES - 1)] * 4
+    until(lambda: inbox._loans, inbox)
+    sending = threading.Thread(target=one.peer.sendall, args=(one.bytes_of(*frames),))
+    sending.start()
+    until(lambda: not one.thread.is_alive(), inbox)
+    assert [bytes(frame) for frame in one.reader.message()] == frames
+    sending.join()
+    one.close()
+
+
+@linux
 def test_an_error_is_raised_in_the_thread_of_the_connection(inbox: ReceivedQueue[int]) -> None:
     key = bytes(range(32))
     ended, tampered, good = (Lent(inbox, source, key) for source in range(3))
@@ -189,25 +215,6 @@ def test_an_error_is_raised_in_the_thread_of_the_connection(inbox: ReceivedQueue
     assert gathered(inbox, 1) == [(2, [b"good"])]
     for one in (ended, tampered, good):
         one.close()
-
-
-@linux
-def test_an_interrupt_ends_the_connection_whose_record_was_read_in_part(
-    inbox: ReceivedQueue[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = Lent(inbox, 1)
-    until(lambda: inbox._loans, inbox)
-
-    def interrupted(self: RecordReceiver, most: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RecordReceiver, "small_messages", interrupted)
-    one.peer.sendall(one.bytes_of(b"body"))
-    with pytest.raises(KeyboardInterrupt):
-        inbox.receive(LONG_S)
-    until(lambda: not one.thread.is_alive())
-    assert [type(error) for error in one.raised] == [KeyboardInterrupt]
-    one.close()
 
 
 @linux
@@ -292,18 +299,19 @@ def test_messages_of_all_sizes_keep_their_order(ends: tuple[SocketHub, SocketLis
     assert lent == {False, SocketPoll.IS_POSSIBLE}
 
 
+def exchange(hub: SocketHub, listener: SocketListener, count: int) -> None:
+    """Send requests and answers."""
+    for _ in range(count):
+        hub.send(0, [b"ask"])
+        while not (found := listener.receive(LONG_S)):
+            pass
+        listener.send(found[0][0], [b"answer"])
+        until(lambda: hub.receive(0.05))
+
+
 def test_a_lent_connection_that_ends_is_made_again(ends: tuple[SocketHub, SocketListener]) -> None:
     hub, listener = ends
-
-    def exchange(count: int) -> None:
-        for _ in range(count):
-            hub.send(0, [b"ask"])
-            while not (found := listener.receive(LONG_S)):
-                pass
-            listener.send(found[0][0], [b"answer"])
-            until(lambda: hub.receive(0.05))
-
-    exchange(3 * LEND_AFTER)
+    exchange(hub, listener, 3 * LEND_AFTER)
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(20):
         assert bool(hub._loans) == bool(listener._loans) == SocketPoll.IS_POSSIBLE
@@ -311,5 +319,44 @@ def test_a_lent_connection_that_ends_is_made_again(ends: tuple[SocketHub, Socket
         assert sock is not None
         sock.shutdown(socket.SHUT_RDWR)
         until(lambda: hub.receive(0.01) or hub.reopened())
-        exchange(2 * LEND_AFTER)
+        exchange(hub, listener, 2 * LEND_AFTER)
     until(lambda: listener.receive(0.01) or (len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+
+
+@linux
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_read_makes_a_lent_connection_again(
+    ends: tuple[SocketHub, SocketListener], monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    hub, listener = ends
+    exchange(hub, listener, 3 * LEND_AFTER)
+    assert hub._loans
+
+    def interrupted(self: RecordReceiver) -> None:
+        raise kind
+
+    listener.send(next(iter(listener._loans.values())).source, [b"read in part"])
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordReceiver, "_begin", interrupted)
+        if issubclass(kind, Exception):
+            until(lambda: not hub._loans, hub)
+        else:
+            with pytest.raises(kind):
+                hub.receive(LONG_S)
+    until(lambda: hub.receive(0.01) or hub.reopened())
+    exchange(hub, listener, 2 * LEND_AFTER)
+    assert hub._loans
+
+
+@linux
+def test_a_failed_send_gives_a_lent_connection_back(ends: tuple[SocketHub, SocketListener]) -> None:
+    hub, listener = ends
+    exchange(hub, listener, 3 * LEND_AFTER)
+    sock = hub._channels[0].socket
+    assert hub._loans
+    assert sock is not None
+    sock.shutdown(socket.SHUT_WR)
+    hub.send(0, [b"lost"])
+    # The thread that takes messages does nothing, as in a long computation.
+    until(lambda: hub._channels[0].socket not in (None, sock))
+    exchange(hub, listener, 2 * LEND_AFTER)

@@ -4,7 +4,7 @@
 |---|---|---|
 | entering | ``Entered`` | running |
 | running | ``Batch`` | running; its operations run in order |
-| running | this rank leaves | running until ``Down``; what was agreed on before is run |
+| running | this rank leaves | running until ``Down``; operations that were agreed on before are run |
 | running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
 
 One thread at a time drives: it sends requests, receives answers and moves data. None drives without pending operations.
@@ -336,7 +336,7 @@ class Background:
             self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
             self._link.send(ToCoordinator(self._generation, self._leaving))
-            # The others run what was agreed before they hear of it, so this rank does, too.
+            # The others run the operations that were agreed on before they hear of it, so this rank does, too.
             self._wait_for_down(_LEAVE_S, (Batch, Down))
             if self.down is None:
                 self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))

@@ -337,11 +337,6 @@ class Membership:
             self._roster["worker", rank].gone = True
         return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
-    def _fail_with(self, death: m.Death, now: float) -> list[Action]:
-        self.deaths.append(death)
-        self.cause = self.cause or death
-        return self._fail(now)
-
     def ended(self, role: str, rank: int, code: int, now: float) -> list[Action]:
         """Note that a process has ended, as its launcher says.
 
@@ -367,11 +362,13 @@ class Membership:
         """End the start: a process has ended before it joined."""
         return [] if self._ending is not None else self._fail_with(death, now)
 
-    def _fail(self, now: float) -> list[Action]:
+    def _fail_with(self, death: m.Death, now: float) -> list[Action]:
         """Tell all members that the job has failed, once, and answer all requests that wait.
 
         Further deaths are in the answers to their heartbeats: in a job of hundreds they come in hundreds.
         """
+        self.deaths.append(death)
+        self.cause = self.cause or death
         self._ending = now if self._ending is None else self._ending
         # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED

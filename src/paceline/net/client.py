@@ -147,8 +147,7 @@ class Client:
         logger.debug("to %s: %s (%s)", requests.name, what, type(body).__name__)
         call = Call(requests.name, what, body, frames, on_answer, on_failed)
         with self._mutex:
-            if self._closed:
-                raise self._error_closed()
+            self._check_open()
             messages = requests.ask(call, self._clock())
             if not isinstance(body, m.Heartbeat):
                 ring.note_message(events.SENT, call.seq, self._members[channel], body)
@@ -159,8 +158,7 @@ class Client:
     def _send(self, requests: ChannelRequests, make: Callable[[], Iterable[Frames]]) -> None:
         """Send messages that are made under the mutex."""
         with self._mutex:
-            if self._closed:
-                raise self._error_closed()
+            self._check_open()
             for message in make():
                 self._hub.send(requests.channel, message)
 
@@ -228,8 +226,7 @@ class Client:
             PacelineError: the client is closed.
         """
         with self._mutex:
-            if self._closed:
-                raise self._error_closed()
+            self._check_open()
             if call is not None and call.done:
                 return []  # another thread drove since the caller looked
             if not self._may_drive():
@@ -267,9 +264,9 @@ class Client:
         finally:
             self._followers -= 1
 
-    @staticmethod
-    def _error_closed() -> PacelineError:
-        return PacelineError("the connections of this process are closed; nothing can be asked any more")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PacelineError("the connections of this process are closed; nothing can be asked any more")
 
     def wake(self) -> None:
         """Have waiting threads call ``check`` now."""

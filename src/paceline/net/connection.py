@@ -220,7 +220,8 @@ class Connection(Generic[Source]):
                 sent = systems.send_at_once(sock, piece)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the connection is closed, which its own thread notices
+            except OSError:  # the reader of this connection sees it end and calls _shut()
+                end(sock)
                 self._read_again()
                 break
             if sent < size_of(piece):

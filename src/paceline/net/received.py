@@ -1,8 +1,8 @@
 """Messages that have arrived over many connections, for the one thread that takes them.
 
 A large message is read by its connection's own thread, beside all else, and waits in a queue. To wake another thread
-for a small one takes longer than to read it: a tenth of a small exchange, at either end. So a connection over which
-only small messages come *lends* its reading to the thread that takes the messages (Linux only: by epoll):
+for a small message takes longer than to read it. So a connection over which only small messages come *lends* its
+reading to the thread that takes the messages (Linux only: by epoll):
 
 | a connection is | event                                                            | becomes                |
 |-----------------|------------------------------------------------------------------|------------------------|
@@ -12,7 +12,7 @@ only small messages come *lends* its reading to the thread that takes the messag
 | lent            | a message with a large frame begins, or an error                 | read by its own thread |
 | offered, lent   | :meth:`Loan.give_back`: its end, or a send that failed           | read by its own thread |
 
-While nobody takes messages, those of a lent connection wait in the kernel. So does its end.
+While no thread takes messages, those of a lent connection wait in the kernel. So does its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
-from paceline.net.records import RecordReceiver
+from paceline.net.records import ClosedError, RecordReceiver
 
 #: Large messages read from a peer before this process takes them: enough to keep it busy. The rest waits at the sender,
 #: whose frames are views of what it holds anyway; here each would be a copy.
@@ -156,25 +156,26 @@ class Loan(Generic[Source]):
     def __init__(self, source: Source, sock: socket.socket, reader: RecordReceiver) -> None:
         self.source, self.fd, self._reader = source, sock.fileno(), reader
         self.lock, self.returned = threading.Lock(), threading.Event()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def messages(self, most: int) -> Sequence[Frames]:
         """Return the small messages that are there. Gives the connection back when another one begins, or it ends."""
-        found: Sequence[Frames] = ()
+        found: list[Frames] = []
         with self.lock:
             if self.returned.is_set():
                 return found
+            # A record that was read in part cannot be read again: after an error, the connection's own thread ends it.
             try:
-                found = self._reader.small_messages(most)
-            except BaseException as error:
-                # A record that was read in part cannot be read again: the connection's own thread closes it.
+                self._reader.take_small(found, most)
+            except Exception as error:  # noqa: BLE001 - thread border: check() raises it
                 self._error = error
                 self.returned.set()
-                if not isinstance(error, Exception):  # Ctrl-C
-                    raise
-            else:
-                if self._reader.has_begun_large:
-                    self.returned.set()
+            except BaseException:  # Ctrl-C interrupts this thread, not that one, which makes the connection again
+                self._error = ClosedError()
+                self.returned.set()
+                raise
+            if self._reader.has_begun_large:
+                self.returned.set()
         return found
 
     def give_back(self) -> None:
@@ -222,7 +223,7 @@ class ReceivedQueue(Generic[Source]):
         """Lend a connection, after the messages that were put, until it is given back.
 
         Raises:
-            BaseException: the error of the thread that read meanwhile.
+            Exception: the error with which the other thread stopped reading.
         """
         poll = self._poll
         if poll is None or self._watchers:  # whoever takes the messages waits somewhere else

@@ -32,7 +32,7 @@ import numpy as np
 from paceline import systems
 from paceline.errors import ProtocolError
 from paceline.net.aead import Cipher
-from paceline.net.base import LostFrame
+from paceline.net.base import Frames, LostFrame
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
 #: Frames below this travel in the head, as long as there is room.
@@ -235,7 +235,7 @@ class RecordReceiver:
     Attributes:
         size: bytes of the last message.
         is_large: it has a large frame, or the message that has begun does.
-        has_begun_large: a message has begun that :meth:`small_messages` does not return.
+        has_begun_large: a message has begun that :meth:`take_small` does not add.
     """
 
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:
@@ -269,17 +269,16 @@ class RecordReceiver:
                 self._frames[index] = self._large(index, size)
         return self._end()
 
-    def small_messages(self, most: int) -> list[list[Any]]:
-        """Return messages that are there, up to one with a large frame. Does not wait.
+    def take_small(self, found: list[Frames], most: int) -> None:
+        """Add the messages that are there to an empty list, up to one with a large frame. Does not wait.
 
         If such a message has begun, or one that may be large, :attr:`has_begun_large` is set, and :meth:`message`
-        returns it. If the result has fewer than ``most``, only the kernel may have more.
+        returns it. If fewer than ``most`` are added, only the kernel may have more.
 
         Raises:
-            Exception: as :meth:`message` does; the messages before it are lost.
+            Exception: as :meth:`message` does; the messages before it are added.
         """
         intake, overhead = self._intake, self._cipher.overhead
-        found: list[list[Any]] = []
         while len(found) < most and (not found or self._head_bytes or intake.start < intake.end):
             if not self._head_bytes:
                 if not intake.has(_PREFIX.size + overhead):
@@ -293,7 +292,6 @@ class RecordReceiver:
                 self.has_begun_large = True
                 break
             found.append(self._end())
-        return found
 
     def _read_prefix(self) -> None:
         """Read the size of the head, and the number of frames."""

@@ -120,8 +120,6 @@ class _Bucket:
     members: list[Bound] = dataclasses.field(default_factory=list)
     unfilled: int = 0
     """Members whose gradients are not in the arena yet."""
-    sides: set[SideStream] = dataclasses.field(default_factory=set)
-    """Streams that copy or compare members in this round."""
     is_pushed: bool = False
     call: Call | None = None
 
@@ -191,7 +189,6 @@ class ServerExchange(Exchange):
             one.filled, one.put = False, None  # a loop that sets gradients to None frees them
         for bucket in self._buckets.values():
             bucket.unfilled, bucket.is_pushed, bucket.call = len(bucket.members), False, None
-            bucket.sides.clear()
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
@@ -226,9 +223,9 @@ class ServerExchange(Exchange):
         self._check_unchanged(one)
         self._copy_in(one)
         side = side_stream(one.param)
+        if side is not None:
+            self._sides.add(side)
         for bucket in buckets:
-            if side is not None:
-                bucket.sides.add(side)
             bucket.unfilled -= not one.filled
             if bucket.unfilled == 0 and not one.filled:
                 self._ready.append(bucket)
@@ -279,11 +276,10 @@ class ServerExchange(Exchange):
 
     def _start(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
-        self._sides |= bucket.sides
         if not self._sides:
             self._send(bucket, carried)
             return
-        copies = [side.mark() for side in bucket.sides]
+        copies = [side.mark() for side in self._sides]
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
         self._pusher.after(partial(all_copied, copies), partial(self._send, bucket, carried), what)
 

@@ -1,4 +1,4 @@
-"""What all workers have from rank 0 beside a trainer's parameters: buffers of its networks, and their other parameters.
+"""Tensors that all workers have from rank 0 beside a trainer's parameters: buffers, and parameters of other networks.
 
 Through servers, buffers come when they are read: as a network goes into evaluation mode, and for ``state_dict``. Stores
 that only sum give all workers rank 0's with each step.

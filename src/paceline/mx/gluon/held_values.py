@@ -1,4 +1,4 @@
-"""Values that were written where nobody sees it: in the devices' memory alone, or on one of the devices alone."""
+"""Values that a script has written to the devices' memory alone, or to one of the devices alone."""
 
 from __future__ import annotations
 

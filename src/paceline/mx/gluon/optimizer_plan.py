@@ -91,11 +91,18 @@ class OptimizerPlan:
         Raises:
             ValueError: another number of groups.
         """
-        mine = self._instance.param_groups if self._instance is not None else self._groups
-        if len(groups) != len(mine):
-            raise ValueError(f"options of {len(groups)} param groups, but the optimizer has {len(mine)}")
-        for group, options in zip(mine, groups, strict=True):
+        self.check_groups(groups)
+        for group, options in zip(self._own_groups, groups, strict=True):
             group.update(options)
+
+    def check_groups(self, groups: Sequence[Options]) -> None:
+        """Check that :meth:`set_groups` can set options.
+
+        Raises:
+            ValueError: another number of groups.
+        """
+        if len(groups) != len(self._own_groups):
+            raise ValueError(f"options of {len(groups)} param groups, but the optimizer has {len(self._own_groups)}")
 
     def key_options(self) -> dict[Key, KeyOptions]:
         """Return param group and multipliers of the parameters that differ from group 0 and 1.0."""
@@ -146,5 +153,9 @@ class OptimizerPlan:
         return table
 
     def _set_rate(self, rate: float) -> None:
-        for group in self._instance.param_groups if self._instance is not None else self._groups:
+        for group in self._own_groups:
             group["lr"] = rate
+
+    @property
+    def _own_groups(self) -> list[Options]:
+        return self._groups if self._instance is None else self._instance.param_groups

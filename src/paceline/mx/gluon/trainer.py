@@ -222,9 +222,11 @@ class Trainer:
         if loaded.states is not None:
             updates.check(loaded.states, os.fspath(fname))
         if options and loaded.groups is not None:
-            self._plan.set_groups(loaded.groups)
+            self._plan.check_groups(loaded.groups)
         state_files.set_residuals(self._store, loaded.own)
         updates.set_states(loaded.states or {})
+        if options and loaded.groups is not None:
+            self._plan.set_groups(loaded.groups)
         if options and loaded.step is not None:
             self._steps = loaded.step
 
@@ -262,8 +264,9 @@ class Trainer:
                 f"the state is of {state_dict['optimizer']!r}, but the optimizer is {self.optimizer_name!r}"
             )
         updates = self._started()
-        self._plan.set_groups(state_dict["groups"])
+        self._plan.check_groups(state_dict["groups"])
         updates.set_states(state_dict["states"])
+        self._plan.set_groups(state_dict["groups"])
         self._steps = state_dict["steps"]
 
     def _trained(self) -> dict[str, Parameter]:
