@@ -91,6 +91,8 @@ def without(*flags: str) -> list[str]:
         ([*JOB, "--latency", "-1"], "--latency: -1 is too small"),
         ([*JOB, "--compression", "fp61"], "--compression: 'fp61' is unknown; did you mean 'fp16'"),
         ([*JOB, "--plot", "/nowhere/plan.png"], "--plot /nowhere/plan.png cannot be written: No such file"),
+        ([*JOB, "--plot", "plan"], "--plot plan: its format follows from its name"),
+        ([*JOB, "--server-price-per-hour", "3"], "--server-price-per-hour needs --price-per-hour"),
         ([*JOB, "--plot", "plan.xyz"], "--plot plan.xyz: Format 'xyz' is not supported"),
         (["a", "b", *JOB], "give one cluster file, not 2"),
         ([*without("--rate"), "--speeds", "/nowhere"], "/nowhere"),

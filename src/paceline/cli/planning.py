@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.config import from_environment
@@ -21,11 +20,10 @@ from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
 from paceline.sim.plots import check_path, draw_scaling
 from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
+from paceline.sim.simulated_cluster import MOST_WORKERS
 
 #: Workers whose measured times differ by less than this part count as alike.
 _ALIKE = 0.05
-
-_MOST_WORKERS = 1_000_000
 
 OPTIONS = (
     Option(("--model",), "a published network: resnet50, vgg16, alexnet, inception-v3, ...", "NAME"),
@@ -77,8 +75,10 @@ def run(name: str, words: Sequence[str]) -> int:
     """Run ``paceline plan`` and return 0."""
     usage = f"paceline {name} [CLUSTER] [options]"
     files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
-    if options.gpus is not None and options.gpus > _MOST_WORKERS:
-        raise UsageError(f"--gpus: {options.gpus} is too large; it is at most {_MOST_WORKERS}")
+    if options.gpus is not None and options.gpus > MOST_WORKERS:
+        raise UsageError(f"--gpus: {options.gpus} is too large; it is at most {MOST_WORKERS}")
+    if options.server_price_per_hour is not None and options.price_per_hour is None:
+        raise UsageError("--server-price-per-hour needs --price-per-hour: without it costs are in hours of hosts")
     cluster = _cluster(files, options)
     model = _model(options, cluster)
     count = len(cluster.workers)
@@ -88,13 +88,11 @@ def run(name: str, words: Sequence[str]) -> int:
             options.epoch_samples, options.price_per_hour, options.server_price_per_hour,
         )
     )  # fmt: skip
-    with _errors_of_plot(options.plot):
-        if options.plot is not None:
-            check_path(options.plot)
+    if options.plot is not None:
+        check_path(options.plot)
     scaling = planner.scaling(sorted({*SIZES, count}))
-    with _errors_of_plot(options.plot):
-        if options.plot is not None:
-            draw_scaling(scaling, options.plot)
+    if options.plot is not None:
+        draw_scaling(scaling, options.plot)
     ways = planner.ways(count, options.compression)
     recommended = planner.recommend(count, options.compression)
     if options.json:
@@ -110,16 +108,6 @@ def run(name: str, words: Sequence[str]) -> int:
         print("\n\n".join([_assumptions(planner, count), *_tables(planner, ways), _scaling(scaling)]))
         print(f"\n{recommended.sentences}")
     return 0
-
-
-@contextlib.contextmanager
-def _errors_of_plot(path: str | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"--plot {path} cannot be written: {error.strerror}") from error
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"--plot {path}: {error}") from error
 
 
 # ---- what the words of the command line mean -------------------------------------------------------------------------
