@@ -50,6 +50,13 @@ def test_speeds_of_a_profile_are_planned_with(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_step_of_unlike_workers_is_that_of_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "speeds"
+    path.write_text("0 0.045\n1 0.077\n")
+    assert main(["plan", "--speeds", str(path), "--bytes", "44MB", "--nic", "1Gbit"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("2 workers on 2 hosts: 45 to 77 ms per step")
+
+
 def test_cluster_file_says_workers_links_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(

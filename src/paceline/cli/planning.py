@@ -28,7 +28,10 @@ _ALIKE = 0.05
 OPTIONS = (
     Option(("--model",), "a published network: resnet50, vgg16, alexnet, inception-v3, ...", "NAME"),
     Option(("--bytes",), "size of a model's float32 gradients instead, as in 102MB", "SIZE"),
-    Option(("--gpus",), "workers, one per GPU (default: those of the cluster or speeds file)", "N", int, least=1),
+    Option(
+        ("--gpus",), "workers, one per GPU (default: those of the cluster or speeds file)", "N", int, least=1,
+        most=MOST_WORKERS,
+    ),
     Option(("--per-host",), "workers per host, which share its link (default: 1)", "N", int, default=1, least=1),
     Option(("--rate",), "samples per second that one worker trains on by itself", "SAMPLES", float, positive=True),
     Option(("--speeds",), "speeds file of paceline profile, instead of --rate", "FILE"),
@@ -75,8 +78,6 @@ def run(name: str, words: Sequence[str]) -> int:
     """Run ``paceline plan`` and return 0."""
     usage = f"paceline {name} [CLUSTER] [options]"
     files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
-    if options.gpus is not None and options.gpus > MOST_WORKERS:
-        raise UsageError(f"--gpus: {options.gpus} is too large; it is at most {MOST_WORKERS}")
     if options.server_price_per_hour is not None and options.price_per_hour is None:
         raise UsageError("--server-price-per-hour needs --price-per-hour: without it costs are in hours of hosts")
     cluster = _cluster(files, options)
@@ -203,9 +204,10 @@ def _quantity(flag: str, text: str, unit: str, wanted: str) -> float:
 
 def _assumptions(planner: Planner, count: int) -> str:
     training, cluster = planner.training, planner.training.cluster
-    alone = planner.estimate(ExchangePlan("all-reduce"), 1).step_s
+    times = [1e3 * one.speed.seconds(training.batch) * training.noise.mean for one in training.kinds]
+    alone = " to ".join(dict.fromkeys(f"{one:.4g}" for one in (min(times), max(times))))
     size = f"{training.model_bytes / 4e6:.4g} M parameters, {training.model_bytes / 1e6:.4g} MB of gradients"
-    step = f"{1e3 * alone:.4g} ms per step of {training.batch} samples"
+    step = f"{alone} ms per step of {training.batch} samples"
     hosts = plural(planner.estimate(ExchangePlan("all-reduce"), count).hosts, "host", "hosts")
     links = sorted({8e-9 * one.bandwidth for one in training.kinds})
     rates = " to ".join(f"{one:.4g}" for one in dict.fromkeys((links[0], links[-1])))

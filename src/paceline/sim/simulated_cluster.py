@@ -129,8 +129,8 @@ def _machines(path: str | os.PathLike[str], table: Mapping[str, Any]) -> list[Si
     batch, fixed, count = table.get("batch", 32), table.get("fixed", 0.0), table.get("count", 1)
     if "batch_s" not in table or batch < 1 or count < 1:
         raise ConfigError(f"cluster file {path}: [[workers]] needs batch_s, and batch and count are at least 1")
-    if not 0 <= fixed <= 1:
-        raise ConfigError(f"cluster file {path}: fixed is {fixed:g}; it is a part of batch_s, from 0 to 1")
+    if not 0 <= fixed < 1:
+        raise ConfigError(f"cluster file {path}: fixed is {fixed:g}; it is a part of batch_s, from 0 to less than 1")
     seconds = float(table["batch_s"])
     speed = Speed(fixed * seconds, (1 - fixed) * seconds / batch)
     return [SimulatedWorker(speed, float(table.get("bandwidth", math.inf)))] * count
