@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.teacher import Teacher
 from paceline.consistency import policy_of
 from paceline.hetero import Choice, Speed, choose
 from paceline.sim import SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
-from paceline.sim.problem import Teacher
 from paceline.sim.simulation import measure
 
 BATCH = 32

@@ -49,10 +49,23 @@ def test_limits_of_the_clusters_are_options(speeds: str, capsys: pytest.CaptureF
         (["{}", "--max-groups", "0"], 2, "--max-groups: 0 is too small"),
         (["{}", "--plot", "/nowhere/x.png"], 2, "/nowhere/x.png cannot be written: No such file"),
         (["{}", "--plot", "clusters.nonsense"], 2, "nonsense"),
+        (["{}", "--plot", "clusters"], 2, "its format follows from its name"),
+        (["{}", "--groups", "{}"], 2, "is named twice"),
+        (["{}", "--groups", "{0}.new", "--data-sharding", "{0}.new"], 2, "is named twice"),
     ],
 )
 def test_what_is_wrong_is_said(
     speeds: str, words: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = Path(speeds).read_text()
     assert main(["group", *(word.format(speeds) for word in words)]) == code
     assert why in capsys.readouterr().err
+    assert [one.read_text() for one in Path(speeds).parent.iterdir()] == [before]
+
+
+def test_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, groups = tmp_path / "speeds", tmp_path / "groups"
+    path.write_text("\x1b[31mred 0.1\nb 0.1\n")
+    assert main(["group", str(path), "--groups", str(groups)]) == 0
+    assert capsys.readouterr().out.startswith("\\x1b[31mred b")
+    assert groups.read_text().startswith("\x1b[31mred b")

@@ -66,6 +66,8 @@ def test_options_are_parsed_by_their_type() -> None:
         (["-n", "two"], "'two' is not a whole number"),
         (["-n"], "-n/--number: needs a value after it"),
         (["--count", "0"], "--count: 0 is too small; it is at least 1"),
+        (["--count", "99999999999999999999"], "--count: 1e+20 is too large; it is at most"),
+        (["--count", 5000 * "9"], "--count: inf is too large"),
         (["--count", "x"], "--count: 'x' is not a whole number, as in --count 2"),
         (["--seconds", "inf"], "--seconds: 'inf' is not a number above 0"),
         (["--seconds", "-1"], "--seconds: '-1' is not a number above 0"),

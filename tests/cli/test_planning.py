@@ -50,6 +50,13 @@ def test_speeds_of_a_profile_are_planned_with(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_step_of_unlike_workers_is_that_of_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "speeds"
+    path.write_text("0 0.045\n1 0.077\n")
+    assert main(["plan", "--speeds", str(path), "--bytes", "44MB", "--nic", "1Gbit"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("2 workers on 2 hosts: 45 to 77 ms per step")
+
+
 def test_cluster_file_says_workers_links_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(
@@ -91,6 +98,8 @@ def without(*flags: str) -> list[str]:
         ([*JOB, "--latency", "-1"], "--latency: -1 is too small"),
         ([*JOB, "--compression", "fp61"], "--compression: 'fp61' is unknown; did you mean 'fp16'"),
         ([*JOB, "--plot", "/nowhere/plan.png"], "--plot /nowhere/plan.png cannot be written: No such file"),
+        ([*JOB, "--plot", "plan"], "--plot plan: its format follows from its name"),
+        ([*JOB, "--server-price-per-hour", "3"], "--server-price-per-hour needs --price-per-hour"),
         ([*JOB, "--plot", "plan.xyz"], "--plot plan.xyz: Format 'xyz' is not supported"),
         (["a", "b", *JOB], "give one cluster file, not 2"),
         ([*without("--rate"), "--speeds", "/nowhere"], "/nowhere"),

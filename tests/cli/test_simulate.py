@@ -68,6 +68,11 @@ def test_cost_model_prints_what_can_be_worked_out(cluster: str, capsys: pytest.C
         (["{}", "--kv-store", "dist_sync:fair"], "shares 'fair' are unknown"),
         (["{}", "--learn", "chess"], "known are digits, nothing"),
         (["{}", "--rounds", "2", "--learn", "nothing", "--plot", "picture.nonsense"], "nonsense"),
+        (["{}", "--rounds", "2", "--learn", "nothing", "--plot", ""], "its format follows from its name"),
+        (
+            ["{}", "--rounds", "2", "--learn", "nothing", "--target", "0.9"],
+            "--target changes nothing with --learn nothing",
+        ),
     ],
 )
 def test_wrong_command_line_says_what_is_right(

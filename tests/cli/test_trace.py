@@ -123,6 +123,8 @@ def test_story_needs_one_job(capsys: pytest.CaptureFixture[str]) -> None:
         (["trace", "a", "b"], "one job at a time, not a and b"),
         (["trace"], "no job of yours runs on this machine"),
         (["trace", "--rounds", "0"], "--rounds"),
+        (["trace", "--rounds", "10001"], "--rounds: 10001 is too large; it is at most 10000"),
+        (["trace", "--timeout", "3601"], "--timeout: 3601 is too large; it is at most 3600"),
         (["trace", "--merge", "/nowhere"], "--merge /nowhere: "),
     ],
 )

@@ -37,6 +37,8 @@ def test_speeds_are_read_in_order() -> None:
         ("a 1\nb fast", "line 2"),
         ("a 0", "line 1"),
         ("a nan", "line 1"),
+        ("a 1e-320", "line 1"),
+        ("a 1e300", "line 1"),
         ("a 1\na 2", "'a' occurs twice"),
         pytest.param(1000 * "a b ", r"line 1: 'a b .{10,100}\[...\]' is not", id="long"),
     ],

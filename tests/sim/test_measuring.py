@@ -7,7 +7,7 @@ import pytest
 
 from paceline.hetero import Speed
 from paceline.sim import SimulatedCluster, SimulatedWorker
-from paceline.sim.problem import OwnData, Teacher
+from paceline.sim.problem import OwnData
 from paceline.sim.simulation import measure
 
 CLASSES = tuple(SimulatedWorker(Speed(0.2 * one, 0.8 * one / 32)) for one in (1.0, 1.0, 2.0, 4.0))
@@ -28,16 +28,6 @@ def test_spikes_are_found() -> None:
     noise = measure(SimulatedCluster(CLASSES * 3, jitter=0.1, spike_probability=0.05, spike_factor=8.0))[0].noise
     assert noise.spike_share == pytest.approx(0.05, abs=0.03)
     assert noise.spike_factor == pytest.approx(8.0, rel=0.2)
-
-
-def test_teacher_can_be_learned_from() -> None:
-    problem = Teacher(length=3000, inputs=8, hidden=16)
-    weights, rng = problem.initial(), np.random.default_rng(0)
-    before = problem.accuracy(weights)
-    for _ in range(600):
-        weights = weights - 0.5 * problem.gradient(weights, rng.integers(0, 3000, 32))
-    assert before < 0.35
-    assert problem.accuracy(weights) > 0.6
 
 
 def test_skewed_parts_have_few_classes_and_all_samples() -> None:

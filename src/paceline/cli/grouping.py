@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
 from paceline.hetero.groups import ALIKE, MAX_GROUPS
 from paceline.launch.preflight import read_text
+from paceline.observe.table import plain
+from paceline.sim.plots import check_path, new_figure, save
 
 OPTIONS = (
     Option(("--groups",), "where to write the groups file, for --groups of paceline launch", "FILE"),
@@ -47,20 +51,31 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(f"give one speeds file, not {len(files)}, as in: paceline group speeds --groups groups")
     if options.alike <= 1:
         raise UsageError(f"--alike is {options.alike:g}; it is a ratio above 1")
+    _check_outputs(files[0], options)
     speeds = _read(files[0])
     try:
         groups = group_by_speed(list(speeds.values()), options.alike, options.max_groups)
-        if options.plot is not None:
-            _draw(speeds, groups, options.plot)
-    except OSError as error:
-        raise ConfigError(f"{options.plot} cannot be written: {error.strerror}") from error
     except (ImportError, ValueError) as error:
         raise UsageError(str(error)) from error
     text = groups_text(groups, speeds)
+    if options.plot is not None:
+        _draw(speeds, groups, options.plot)
     _write(options.groups, text)
     _write(options.data_sharding, sharding_text(list(speeds.values())))
-    print(text, end="")
+    print(plain(text, "\n"), end="")
     return 0
+
+
+def _check_outputs(speeds: str, options: argparse.Namespace) -> None:
+    """Refuse files that would be written over, before anything is written."""
+    flags = ("groups", "data_sharding", "plot")
+    paths = [speeds, *(path for flag in flags if (path := getattr(options, flag)) is not None)]
+    real = [os.path.realpath(path) for path in paths]
+    twice = next((path for path, one in zip(paths, real, strict=True) if real.count(one) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is named twice; the speeds and each result need a file of their own")
+    if options.plot is not None:
+        check_path(options.plot)
 
 
 def _read(path: str) -> dict[str, float]:
@@ -81,8 +96,6 @@ def _write(path: str | None, text: str) -> None:
 
 
 def _draw(speeds: Mapping[str, float], groups: Groups, path: str) -> None:
-    from paceline.sim.plots import new_figure  # few calls draw
-
     names, times = list(speeds), list(speeds.values())
     figure = new_figure(8, 1 + 0.25 * len(names))
     axes = figure.subplots()
@@ -94,4 +107,4 @@ def _draw(speeds: Mapping[str, float], groups: Groups, path: str) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds per step")
     axes.legend()
-    figure.savefig(path)
+    save(figure, path)

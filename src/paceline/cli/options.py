@@ -37,6 +37,8 @@ class Option:
     """All words that it takes; empty: any."""
     least: int | None = None
     """Smallest number."""
+    most: int = 2**53
+    """Largest number; by default as large as both kinds of numbers are exact."""
     positive: bool = False
     """Whether a number must be above 0."""
     without: str | None = None
@@ -69,7 +71,7 @@ class Option:
     def _whole_number(self, text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text.strip()):
             raise ValueError(f"{text!r} is not a whole number, as in {self.flags[0]} 2")
-        return int(self._checked(int(text)))
+        return int(self._checked(int(text) if len(text) < 100 else math.inf))
 
     def _number(self, text: str) -> float:
         try:
@@ -83,6 +85,8 @@ class Option:
     def _checked(self, number: float) -> float:
         if self.least is not None and number < self.least:
             raise ValueError(f"{number:g} is too small; it is at least {self.least}")
+        if number > self.most:
+            raise ValueError(f"{number:.10g} is too large; it is at most {self.most}")
         return number
 
 

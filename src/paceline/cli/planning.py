@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.config import from_environment
@@ -21,16 +20,18 @@ from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
 from paceline.sim.plots import check_path, draw_scaling
 from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
+from paceline.sim.simulated_cluster import MOST_WORKERS
 
 #: Workers whose measured times differ by less than this part count as alike.
 _ALIKE = 0.05
 
-_MOST_WORKERS = 1_000_000
-
 OPTIONS = (
     Option(("--model",), "a published network: resnet50, vgg16, alexnet, inception-v3, ...", "NAME"),
     Option(("--bytes",), "size of a model's float32 gradients instead, as in 102MB", "SIZE"),
-    Option(("--gpus",), "workers, one per GPU (default: those of the cluster or speeds file)", "N", int, least=1),
+    Option(
+        ("--gpus",), "workers, one per GPU (default: those of the cluster or speeds file)", "N", int, least=1,
+        most=MOST_WORKERS,
+    ),
     Option(("--per-host",), "workers per host, which share its link (default: 1)", "N", int, default=1, least=1),
     Option(("--rate",), "samples per second that one worker trains on by itself", "SAMPLES", float, positive=True),
     Option(("--speeds",), "speeds file of paceline profile, instead of --rate", "FILE"),
@@ -77,8 +78,8 @@ def run(name: str, words: Sequence[str]) -> int:
     """Run ``paceline plan`` and return 0."""
     usage = f"paceline {name} [CLUSTER] [options]"
     files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
-    if options.gpus is not None and options.gpus > _MOST_WORKERS:
-        raise UsageError(f"--gpus: {options.gpus} is too large; it is at most {_MOST_WORKERS}")
+    if options.server_price_per_hour is not None and options.price_per_hour is None:
+        raise UsageError("--server-price-per-hour needs --price-per-hour: without it costs are in hours of hosts")
     cluster = _cluster(files, options)
     model = _model(options, cluster)
     count = len(cluster.workers)
@@ -88,13 +89,11 @@ def run(name: str, words: Sequence[str]) -> int:
             options.epoch_samples, options.price_per_hour, options.server_price_per_hour,
         )
     )  # fmt: skip
-    with _errors_of_plot(options.plot):
-        if options.plot is not None:
-            check_path(options.plot)
+    if options.plot is not None:
+        check_path(options.plot)
     scaling = planner.scaling(sorted({*SIZES, count}))
-    with _errors_of_plot(options.plot):
-        if options.plot is not None:
-            draw_scaling(scaling, options.plot)
+    if options.plot is not None:
+        draw_scaling(scaling, options.plot)
     ways = planner.ways(count, options.compression)
     recommended = planner.recommend(count, options.compression)
     if options.json:
@@ -110,16 +109,6 @@ def run(name: str, words: Sequence[str]) -> int:
         print("\n\n".join([_assumptions(planner, count), *_tables(planner, ways), _scaling(scaling)]))
         print(f"\n{recommended.sentences}")
     return 0
-
-
-@contextlib.contextmanager
-def _errors_of_plot(path: str | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"--plot {path} cannot be written: {error.strerror}") from error
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"--plot {path}: {error}") from error
 
 
 # ---- what the words of the command line mean -------------------------------------------------------------------------
@@ -215,9 +204,10 @@ def _quantity(flag: str, text: str, unit: str, wanted: str) -> float:
 
 def _assumptions(planner: Planner, count: int) -> str:
     training, cluster = planner.training, planner.training.cluster
-    alone = planner.estimate(ExchangePlan("all-reduce"), 1).step_s
+    times = [1e3 * one.speed.seconds(training.batch) * training.noise.mean for one in training.kinds]
+    alone = " to ".join(dict.fromkeys(f"{one:.4g}" for one in (min(times), max(times))))
     size = f"{training.model_bytes / 4e6:.4g} M parameters, {training.model_bytes / 1e6:.4g} MB of gradients"
-    step = f"{1e3 * alone:.4g} ms per step of {training.batch} samples"
+    step = f"{alone} ms per step of {training.batch} samples"
     hosts = plural(planner.estimate(ExchangePlan("all-reduce"), count).hosts, "host", "hosts")
     links = sorted({8e-9 * one.bandwidth for one in training.kinds})
     rates = " to ".join(f"{one:.4g}" for one in dict.fromkeys((links[0], links[-1])))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, get_args
 
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups, weighting_names
-from paceline.errors import ConfigError
 from paceline.hetero import choose
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
+from paceline.observe.table import table
 from paceline.sim import Result, SimulatedCluster, SimulatedTraining, read_cluster, simulate
 from paceline.sim.plots import check_path, draw
 from paceline.sim.simulation import ShareKind, measure
@@ -112,29 +112,27 @@ def run(name: str, words: Sequence[str]) -> int:
             results[kind] = simulate(cluster, plan, problem)
         if options.plot is not None:
             draw(results, options.plot)
-    except OSError as error:
-        raise ConfigError(f"{options.plot} cannot be written: {error.strerror}") from error
     except (ValueError, ImportError) as error:
         raise UsageError(str(error)) from error
-    print("\n".join([*told, table(results)]))
+    print("\n".join([*told, _table(results)]))
     return 0
 
 
 def _refuse_unused(options: argparse.Namespace, types: set[str]) -> None:
     if options.target is not None and options.target > 1:
         raise UsageError(f"--target is {options.target:g}; an accuracy is at most 1")
+    if options.target is not None and options.learn == "nothing":
+        raise UsageError("--target changes nothing with --learn nothing: nobody learns, so there is no accuracy")
     for field, wanted in _ONLY_FOR.items():
         if getattr(options, field) is not None and not types & set(wanted):
             flag = "--" + field.replace("_", "-")
             raise UsageError(f"{flag} changes nothing for {', '.join(sorted(types))}; it is for {', '.join(wanted)}")
 
 
-def table(results: dict[str, Result]) -> str:
+def _table(results: dict[str, Result]) -> str:
     """Return results as aligned text, a line for each."""
     head = ["", "target", "accuracy", "samples/s", "updates", "staleness", "step mass", "data", "bytes"]
-    rows = [head, *([name, *_cells(result)] for name, result in results.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return table(head, [[name, *_cells(result)] for name, result in results.items()])
 
 
 def _cells(result: Result) -> list[str]:

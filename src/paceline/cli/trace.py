@@ -20,9 +20,9 @@ from paceline.observe.trace_file import TraceFile
 from paceline.wire import messages as m
 
 OPTIONS = (
-    Option(("--rounds",), "whole rounds of every worker (default: 5)", "ROUNDS", int, least=1),
+    Option(("--rounds",), "whole rounds of every worker (default: 5)", "ROUNDS", int, least=1, most=10_000),
     Option(("-o", "--output"), "file to write (default: trace.json)", "FILE"),
-    Option(("--timeout",), "seconds that the rounds may take (default: 60)", "SECONDS", float, positive=True),
+    Option(("--timeout",), "seconds for the rounds (default: 60)", "SECONDS", float, positive=True, most=3600),
     Option(("--merge",), "a file of torch.profiler of one of the workers, to be part of the trace", "FILE"),
     Option(("--per-rank",), "also write a file for each worker into this folder, for HolisticTraceAnalysis", "DIR"),
     SCHEDULER,

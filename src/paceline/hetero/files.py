@@ -24,6 +24,9 @@ from paceline.hetero.measured import Measured, WorkerRound, measured_of
 from paceline.hetero.step_noise import StepNoise
 from paceline.hetero.step_speed import Speed
 
+#: Times of a step that are believed: sums and ratios of them stay numbers.
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+
 
 def parse_speeds(text: str) -> dict[str, float]:
     """Return the seconds per step by the worker's name, in order of rank.
@@ -199,7 +202,7 @@ def _number(value: float) -> float:
 
 def _is_time(text: str) -> bool:
     try:
-        return 0 < float(text) < math.inf
+        return _SHORTEST_S <= float(text) <= _LONGEST_S
     except ValueError:
         return False
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -164,8 +164,7 @@ class Regrouping:
 
     def leave(self, worker: int) -> None:
         """Forget a worker that has left or died; a group without members disappears."""
-        smaller = (tuple(one for one in group if one != worker) for group in self.groups)
-        self.groups = tuple(group for group in smaller if group)
+        self.groups = of_some(self.groups, {one for group in self.groups for one in group} - {worker})
         self._doubt = Doubt()
 
     def _out_of_order(self, seconds: Mapping[int, float]) -> bool:
@@ -178,6 +177,12 @@ class Regrouping:
         workers = sorted(seconds)
         found = group_by_speed([seconds[worker] for worker in workers])
         return tuple(tuple(workers[index] for index in group) for group in found)
+
+
+def of_some(groups: Groups, workers: Collection[int]) -> Groups:
+    """Return groups of some of their workers; a group without members disappears."""
+    smaller = (tuple(one for one in group if one in workers) for group in groups)
+    return tuple(group for group in smaller if group)
 
 
 def _as_sets(groups: Groups) -> set[frozenset[int]]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from paceline.consistency import Policy
 from paceline.hetero.choose import Choice, candidates, named, noise_words, preferred, rate
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step
-from paceline.hetero.groups import Doubt, Groups, group_by_speed
+from paceline.hetero.groups import Doubt, Groups, group_by_speed, of_some
 from paceline.hetero.measured import ROUNDS, Measured
 from paceline.hetero.step_noise import Counted, noise_now
 
@@ -105,7 +105,7 @@ class Revision:
             steps: step of every worker that has neither left nor died, by rank.
         """
         ranks = sorted(steps)
-        self.groups = _without_others(self.groups, ranks)
+        self.groups = of_some(self.groups, ranks)
         measured = self._now(steps)
         found = group_by_speed(measured.seconds)
         changed = self._change(measured, ranks, found) if self.groups else ""
@@ -156,7 +156,7 @@ class Revision:
         if choice.policy.merge == "all":
             return _Way(lock_step(measured, by_speed=choice.shares == "measured"), ())
         if choice.policy.merge == "groups":
-            groups = _without_others(choice.policy.groups, ranks)
+            groups = of_some(choice.policy.groups, ranks)
             return _Way(_free_way(measured, ranks, groups).forecast, ())
         return _Way(first_k(measured, min(max(choice.policy.first, 1), len(ranks))), ())
 
@@ -199,9 +199,3 @@ def _free_way(measured: Measured, ranks: list[int], groups: Groups) -> _Way:
         return _Way(first_k(measured, 1), groups)
     index = {rank: number for number, rank in enumerate(ranks)}
     return _Way(in_groups(measured, tuple(tuple(index[rank] for rank in group) for group in groups)), groups)
-
-
-def _without_others(groups: Groups, ranks: list[int]) -> Groups:
-    """Return groups without workers that have left; a group without members disappears."""
-    smaller = (tuple(rank for rank in group if rank in ranks) for group in groups)
-    return tuple(group for group in smaller if group)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import MissingExtraError
+from paceline.errors import ConfigError, MissingExtraError
 from paceline.sim.scaling import LAYOUTS, Estimate
 from paceline.sim.simulation import Result
 
@@ -18,28 +19,50 @@ def check_path(path: str | Path) -> None:
     """Check that a picture can be written, before the work that it shows.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
-        OSError: there is no such folder, or it cannot be written to.
-        ValueError: the format is unknown.
+        ConfigError: it cannot; the message says why.
     """
     file = Path(path)
-    new_figure(1, 1).savefig(io.BytesIO(), format=file.suffix[1:] or None)
-    if not file.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    with _errors(path):
+        if not file.suffix:  # matplotlib would write to another name
+            raise ValueError("its format follows from its name, as in picture.png")
+        new_figure(1, 1).savefig(io.BytesIO(), format=file.suffix[1:])
+        if not file.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file.parent))
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no regular file")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Write a picture; its format follows from the name (``.png``, ``.svg``, ``.pdf``).
+
+    Raises:
+        ConfigError: it cannot be written; the message says why.
+    """
+    with _errors(path):
+        figure.savefig(path)
+
+
+@contextlib.contextmanager
+def _errors(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--plot {path} cannot be written: {error.strerror}") from error
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"--plot {path}: {error}") from error
 
 
 def draw(results: Mapping[str, Result], path: str | Path) -> None:
-    """Write a picture; its format follows from the name (``.png``, ``.svg``, ``.pdf``).
+    """Write a picture of simulated jobs.
 
     Args:
         results: results by name.
-        path: path of the file.
+        path: path of the file; see :func:`save`.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
-        ValueError: the format is unknown.
+        ConfigError: it cannot be written.
     """
     figure = new_figure(10, 4)
     curves, ages = figure.subplots(1, 2)
@@ -52,7 +75,7 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
     curves.set(xlabel="simulated seconds", ylabel="test accuracy")
     ages.set(xlabel="staleness of an update", ylabel="part of all updates", xscale="log")
     ages.legend()
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
@@ -60,11 +83,10 @@ def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
 
     Args:
         estimates: estimates of all layouts for some numbers of workers, with and without overlap.
-        path: path of the file; see :func:`draw`.
+        path: path of the file; see :func:`save`.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
-        ValueError: the format is unknown.
+        ConfigError: it cannot be written.
     """
     figure = new_figure(12, 4.5)
     counts = sorted({one.workers for one in estimates})
@@ -82,7 +104,7 @@ def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
         lines.set(ylabel="efficiency (lines)", ylim=(0, 1.05))
         lines.yaxis.set_major_formatter("{x:.0%}")
     figure.legend(*lines.get_legend_handles_labels(), loc="outside lower center", ncols=len(LAYOUTS))
-    figure.savefig(path)
+    save(figure, path)
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -25,7 +25,6 @@ bytes = 4e6            # of one push of all keys; a pull is as large
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import tomllib
@@ -68,15 +67,23 @@ class SimulatedCluster:
     model_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.workers:
+        speeds = [machine.speed for machine in self.workers]
+        bandwidths = [self.bandwidth, *(machine.bandwidth for machine in self.workers)]
+        amounts = (self.jitter, self.spike_probability, self.latency_s, self.merge_s, self.update_s, self.model_bytes)
+        if not speeds:
             raise ConfigError("a cluster needs workers")
-        if min(machine.speed.seconds(1) for machine in self.workers) <= 0:
-            raise ConfigError("every worker needs a time per step above 0")
-        if self.servers < 1 or self.bandwidth <= 0 or min(machine.bandwidth for machine in self.workers) <= 0:
+        if not all(0 < speed.seconds(1) < math.inf and min(speed.fixed_s, speed.per_sample_s) >= 0 for speed in speeds):
+            raise ConfigError("every worker needs a time per step above 0, of which no part is negative")
+        if self.servers < 1 or not all(one > 0 for one in bandwidths):
             raise ConfigError("a cluster needs at least one server, and bandwidths above 0")
-        if min(self.jitter, self.latency_s, self.merge_s, self.update_s, self.model_bytes, self.spike_factor) < 0:
-            raise ConfigError("times, sizes and noise of a cluster cannot be negative")
+        if not all(0 <= one < math.inf for one in amounts):
+            raise ConfigError("times, sizes and noise of a cluster cannot be negative or without end")
+        if self.spike_probability > 1 or not 0 < self.spike_factor < math.inf:
+            raise ConfigError("spikes need a probability of at most 1, and a factor above 0")
 
+
+#: Workers of a cluster file, and of a plan.
+MOST_WORKERS = 1_000_000
 
 _WORKER = {"count", "batch_s", "batch", "fixed", "bandwidth"}
 _SECTIONS = {
@@ -104,27 +111,41 @@ def read_cluster(path: str | os.PathLike[str]) -> SimulatedCluster:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cluster file {path} cannot be read: {why}") from error
     _check_names(path, tables, {"workers", *_SECTIONS}, "table")
-    machines = [machine for one in tables.get("workers", []) for machine in _machines(path, one)]
+    classes = tables.get("workers", [])
+    if not isinstance(classes, list):
+        raise ConfigError(f"cluster file {path}: workers are tables [[workers]], with two brackets each")
+    found = [_numbers(path, "[workers]", one, _WORKER) for one in classes]
     fields: dict[str, Any] = {}
     for section, names in _SECTIONS.items():
-        _check_names(path, tables.get(section, {}), set(names), f"key of [{section}]")
-        fields |= {names[name]: value for name, value in tables.get(section, {}).items()}
-    wrong = [name for name, value in fields.items() if not isinstance(value, int | float)]
-    if wrong:
-        raise ConfigError(f"cluster file {path}: {wrong[0]} is {fields[wrong[0]]!r}; it must be a number")
-    return SimulatedCluster(tuple(machines), **fields)
+        numbers = _numbers(path, section, tables.get(section, {}), set(names))
+        fields |= {names[name]: value for name, value in numbers.items()}
+    if sum(max(0, one.get("count", 1)) for one in found) > MOST_WORKERS:
+        raise ConfigError(f"cluster file {path}: it has more than {MOST_WORKERS:,} workers")
+    return SimulatedCluster(tuple(machine for one in found for machine in _machines(path, one)), **fields)
 
 
 def _machines(path: str | os.PathLike[str], table: Mapping[str, Any]) -> list[SimulatedWorker]:
-    _check_names(path, table, _WORKER, "key of [[workers]]")
-    try:
-        seconds, batch = float(table["batch_s"]), int(table.get("batch", 32))
-        fixed = float(table.get("fixed", 0.0))
-        speed = Speed(fixed * seconds, (1 - fixed) * seconds / batch)
-        machine = SimulatedWorker(speed, float(table.get("bandwidth", math.inf)))
-        return [dataclasses.replace(machine) for _ in range(int(table.get("count", 1)))]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"cluster file {path}: [[workers]] needs batch_s, a number of seconds ({error!r})") from error
+    """Return the workers of a class."""
+    batch, fixed, count = table.get("batch", 32), table.get("fixed", 0.0), table.get("count", 1)
+    if "batch_s" not in table or batch < 1 or count < 1:
+        raise ConfigError(f"cluster file {path}: [[workers]] needs batch_s, and batch and count are at least 1")
+    if not 0 <= fixed < 1:
+        raise ConfigError(f"cluster file {path}: fixed is {fixed:g}; it is a part of batch_s, from 0 to less than 1")
+    seconds = float(table["batch_s"])
+    speed = Speed(fixed * seconds, (1 - fixed) * seconds / batch)
+    return [SimulatedWorker(speed, float(table.get("bandwidth", math.inf)))] * count
+
+
+def _numbers(path: str | os.PathLike[str], name: str, table: object, known: set[str]) -> dict[str, Any]:
+    """Return the numbers of a table: only known ones, and whole ones where something is counted."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"cluster file {path}: {name} is no table of numbers; begin it with [{name}]")
+    _check_names(path, table, known, f"key of [{name}]")
+    for key, value in table.items():
+        wanted, kinds = ("a whole number", int) if key in ("count", "batch") else ("a number", int | float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or math.isnan(value):
+            raise ConfigError(f"cluster file {path}: {key} of [{name}] is {value!r}; it must be {wanted}")
+    return table
 
 
 def _check_names(path: str | os.PathLike[str], table: Mapping[str, Any], known: set[str], what: str) -> None:
