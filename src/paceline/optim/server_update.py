@@ -231,9 +231,10 @@ class ServerUpdate(ExchangingStrategy):
         return loss
 
     def _repeats(self) -> bool:
-        return len(self._stepped_on) == len(self.named) and all(
-            param.grad is None if one is None else one[0]() is param.grad and one[1] == param.grad._version
-            for one, (_, param, _) in zip(self._stepped_on, self.named, strict=True)
+        grads = [param.grad for _, param, _ in self.named]
+        return len(self._stepped_on) == len(grads) and all(
+            grad is None if one is None else grad is not None and one[0]() is grad and one[1] == grad._version
+            for one, grad in zip(self._stepped_on, grads, strict=True)
         )
 
     def _check_unchanged(self, scaled: bool) -> None:
