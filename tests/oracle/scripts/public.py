@@ -29,7 +29,7 @@ def train(run: Run, net: nn.Module, optimizer: Any, steps: int = 50) -> nn.Modul
     return net
 
 
-@script("equal")
+@script("equal", dtype=torch.float64)
 def step_twice_on_one_gradient(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net.parameters()), net)
