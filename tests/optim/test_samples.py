@@ -272,3 +272,28 @@ def test_passes_whose_gradients_were_dropped_do_not_count(walk: Walk) -> None:
     for one in (seen, dealt):
         a_pass(one)
     assert [certain(seen), certain(dealt)] == [2 + 4, 3]
+
+
+def test_samples_may_rise_until_a_pass_has_gone_through_all_calls_that_have_a_graph() -> None:
+    samples, seen = SampleCounter(None, 0), []
+    after, before = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    for param in (after, before):
+        param.register_post_accumulate_grad_hook(lambda param: seen.append(samples.may_rise))
+    outputs = before * torch.zeros(5)
+    samples.see(((torch.zeros(5),), {}), outputs)
+    assert samples.may_rise
+    (outputs * after).sum().backward()
+    assert seen == [True, False]
+    outputs = before * torch.zeros(3)
+    samples.see(((torch.zeros(3),), {}), outputs)
+    del outputs
+    assert not samples.may_rise
+
+
+def test_a_push_of_the_last_gradients_counts_as_many_samples() -> None:
+    samples = SampleCounter(None, 0)
+    backward(samples, ((torch.zeros(5),), {}))
+    assert certain(samples) == 5
+    samples.ended()
+    assert samples.take(lambda: True, lambda: True).samples == 5
+    assert samples.take(lambda: False, lambda: True) == Count(0.0, 0.0)

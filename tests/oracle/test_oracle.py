@@ -111,6 +111,12 @@ def test_a_gpu_and_a_cpu_train_as_one_process_does(name: str) -> None:
     assert outcome.problems(reference(name, 2, "cuda"), alike=False) == []
 
 
+@pytest.mark.parametrize("name", ["calls_for_several_tasks", "sparse_embedding_at_some_steps"])
+def test_loops_train_as_one_process_does_by_all_reduce(name: str) -> None:
+    [(_, outcome)] = outcomes([name], Way(2, kvstore="allreduce"))
+    assert outcome.problems(reference(name, 2)) == []
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_three_workers_over_a_bad_network_train_as_one_process_does(name: str) -> None:
     assert problems(name, SOME, 3, "tcp", "worker", 1) == []

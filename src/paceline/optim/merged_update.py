@@ -81,7 +81,7 @@ class MergedUpdate(ExchangingStrategy):
         if not (self._overlap and self._syncs and self._watch.is_last(param)):
             return
         if self._passes + 1 >= self.choices.passes and self._exchange.fill(param):
-            self._exchange.push(self._carried())
+            self._push()
 
     def _on_end(self) -> None:
         if self._syncs and self._passes + 1 >= self.choices.passes:

@@ -19,6 +19,7 @@ from paceline.optim.binding import is_finite, merged_not_finite
 from paceline.optim.buffers import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
+from paceline.optim.sparse_exchange import find_sparse
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import floats, real_view
 from paceline.updaters import Options, StepOptions, options_apart
@@ -64,6 +65,8 @@ class ReduceExchange(Exchange):
     ) -> None:
         self._store, self._model, self._reduction = store, model, reduction
         self._named: list[NamedParameter] = []
+        self._sparse: set[torch.nn.Parameter] = set()
+        """Parameters of which other workers may have sparse gradients where this one has none."""
         self._alone = store.num_workers == 1
         self._name = f"{store.type} {next(_numbers)}"
         self._mean_samples = 0.0
@@ -78,6 +81,7 @@ class ReduceExchange(Exchange):
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights. Every worker calls it."""
         self._named += named
+        self._sparse.update(param for _, param in find_sparse([(one[0], one[1]) for one in named], None, self._model))
         broadcast(self._store, _alone(_real((name, param.data) for name, param, _ in named)))
 
     def push_rest(self, carried: Carried) -> None:
@@ -93,7 +97,7 @@ class ReduceExchange(Exchange):
         weight = self._weight(carried.samples)
         present = [weight != 0 and param.grad is not None for param in params.values()]
         for param in params.values():
-            param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
+            param.grad = self._zeros(param) if param.grad is None else param.grad.resolve_conj()
         grads = _real((name, param.grad) for name, param in params.items() if param.grad is not None)
         doubt = self._doubt(grads, weight)
         if weight == 0:
@@ -119,6 +123,11 @@ class ReduceExchange(Exchange):
         if self._reduction == "mean" and weights:
             torch._foreach_div_(list(grads.values()), weights)
             self._mean_samples *= weights / self._store.num_workers
+
+    def _zeros(self, param: torch.nn.Parameter) -> torch.Tensor:
+        """Return a gradient of zeros of the same layout as those of other workers: unlike ones cannot be summed."""
+        zeros = torch.zeros_like(param)
+        return zeros.to_sparse(1) if param in self._sparse else zeros
 
     def _weight(self, samples: float) -> float:
         """Return what this worker's gradients are multiplied by before they are summed."""

@@ -34,6 +34,7 @@ from enum import Enum
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -77,6 +78,7 @@ class SampleCounter:
         self.given, self.batch_dim = given, batch_dim
         self.last = 1.0
         """Weight of the last push."""
+        self._last: Count | None = None
         self._rows = 1.0
         self._seen: list[Tally] = []
         """Calls of passes that have ended."""
@@ -84,6 +86,8 @@ class SampleCounter:
         """How many of these are of passes whose gradients may still be dropped."""
         self._pending: list[Tally] = []
         """Calls of the running pass."""
+        self._waiting: WeakSet[Tally] = WeakSet()
+        """Calls through which no pass has gone, as long as their graph exists."""
         self._touched = False
         self._reached = self._reaching = False
         """Whether a pass since the last push, or the running one, has reached a parameter."""
@@ -122,12 +126,24 @@ class SampleCounter:
             if this_pass != last_pass:
                 last_pass = this_pass
                 self._pending.append(one)
+                self._waiting.discard(one)
                 engine.queue_callback(self._end_pass)
 
         for node in nodes:
             node.register_prehook(count)
-        if not nodes:
+        if nodes:
+            self._waiting.add(one)
+        else:
             self._seen.append(one)
+
+    @property
+    def may_rise(self) -> bool:
+        """Whether the running pass may yet go through a call: its samples would come too late for a push made now.
+
+        A pass completes gradients before it has gone through all calls where a parameter is used after the model's
+        outputs, as a temperature of a loss, or in one of several calls only, as the heads of several tasks.
+        """
+        return self.given is None and self._told is None and bool(self._waiting)
 
     def _end_pass(self) -> None:
         if self._touched:
@@ -171,17 +187,22 @@ class SampleCounter:
 
     # ---- a push ----------------------------------------------------------------------------------------------------
 
-    def take(self, has_gradients: Callable[[], bool] = lambda: True) -> Count:
+    def take(
+        self, has_gradients: Callable[[], bool] = lambda: True, repeats: Callable[[], bool] = lambda: False
+    ) -> Count:
         """Return the samples of the push that begins now.
 
         Args:
             has_gradients: whether any parameter has a gradient; asked if no backward pass has reached one.
+            repeats: whether the gradients are those of the last push; asked likewise.
         """
         if self.given is not None:
             count = Count(float(self.given), float(self.given))
         else:
             reached = self._reached or self._reaching
-            if reached or has_gradients():
+            if not reached and self._last is not None and has_gradients() and repeats():
+                count = self._last
+            elif reached or has_gradients():
                 if self._reaching or not reached:
                     self._note_batch()
                 count = self._count([*self._seen, *self._pending])
@@ -190,7 +211,7 @@ class SampleCounter:
         self._is_pushed, self._reached = self._reaching, False
         self._seen, self._pending, self._ended = [], [], 0
         self._newest, self._batches, self._is_dealt = dealt.count(), [], True
-        self.last, self._rows = count.samples, count.rows or self._rows
+        self.last, self._rows, self._last = count.samples, count.rows or self._rows, count
         return count
 
     def _count(self, calls: list[Tally]) -> Count:

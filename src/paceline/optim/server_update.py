@@ -14,6 +14,7 @@ not change before ``step`` copies new ones.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -118,6 +119,8 @@ class ServerUpdate(ExchangingStrategy):
         self._nan = "error" if self.choices.on_nan == "error" else "pass"
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self._pending = False
+        self._stepped_on: list[tuple[weakref.ref[torch.Tensor], int] | None] = []
+        """The gradients of the last step, and torch's count of their changes."""
         try:
             store.set_spec(spec)
         except ValueError as error:
@@ -148,7 +151,7 @@ class ServerUpdate(ExchangingStrategy):
             self.synchronize()
         self._arrived[param] = self._arrived.get(param, 0) + 1
         if self._arrived[param] >= self.choices.passes and self._exchange.fill(param):
-            self._exchange.push(self._carried())
+            self._push()
 
     def _on_end(self) -> None:
         self._samples.ended()
@@ -215,6 +218,10 @@ class ServerUpdate(ExchangingStrategy):
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
             self._exchange.push_rest(replace(self._carried(), skip=skip))
             self._arrived, self._open = {}, None
+            self._stepped_on = [
+                None if param.grad is None else (weakref.ref(param.grad), param.grad._version)
+                for _, param, _ in self.named
+            ]
             self._passes = self._versions = self._passes_alone = 0
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
@@ -222,6 +229,13 @@ class ServerUpdate(ExchangingStrategy):
             if not self.choices.lazy:
                 self.synchronize()
         return loss
+
+    def _repeats(self) -> bool:
+        grads = [param.grad for _, param, _ in self.named]
+        return len(self._stepped_on) == len(grads) and all(
+            grad is None if one is None else grad is not None and one[0]() is grad and one[1] == grad._version
+            for one, grad in zip(self._stepped_on, grads, strict=True)
+        )
 
     def _check_unchanged(self, scaled: bool) -> None:
         """Raise for changes after a push: the servers would not see them."""

@@ -256,7 +256,7 @@ class ExchangingStrategy(Strategy):
         """
         if self._open is None:
             self._round += 1
-            count = self._samples.take(self._has_gradients)
+            count = self._samples.take(self._has_gradients, self._repeats)
             if self._says_doubt:
                 self._samples.say(count.doubt)
             self._options = self._current_options()
@@ -270,6 +270,15 @@ class ExchangingStrategy(Strategy):
                 after=None if self.buffers is None else self.buffers.publish(),
             )
         return self._open
+
+    def _repeats(self) -> bool:
+        """Return whether the gradients are this worker's own of the last push, as where a loop steps on them twice."""
+        return False
+
+    def _push(self) -> None:
+        """Push what is complete while backward runs, once the samples of the round are counted."""
+        if self._open is not None or not self._samples.may_rise:
+            self._exchange.push(self._carried())
 
     def ended_step(self) -> None:
         """After some of the steps, let the workers' weights be compared."""
