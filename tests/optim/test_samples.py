@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline import dealt
 from paceline.dealt import Walk
 from paceline.optim.samples import Count, SampleCounter
 
@@ -272,3 +273,15 @@ def test_passes_whose_gradients_were_dropped_do_not_count(walk: Walk) -> None:
     for one in (seen, dealt):
         a_pass(one)
     assert [certain(seen), certain(dealt)] == [2 + 4, 3]
+
+
+def test_backward_passes_and_pushes_are_uses_of_the_batches_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealt, "_uses", dealt._Uses())
+    samples = SampleCounter(None, None)
+    for use in (samples.ended, samples.take):
+        walk = Walk(TRAINING)
+        walk.hand_out(3)
+        walk.leave()
+        assert walk.has_only_looked
+        use()
+        assert not walk.has_only_looked
