@@ -43,28 +43,63 @@ class Walk:
     def __init__(self, sampler: object) -> None:
         self._sampler = weakref.ref(sampler)
         self.latest: DealtBatch | None = None
+        self.batches = self.samples = 0
+        """Those that the loop has got, or that have failed on their way to it."""
+        self._uses, self._is_left, self.has_ended = _uses.noted, False, False
         _open.append(self)
+
+    @property
+    def has_only_looked(self) -> bool:
+        """Whether the loop has left it with no backward pass since it began, as to see the shape of a batch."""
+        return self._is_left and _uses.are_noted and self._uses == _uses.noted
 
     def hand_out(self, samples: int) -> None:
         """Note that the loop has got the next batch."""
+        self.skip(samples)
         self.latest = DealtBatch(next(_numbers), samples, self._sampler)
+
+    def skip(self, samples: int) -> None:
+        """Note that the next batch has failed on its way to the loop."""
+        self.batches, self.samples = self.batches + 1, self.samples + samples
 
     def end(self) -> None:
         """Note that the loop has asked for one batch too many: none is in use. Idempotent."""
         if self in _open:
             _open.remove(self)
             _left.clear()
+            self.has_ended = True
 
     def leave(self) -> None:
         """Note that the loop has left this walk, as ``next(iter(loader))`` does. Idempotent."""
         if self in _open:
             _open.remove(self)
-            _left[:] = [self]
+            _left[:], self._is_left = [self], True
 
+
+@dataclass
+class _Uses:
+    """Backward passes and pushes of this process's optimizers."""
+
+    noted: int = 0
+    are_noted: bool = False
+    """Whether there is an optimizer that notes them."""
+
+
+_uses = _Uses()
 
 _open: list[Walk] = []
 _left: list[Walk] = []
 """The walk that was left last, unless another one has ended since."""
+
+
+def note_uses() -> None:
+    """Note that this process has an optimizer, which says when batches are used."""
+    _uses.are_noted = True
+
+
+def note_use() -> None:
+    """Note that gradients of a batch were computed or pushed."""
+    _uses.noted += 1
 
 
 def newest(after: int, last: DealtBatch | None) -> DealtBatch | None:

@@ -152,3 +152,77 @@ def test_sampler_at_the_address_of_one_that_is_gone_is_not_that_one(monkeypatch:
         walks[1].deal(4)
         walks[2].deal(30)
         assert dealt.newest(last.number, last) is None
+
+
+def train(loader: Iterable[Any], stop: int | None = None) -> list[int]:
+    found: list[int] = []
+    for number, (x,) in enumerate(loader, start=1):
+        dealt.note_use()
+        found += x.int().tolist()
+        if number == stop:
+            break
+    return found
+
+
+@pytest.fixture
+def uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealt, "_uses", dealt._Uses(are_noted=True))
+
+
+KNOWN = ["singles", "singles, by workers", "shares", "shares, by workers", "from memory"]
+
+
+def sampler_of(loader: Any) -> Any:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return batch_sampler if isinstance(batch_sampler, SharedBatchSampler) else loader.sampler
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_state_counts_the_batches_that_the_loop_has_got_and_not_those_fetched_ahead(name: str, stop: int) -> None:
+    loader, other = LOADERS[name](), LOADERS[name]()
+    whole = train(LOADERS[name]())
+    seen = []
+    for number, (x,) in enumerate(loader, start=1):
+        seen += x.int().tolist()
+        if number == stop:
+            state = sampler_of(loader).state_dict()
+            break
+    assert sampler_of(loader).state_dict() == state
+    sampler_of(other).load_state_dict(state)
+    assert seen + train(other) == whole
+
+
+@pytest.mark.usefixtures("uses")
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_iteration_that_is_left_before_a_backward_pass_comes_again(name: str) -> None:
+    loader, other = LOADERS[name](), LOADERS[name]()
+    sampler = sampler_of(loader)
+    before = sampler.state_dict()
+    next(iter(loader))
+    assert sampler.state_dict() == before
+    next(iter(loader))
+    sampler.set_epoch(0)
+    expected = [train(other) for _ in range(3)]
+    assert train(loader) == expected[0]
+    first = train(loader, stop=1)
+    assert first == expected[1][: len(first)]
+    assert train(loader) == expected[2]
+
+
+@pytest.mark.usefixtures("uses")
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_look_at_the_rest_of_an_epoch_leaves_the_rest(name: str) -> None:
+    loader, resumed = LOADERS[name](), LOADERS[name]()
+    begun = train(loader, stop=2)
+    sampler_of(resumed).load_state_dict(sampler_of(loader).state_dict())
+    next(iter(resumed))
+    sampler_of(resumed).set_epoch(0)
+    assert begun + train(resumed) == train(LOADERS[name]())
+
+
+def test_where_nobody_notes_uses_each_iteration_is_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealt, "_uses", dealt._Uses())
+    loader = LOADERS["singles"]()
+    next(iter(loader))
+    assert train(loader) == singles().indices(1).tolist()

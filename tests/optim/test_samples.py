@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline import dealt
 from paceline.dealt import Walk
 from paceline.optim.samples import Count, SampleCounter
 
@@ -297,3 +298,15 @@ def test_a_push_of_the_last_gradients_counts_as_many_samples() -> None:
     samples.ended()
     assert samples.take(lambda: True, lambda: True).samples == 5
     assert samples.take(lambda: False, lambda: True) == Count(0.0, 0.0)
+
+
+def test_backward_passes_and_pushes_are_uses_of_the_batches_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealt, "_uses", dealt._Uses())
+    samples = SampleCounter(None, None)
+    for use in (samples.ended, samples.take):
+        walk = Walk(TRAINING)
+        walk.hand_out(3)
+        walk.leave()
+        assert walk.has_only_looked
+        use()
+        assert not walk.has_only_looked

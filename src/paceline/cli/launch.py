@@ -24,7 +24,7 @@ from paceline.launch import (
     JobSpec,
     Machine,
     backend,
-    check_groups,
+    check_unread,
     parse_group,
     with_default_interface,
 )
@@ -55,7 +55,7 @@ def run(name: str, words: Sequence[str]) -> int:
         chosen = backend(options.launcher)
         spec = job_spec(options, command)
         request = chosen.plan(spec, Machine.here())
-        check_groups(options.launcher, spec)
+        check_unread(options.launcher, spec)
     except ValueError as error:
         raise UsageError(str(error)) from error
     _check_variables(spec)

@@ -15,7 +15,7 @@ from paceline.launch.remote.agent import main
 
 def run_inside(name: str, words: Sequence[str]) -> int:
     """Run the job of an allocation of Slurm, as the batch script says, and return its exit code."""
-    from paceline.launch.engines.slurm import SPEC_VARIABLE, lead_s  # agents do not need it
+    from paceline.launch.engines.slurm import SPEC_VARIABLE, options_of  # agents do not need it
 
     Parser(
         name,
@@ -31,7 +31,7 @@ in the variable {SPEC_VARIABLE}.""",
     chosen = backend("slurm")
     try:
         spec = from_json(text)
-        lead = max(1.0, lead_s(spec.options) - 5.0)
+        lead = max(1.0, options_of(spec).signal - 5.0)
         spec = replace(spec, graces=replace(spec.graces, interrupt_s=lead))
         request = chosen.plan(spec, Machine.here())
     except ValueError as error:

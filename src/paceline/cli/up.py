@@ -29,7 +29,7 @@ from paceline.cli.options import Option, Parser, UsageError, split_command, word
 from paceline.cli.running import ask
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
-from paceline.launch import Host, JobSpec, Machine, backend, runtime
+from paceline.launch import Host, JobSpec, Machine, backend, check_unread, runtime
 from paceline.launch.link_rates import KEY_VARIABLE, parse_links
 from paceline.launch.remote import RemoteRequest, agent_script, copy_all, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
@@ -210,6 +210,7 @@ class Dialogue:
         chosen = backend(self._launcher)
         try:
             request = chosen.plan(self._spec, Machine.here())
+            check_unread(self._launcher, self._spec)
         except ValueError as error:
             raise UsageError(str(error)) from error
         chosen.check(request)

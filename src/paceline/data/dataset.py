@@ -77,15 +77,17 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch: a tuple with a batch of every tensor of the data set."""
-        with Dealing(self.sampler) as dealing:
-            for indices in self._index_batches():
-                dealing.deal(len(indices))
-                yield tuple(tensor.index_select(0, indices) for tensor in self._tensors)
+        for indices in self._index_batches():
+            yield tuple(tensor.index_select(0, indices) for tensor in self._tensors)
 
     def _index_batches(self) -> Iterator[torch.Tensor]:
         if isinstance(self.sampler, ShardedSampler):
-            return self.sampler.index_batches(self._batch_size, self._drop_last)
-        return map(torch.as_tensor, torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last))
+            yield from self.sampler.index_batches(self._batch_size, self._drop_last)
+            return
+        with Dealing(self.sampler) as dealing:
+            for indices in torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last):
+                dealing.deal(len(indices))
+                yield torch.as_tensor(indices)
 
 
 def batches(

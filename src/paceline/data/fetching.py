@@ -49,13 +49,14 @@ class Dealing:
     """
 
     def __init__(self, sampler: Sampler[Any], singles: int | None = None) -> None:
-        self._walk: Walk | None = None
+        self.walk: Walk | None = None
+        """What the loop has got of it; None: that is not known."""
         self._sizes: Iterator[int] | deque[int] = deque()
         """Sizes of the batches that the loop does not have yet."""
         self._is_direct = self._is_first = False
         iterator = _caller(_BaseDataLoaderIter)
         if iterator is None and singles is None:
-            self._walk, self._is_direct = Walk(sampler), True
+            self.walk, self._is_direct = Walk(sampler), True
         elif iterator is not None and getattr(iterator, "_in_order", True):
             taker = iterator._index_sampler
             if singles is None and taker is sampler:
@@ -69,7 +70,7 @@ class Dealing:
         leave_former = getattr(iterator, _OWN, None)
         if leave_former is not None:  # a loader with persistent workers uses its iterator again
             leave_former()
-        walk = self._walk = Walk(sampler)
+        walk = self.walk = Walk(sampler)
         leave = weakref.finalize(iterator, walk.leave)
         leave.atexit = False
         setattr(iterator, _OWN, leave)
@@ -85,7 +86,7 @@ class Dealing:
                 raise
             except BaseException:
                 if sizes or not isinstance(sizes, deque):  # else it is an error of the sampler itself
-                    _pop(sizes)
+                    walk.skip(_pop(sizes))
                 raise
             walk.hand_out(_pop(sizes))
             return data
@@ -96,13 +97,23 @@ class Dealing:
         if self._is_first and not isinstance(sizes, deque):
             walk.hand_out(_pop(sizes))
 
+    @property
+    def has_only_looked(self) -> bool:
+        """Whether the loop has left it without use of a batch, as far as that is known."""
+        return self.walk is not None and self.walk.has_only_looked
+
+    @property
+    def loaded(self) -> Walk | None:
+        """The walk, where a ``DataLoader`` takes the batches and it is known which of them the loop has got."""
+        return None if self._is_direct else self.walk
+
     def deal(self, samples: int) -> None:
         """Note that the next batch was dealt."""
-        if self._walk is None:
+        if self.walk is None:
             return
         if self._is_direct or self._is_first:
             self._is_first = False
-            self._walk.hand_out(samples)
+            self.walk.hand_out(samples)
         else:
             assert isinstance(self._sizes, deque)
             self._sizes.append(samples)
@@ -111,8 +122,8 @@ class Dealing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._walk is not None and self._is_direct:
-            self._walk.end() if kind is None else self._walk.leave()
+        if self.walk is not None and self._is_direct:
+            self.walk.end() if kind is None else self.walk.leave()
 
 
 def _pop(sizes: Iterator[int] | deque[int]) -> int:

@@ -58,7 +58,9 @@ class ShardedSampler(Sampler[int]):
 
     ``even=False`` hands out exactly the part, whatever its size: for modes in which workers need not stay together.
 
-    Each iteration is the next epoch; :meth:`set_epoch` chooses one. :meth:`state_dict` continues in mid-epoch.
+    Each iteration is the next epoch; :meth:`set_epoch` chooses one. One that is left before a backward pass, as
+    ``next(iter(loader))`` on rank 0 to see a shape, has only looked, where a :class:`paceline.DistributedOptimizer`
+    trains: the same epoch comes again. :meth:`state_dict` continues in mid-epoch.
 
     Args:
         data: the data set or its length.
@@ -98,6 +100,10 @@ class ShardedSampler(Sampler[int]):
             raise ValueError(f"{self._part()} of {self._length} samples is empty; use fewer workers or a smaller batch")
         self._epoch, self._position = 0, 0
         self._pending = True  # the next iteration is this epoch, not the one after it
+        self._begun = 0
+        """Position at which the last iteration began."""
+        self._dealing: Dealing | None = None
+        """The last iteration, as far as it is known what the loop has got of it."""
 
     @property
     def epoch(self) -> int:
@@ -124,7 +130,7 @@ class ShardedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Hand out the indices of the next epoch one by one."""
         indices = self._begin()
-        Dealing(self, len(self) - self._position)
+        self._dealing = Dealing(self, len(self) - self._position)
         for position in range(self._position, len(self)):
             self._position = position + 1
             yield int(indices[position])
@@ -151,6 +157,7 @@ class ShardedSampler(Sampler[int]):
         """
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        self._take_back()
         if not (self._pending and epoch == self._epoch):
             self._epoch, self._position, self._pending = epoch, 0, True
 
@@ -158,13 +165,15 @@ class ShardedSampler(Sampler[int]):
         """Return where the epoch stands: plain numbers, fit for JSON.
 
         Args:
-            position: how many samples of the epoch were trained on. By default all that were handed out, which is
-                wrong only for a loader that fetches ahead (``DataLoader`` with ``num_workers > 0``).
+            position: how many samples of the epoch were trained on. By default those of the batches that the loop has
+                got: what a ``DataLoader`` has fetched ahead does not count. Where a class of somebody else makes
+                batches of the indices, all that were handed out count.
 
         Raises:
             ValueError: more samples than were handed out.
         """
-        position = self._position if position is None else position
+        self._take_back()
+        position = self._got() if position is None else position
         if not 0 <= position <= self._position:
             raise ValueError(f"position is {position}; {self._position} samples of epoch {self._epoch} were handed out")
         done = position == len(self)
@@ -185,19 +194,35 @@ class ShardedSampler(Sampler[int]):
         self._epoch, self._position, self._pending = epoch, position, True
 
     def _begin(self) -> NDArray[np.int64]:
+        self._take_back()
         if not self._pending:
             self._epoch, self._position = self._epoch + 1, 0
-        self._pending = False
+        self._pending, self._begun, self._dealing = False, self._position, None
         return self.indices(self._epoch)
+
+    def _take_back(self) -> None:
+        """Let an iteration that has only looked come again."""
+        if not self._pending and self._dealing is not None and self._dealing.has_only_looked:
+            self._position, self._pending = self._begun, True
+
+    def _got(self) -> int:
+        """Return how many samples of the epoch the loop has got, as far as that is known."""
+        walk = None if self._pending or self._dealing is None else self._dealing.loaded
+        return self._position if walk is None or walk.has_ended else self._begun + walk.samples
+
+    def __getstate__(self) -> State:
+        return self.__dict__ | {"_dealing": None}
 
     def _walk(self, batch_size: int, drop_last: bool) -> Iterator[torch.Tensor]:
         indices = torch.from_numpy(self._begin())
         start, size = self._position, len(self)
         stop = size - (size - start) % batch_size if drop_last else size
-        for first in range(start, stop, batch_size):
-            last = min(first + batch_size, stop)
-            self._position = last if last < stop else size  # dropped samples count as handed out
-            yield indices[first:last]
+        with Dealing(self) as self._dealing:
+            for first in range(start, stop, batch_size):
+                last = min(first + batch_size, stop)
+                self._position = last if last < stop else size  # dropped samples count as handed out
+                self._dealing.deal(last - first)
+                yield indices[first:last]
 
     def _cut(self) -> Slots:
         if not self._even:

@@ -44,7 +44,8 @@ class SharedBatchSampler(Sampler[list[int]]):
     The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
     among the workers. So every sample is trained on once per epoch, with any shares. All workers get the same number of
     batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there are fewer
-    samples left than workers.
+    samples left than workers. An iteration that is left before a backward pass, as ``next(iter(loader))`` to see a
+    shape, has only looked, where a :class:`paceline.DistributedOptimizer` trains: the same epoch comes again.
 
     With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
     global batches from the next revision on, and the samples that it has not trained on until then come at the end
@@ -129,6 +130,10 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._handed_out = HandedOut(self._length)
         self._is_handed_out = False
         """Whether the last epoch was walked to its end."""
+        self._begun = 0, 0
+        """Batch and index at which the last iteration began."""
+        self._dealing: Dealing | None = None
+        """The last iteration, as far as it is known what the loop has got of it."""
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
@@ -195,16 +200,18 @@ class SharedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
         self._note_prefetch(fetched_ahead())
+        self._take_back()
         if self._is_handed_out and not self._prefetch:
             self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
         self._follow(self._speeds.gather())
         if not self._pending:
             self._next_epoch()
         self._pending = self._is_handed_out = False
+        self._begun = self._row, self._first
         order, sizes = self._order(), deque[int]()
         round, position = self._round(), self._handed_out.position
         self._handed_out.begin(self._prefetch + _REMEMBERED)
-        with Dealing(self) as dealing:
+        with Dealing(self) as self._dealing:
             while self._has_batch():
                 first, length = self._first, self._handed_out.length
                 columns = columns_of(self._shares.samples, length - first)
@@ -216,7 +223,7 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._handed_out.add(GlobalBatch(round, first, length, columns))
                 self._begin_step()
                 is_last = not self._has_batch()  # now, as a state that one worker takes lets samples come again there
-                dealing.deal(stop - start)
+                self._dealing.deal(stop - start)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
                 if len(sizes) > self._prefetch:
                     self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
@@ -247,6 +254,12 @@ class SharedBatchSampler(Sampler[list[int]]):
                 "num_workers=0 they would have come in the same epoch",
                 len(late), self._epoch - 1, self._epoch, self._prefetch,
             )  # fmt: skip
+
+    def _take_back(self) -> None:
+        """Let an iteration that has only looked come again."""
+        if not self._pending and self._dealing is not None and self._dealing.has_only_looked:
+            (self._row, self._first), self._pending = self._begun, True
+            self._handed_out.begin(0)
 
     def _begin_step(self) -> None:
         self._done = None
@@ -303,6 +316,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         """
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        self._take_back()
         if not (self._pending and epoch == self._epoch):
             self._epoch, self._row, self._first, self._pending = epoch, 0, 0, True
             self._handed_out.again = []
@@ -315,11 +329,13 @@ class SharedBatchSampler(Sampler[list[int]]):
         the untrained samples of a worker that has died. Others know of it at the first barrier after the death; so take
         the state after ``store.barrier()`` if workers may die.
         """
+        self._take_back()
         if self._session is None or self._round() >= self._handed_out.last_round:
             self._leave_for_later()
         missing = self._missing(self._first)
-        done = not self._has_batch(len(missing))
-        ahead = 0 if done or self._pending else min(self._prefetch, self._row)
+        is_over = not self._has_batch(len(missing))
+        ahead = self._ahead(is_over)
+        done = is_over and not ahead
         first = self._handed_out.first_of_last(ahead)
         row, first = (0, 0) if done else (self._row - ahead, self._first if first is None else first)
         again = [*self._handed_out.again, *(self._missing(first) if ahead else missing)]
@@ -344,6 +360,20 @@ class SharedBatchSampler(Sampler[list[int]]):
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
             self._shares = Shares(self._shares.global_batch, shares, self._speeds.caps)
+
+    def _ahead(self, is_over: bool) -> int:
+        """Return how many of the batches that were handed out the loop does not have yet.
+
+        Args:
+            is_over: no batch of the epoch is left.
+        """
+        walk = None if self._dealing is None else self._dealing.loaded
+        if self._pending or (walk is None and is_over):
+            return 0
+        return min(self._prefetch, self._row) if walk is None else self._row - self._begun[0] - walk.batches
+
+    def __getstate__(self) -> State:
+        return self.__dict__ | {"_dealing": None}
 
     def _missing(self, stop: int) -> list[int]:
         """Return the positions before an index that workers had that are gone, which no revision has noticed yet."""

@@ -31,6 +31,9 @@ _NOTE = struct.Struct("<qddqq")
 #: show, is followed in six.
 _FIRST_EXCHANGES, _INTERVAL = 5, 2
 
+#: Name of the exchange by messages: an error shows it.
+_GATHER = "speeds, for which all workers begin and end their iterations over SharedBatchSampler together"
+
 #: Steps between two exchanges, at most.
 MOST_STEPS = _INTERVAL
 
@@ -129,7 +132,7 @@ class Speeds:
         """Exchange speeds by a message of every worker; returns as :meth:`end_step` does. Collective."""
         if self._store is None:
             return None
-        said = dict(enumerate(self._session.gather("paceline/speeds", self._note())))
+        said = dict(enumerate(self._session.gather(_GATHER, self._note())))
         notes = {worker: note for worker, note in said.items() if note}
         self._take_done(notes)
         self._take(notes)

@@ -3,7 +3,7 @@
 Nothing here imports torch, so a launcher starts fast and needs little memory.
 """
 
-from paceline.launch.backends import BACKENDS, Backend, Job, backend, check_groups, names
+from paceline.launch.backends import BACKENDS, Backend, Job, backend, check_unread, names
 from paceline.launch.host_list import Host, parse_host_list, parse_hosts, with_default_interface
 from paceline.launch.job_spec import Graces, JobSpec
 from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
@@ -25,7 +25,7 @@ __all__ = [
     "ProcessSpec",
     "WorkerGroup",
     "backend",
-    "check_groups",
+    "check_unread",
     "describe",
     "group_from_table",
     "make_plan",

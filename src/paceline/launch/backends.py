@@ -36,7 +36,8 @@ from __future__ import annotations
 
 import typing
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from paceline import extensions
@@ -85,7 +86,8 @@ class Backend(Protocol[R]):
     """A way to run a job. ``R`` is its form of a job spec.
 
     A class may have an attribute ``reads``: the keys of worker groups that it reads, besides those that all do (count,
-    variables, words, weight, interface). Others are then refused (:func:`check_groups`).
+    variables, words, weight, interface), and ``sync``, if it copies the launcher's directory. Others are then refused
+    (:func:`check_unread`).
     """
 
     @abstractmethod
@@ -132,16 +134,21 @@ def backend(name: str) -> Backend[Any]:
     return cast("Backend[Any]", found())
 
 
-def check_groups(name: str, spec: JobSpec) -> None:
-    """Refuse what a launcher does not read of worker groups, as far as it says what it does.
+def check_unread(name: str, spec: JobSpec) -> None:
+    """Refuse what a launcher does not read of a job, as far as it says what it does.
 
     Args:
         name: the launcher's name.
         spec: the job.
 
     Raises:
-        ValueError: a group has such a key; the message says which launchers read it.
+        ValueError: a group has such a key, or a directory is to be copied; the message says which launchers read it.
     """
+    if spec.sync and not _reads(name, "sync"):
+        raise ValueError(
+            f"launcher {name!r} does not copy a directory: --sync-dst-dir is for launcher ssh, whose hosts -H names; "
+            "elsewhere take one that the hosts share, or that their image has"
+        )
     for group in spec.groups:
         given = {"hosts": group.hosts, "select": group.select, "slots": group.slots, **group.resources}
         for key, value in given.items():
@@ -157,18 +164,9 @@ def _reads(name: str, key: str) -> bool:
 T = TypeVar("T")
 
 
-def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, str]) -> Mapping[str, str]:
-    """Check the options of a backend and return them.
-
-    Args:
-        backend: its name, for messages.
-        known: meaning of each option.
-        given: the user's options.
-    """
-    for name in given:
-        if name not in known:
-            _refuse(backend, name, known, "; ".join(f"{one}: {text}" for one, text in known.items()))
-    return given
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a backend that has none."""
 
 
 def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
@@ -188,7 +186,7 @@ def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
     for name, text in given.items():
         plain = name.replace("_", "-")
         if plain not in types:
-            _refuse(backend, name, types, ", ".join(types))
+            _refuse(backend, name, types)
         values[plain.replace("-", "_")] = _value(plain, types[plain], text)
     return form(**values)
 
@@ -202,10 +200,10 @@ def _value(name: str, kind: Any, text: str) -> Any:
         raise ValueError(f"-o {name}={text} is not a {'whole ' if kind is int else ''}number") from None
 
 
-def _refuse(backend: str, name: str, known: Iterable[str], there: str) -> None:
-    if not there:
+def _refuse(backend: str, name: str, known: Collection[str]) -> None:
+    if not known:
         raise ValueError(f"launcher {backend!r} has no options: leave out -o {name}=...")
     meant = nearest(name, known)
     if meant:
         raise ValueError(f"launcher {backend!r} has no option {name!r}; did you mean {meant!r}?")
-    raise ValueError(f"launcher {backend!r} has no option {name!r}; it has {there}")
+    raise ValueError(f"launcher {backend!r} has no option {name!r}; it has {', '.join(known)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import Job, backend_options
+from paceline.launch.backends import Job, NoOptions, typed_options
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late
@@ -22,9 +22,7 @@ class LocalBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
         """Place everything on this machine."""
-        backend_options("local", {}, spec.options)
-        if spec.sync:
-            raise ValueError("--sync-dst-dir copies to other hosts, and this job has none: name them with -H")
+        typed_options("local", NoOptions, spec.options)
         return make_plan(spec, machine)
 
     def render(self, request: JobPlan) -> str:

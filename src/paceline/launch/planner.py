@@ -62,15 +62,14 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
         raise ValueError(f"{name} is set by the launcher, for each process; it cannot be given")
     places = _workers_alone(spec) if alone else place_workers(spec)
     spec = replace(spec, settings=_settings(spec, [place for _, place in places]))
-    servers = [
-        _role(spec, machine, "server", rank, place)
-        for rank, place in enumerate(place_alone(spec, "server") if alone else place_servers(spec))
-    ]
+    dealt = place_alone(spec, "server") if alone else place_servers(spec)
+    servers = [_role(spec, machine, "server", rank, place) for rank, place in enumerate(dealt)]
     first = Host("scheduler-0") if alone else spec.hosts[0]
     scheduler = [_role(spec, machine, "scheduler", 0, Placement(first, 0, 1))] if servers else []
     nodes = list(dict.fromkeys(place.host.name for _, place in places))
     workers = [_worker(spec, machine, rank, *one, nodes) for rank, one in enumerate(places)]
-    hosts = {one.name: one for one in (*spec.hosts, *(place.host for _, place in places))}
+    placed = [*dealt, *(place for _, place in places)]
+    hosts = {one.name: one for one in (*([first] if alone else spec.hosts), *(place.host for place in placed))}
     used = {process.host for process in (*scheduler, *servers, *workers)}
     return JobPlan(
         (*scheduler, *servers, *workers),

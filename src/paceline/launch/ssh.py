@@ -6,11 +6,11 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import backend_options
+from paceline.launch.backends import typed_options
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
@@ -23,31 +23,37 @@ _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
 #: Longest time without a byte of a copy, in seconds: a busy host may need a while to begin.
 _SILENT_S = 300
 
-OPTIONS = {
-    "ssh": "command that reaches a host, as in: ssh -F FILE -i KEY",
-    "python": "interpreter on the hosts (default: the launcher's if they have it, else python3)",
-}
-
 #: No prompt can be answered, no terminal is needed, and forwarded ports of the user's configuration would collide.
 _SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no")
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """Options of the backend ``ssh``."""
+
+    ssh: str = "ssh"
+    """Command that reaches a host, as in ``ssh -F FILE -i KEY``."""
+    python: str = ""
+    """Interpreter on the hosts; empty: the launcher's if they have it, else ``python3``."""
 
 
 class SshBackend(AgentBackend):
     """Starts an agent per host with the OpenSSH client; the user's configuration counts."""
 
     package = "openssh-client"
+    reads = AgentBackend.reads | {"sync"}
 
     def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
         """Deal the processes to the hosts."""
-        options = backend_options("ssh", OPTIONS, spec.options)
+        options = typed_options("ssh", SshOptions, spec.options)
         plan = make_plan(spec, machine)
-        ssh = command_words("-o ssh", options.get("ssh", "ssh"))
+        ssh = command_words("-o ssh", options.ssh)
         here = dict(machine.environ)
         if spec.sync:
             here["PYTHONPATH"] = _path_of_copy(here.get("PYTHONPATH", ""), machine.directory, plan.directory)
 
         there = replace(machine, environ=here)
-        request = remote_request(plan, there, options.get("python", ""), partial(over_ssh, ssh))
+        request = remote_request(plan, there, options.python, partial(over_ssh, ssh))
         if not spec.sync:
             return request
         inside = os.path.relpath(plan.directory, machine.directory)  # a copy of this directory in itself would grow

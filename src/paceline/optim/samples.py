@@ -101,6 +101,7 @@ class SampleCounter:
         self._newest = 0
         self._batch: dealt.DealtBatch | None = None
         self._warned = False
+        dealt.note_uses()
 
     # ---- calls of the model ----------------------------------------------------------------------------------------
 
@@ -163,6 +164,7 @@ class SampleCounter:
 
     def ended(self) -> None:
         """Note that an outermost backward pass has ended."""
+        dealt.note_use()
         if self._reaching and not self._is_pushed:
             self._note_batch()
             self._reached, self._ended = True, len(self._seen)
@@ -196,6 +198,7 @@ class SampleCounter:
             has_gradients: whether any parameter has a gradient; asked if no backward pass has reached one.
             repeats: whether the gradients are those of the last push; asked likewise.
         """
+        dealt.note_use()
         if self.given is not None:
             count = Count(float(self.given), float(self.given))
         else:

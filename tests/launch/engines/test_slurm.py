@@ -73,8 +73,9 @@ def test_groups_take_the_nodes_of_their_components() -> None:
     ("options", "message"),
     [
         ({"queue": "x"}, "launcher 'slurm' has no option 'queue'"),
-        ({"nodes": "two"}, "-o nodes=two is not a number"),
+        ({"nodes": "two"}, "-o nodes=two is not a whole number"),
         ({"signal": "soon"}, "-o signal=soon"),
+        ({"nodes": "-1"}, "neither is below 0"),
         ({"partition": "a\n#SBATCH --uid=0\nrm x"}, "a request to Slurm has no control characters"),
         ({"output": "a\nrm x"}, "a request to Slurm has no control characters"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
@@ -9,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.remote.shell import ERR, EXIT, LARGEST, LOST, OUT, Broker, main, pack, read_request, unpack
+from paceline.launch.remote.shell import (
+    ERR,
+    EXIT,
+    LARGEST,
+    LOST,
+    OUT,
+    Broker,
+    accept_all,
+    main,
+    pack,
+    read_request,
+    unpack,
+)
 
 
 def sent(data: bytes) -> list[tuple[int, bytes]]:
@@ -81,3 +94,27 @@ def test_socket_can_be_made_however_long_the_path_of_temporary_files_is(
     broker.close()
     assert list(long.iterdir()) == []
     assert not Path(broker.socket).parent.exists()
+
+
+def test_connections_are_taken_again_when_descriptors_are_free_again(tmp_path: Path) -> None:
+    class Listener(socket.socket):
+        refusals = 2
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    taken = threading.Event()
+
+    def take(connection: socket.socket) -> None:
+        with connection:
+            taken.set()
+
+    with Listener(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        accept_all(listener, take)
+        client.connect(str(tmp_path / "socket"))
+        assert taken.wait(30)

@@ -7,9 +7,10 @@ scheduler. That way exit codes, output and ends are the same as on every other l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import backend_options
+from paceline.launch.backends import typed_options
 from paceline.launch.engines.programs import run_program
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
@@ -18,13 +19,19 @@ from paceline.launch.preflight import command_words
 from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
 from paceline.systems import os
 
-OPTIONS = {
-    "mpirun": "the command and options of its own, as in: mpirun.openmpi --mca btl_tcp_if_include eth1",
-    "mpi": "openmpi or mpich (default: what `mpirun --version` says)",
-    "python": "interpreter on the hosts (default: the launcher's if they have it, else python3)",
-}
-
 _SIGNS = {"openmpi": ("Open MPI", "OpenRTE", "PRTE"), "mpich": ("HYDRA", "Intel(R) MPI")}
+
+
+@dataclass(frozen=True)
+class MpiOptions:
+    """Options of the backend ``mpi``."""
+
+    mpirun: str = "mpirun"
+    """The command, and options of its own, as in ``mpirun.openmpi --mca btl_tcp_if_include eth1``."""
+    mpi: str = ""
+    """``openmpi`` or ``mpich``; empty: what ``mpirun --version`` says."""
+    python: str = ""
+    """Interpreter on the hosts; empty: the launcher's if they have it, else ``python3``."""
 
 
 class MpiBackend(AgentBackend):
@@ -34,19 +41,17 @@ class MpiBackend(AgentBackend):
 
     def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
         """Deal the processes to the hosts. Asks mpirun for its version unless the option ``mpi`` is given."""
-        options = backend_options("mpi", OPTIONS, spec.options)
-        if spec.sync:
-            raise ValueError("launcher 'mpi' cannot copy a directory; use --launcher ssh, or a shared directory")
+        options = typed_options("mpi", MpiOptions, spec.options)
         plan = make_plan(spec, machine)
-        mpirun = command_words("-o mpirun", options.get("mpirun", "mpirun"))
-        kind = options.get("mpi") or implementation(mpirun)
+        mpirun = command_words("-o mpirun", options.mpirun)
+        kind = options.mpi or implementation(mpirun)
         if kind not in _SIGNS:
             raise ValueError(f"-o mpi={kind}: it is openmpi or mpich")
 
         def reach(host: Host, script: list[str]) -> list[str]:
             return [*mpirun_command(mpirun, kind, host), *script]
 
-        return remote_request(plan, machine, options.get("python", ""), reach)
+        return remote_request(plan, machine, options.python, reach)
 
 
 def implementation(mpirun: Sequence[str]) -> str:

@@ -19,12 +19,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.launch.backends import Job, backend_options
+from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
@@ -36,15 +36,6 @@ from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.systems import signal
 
-OPTIONS = {
-    "pe": "parallel environment with control_slaves TRUE (default: paceline)",
-    "queue": "queues, separated by commas (default: any)",
-    "resources": "resource request of a slot, as qsub -l has it: h_vmem=4G,gpu=1",
-    "time": "limit of the run time: HH:MM:SS or seconds",
-    "project": "project to charge, as qsub -P has it",
-    "python": "interpreter on the hosts (default: the launcher's)",
-}
-
 _SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")
 _PACKAGE = "gridengine-client, or run this on a submit host of Grid Engine"
@@ -52,6 +43,29 @@ _PACKAGE = "gridengine-client, or run this on a submit host of Grid Engine"
 _SHOW_S, _LOOKS = 0.2, 5
 #: How long a job may take to end after qdel: the queue's ``notify`` is 60 s as installed.
 _DELETE_S = 90.0
+
+
+@dataclass(frozen=True)
+class SgeOptions:
+    """Options of the backend ``sge``."""
+
+    pe: str = "paceline"
+    """Parallel environment with ``control_slaves TRUE``."""
+    queue: str = ""
+    """Queues, separated by commas; empty: any."""
+    resources: str = ""
+    """Resource request of a slot, as ``qsub -l`` has it: ``h_vmem=4G,gpu=1``."""
+    time: str = ""
+    """Limit of the run time: ``HH:MM:SS`` or seconds."""
+    project: str = ""
+    """Project to charge, as ``qsub -P`` has it."""
+    python: str = ""
+    """Interpreter on the hosts; empty: the launcher's."""
+
+    def __post_init__(self) -> None:
+        for name, text in asdict(self).items():
+            if text and not _PLAIN.fullmatch(text):
+                raise ValueError(f"option {name}={text!r}: no blanks or quotes are possible there")
 
 
 @dataclass(frozen=True)
@@ -75,20 +89,18 @@ class SgeBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> SgeRequest:
         """Write the script."""
-        if spec.sync:
-            raise ValueError("launcher 'sge' does not copy a directory: use one that the hosts share")
         options = options_of(spec)
         directory = spec.directory or machine.directory
         folder = os.path.join(directory, f".paceline-{spec.job_id}")
         if any(one.isspace() for one in folder):
             raise ValueError(f"Grid Engine cannot run in a directory with blanks in its name: {directory!r}")
-        python = options.get("python", machine.python)
+        python = options.python or machine.python
         there = replace(machine, python=python, cores={}, directory=directory)
         environ = forwarded(machine.environ)
         script = job_script(spec, options, python, folder, directory, environ.get("PYTHONPATH", ""))
         inside = "PE_HOSTFILE" in machine.environ
         placed = replace(spec, directory=directory, options={})
-        return SgeRequest(placed, there, script, folder, options.get("pe", "paceline"), environ, inside)
+        return SgeRequest(placed, there, script, folder, options.pe, environ, inside)
 
     def render(self, request: SgeRequest) -> str:
         """Return the script and the processes; Grid Engine chooses their hosts."""
@@ -214,28 +226,22 @@ class SgeJob(Job):
             return 1
 
 
-def options_of(spec: JobSpec) -> Mapping[str, str]:
+def options_of(spec: JobSpec) -> SgeOptions:
     """Return the options, checked.
 
     Raises:
         ValueError: one is unknown, or cannot be a word of a ``#$`` line; a group chooses its hosts.
     """
-    options = backend_options("sge", OPTIONS, spec.options)
-    for name, text in options.items():
-        if not _PLAIN.fullmatch(text):
-            raise ValueError(f"option {name}={text!r}: no blanks or quotes are possible there")
     for group in spec.groups:
         if group.select or group.hosts:
             raise ValueError(
                 f"group {group.name}: Grid Engine gives a job slots wherever it finds them, so a group cannot choose "
                 "its hosts; choose queues for the whole job with -o queue=NAME, or use launcher ssh on hosts you have"
             )
-    return options
+    return typed_options("sge", SgeOptions, spec.options)
 
 
-def job_script(
-    spec: JobSpec, options: Mapping[str, str], python: str, folder: str, directory: str, pythonpath: str
-) -> str:
+def job_script(spec: JobSpec, options: SgeOptions, python: str, folder: str, directory: str, pythonpath: str) -> str:
     """Return the script. It asks for a slot per worker and server; the scheduler needs next to nothing.
 
     Args:
@@ -246,11 +252,11 @@ def job_script(
         directory: processes' working directory.
         pythonpath: the launcher's ``PYTHONPATH``.
     """
-    lines = [f"-N pl-{spec.job_id}", f"-pe {options.get('pe', 'paceline')} {spec.num_workers + spec.servers}"]
-    lines += [f"-q {options['queue']}"] if "queue" in options else []
-    lines += [f"-l {options['resources']}"] if "resources" in options else []
-    lines += [f"-l h_rt={options['time']}"] if "time" in options else []
-    lines += [f"-P {options['project']}"] if "project" in options else []
+    lines = [f"-N pl-{spec.job_id}", f"-pe {options.pe} {spec.num_workers + spec.servers}"]
+    lines += [f"-q {options.queue}"] if options.queue else []
+    lines += [f"-l {options.resources}"] if options.resources else []
+    lines += [f"-l h_rt={options.time}"] if options.time else []
+    lines += [f"-P {options.project}"] if options.project else []
     lines += [f"-wd {directory}", f"-o {folder}/out", f"-e {folder}/err", "-S /bin/sh", "-notify", "-r no", "-R yes"]
     command = shlex.join([python, "-P", "-m", "paceline.launch.engines.sge", folder])
     path = [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
@@ -301,7 +307,7 @@ def _run(spec: JobSpec, machine: Machine, folder: Path) -> int:
         return ["qrsh", "-inherit", host.name, "/bin/sh", str(file)]
 
     plan = make_plan(on_allocation(spec, slots), machine)
-    request = remote_request(plan, machine, spec.options.get("python", ""), reach)
+    request = remote_request(plan, machine, "", reach)
     return RemoteJob(replace(request, explain=_explain)).wait()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import Job, backend_options
+from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, to_json
@@ -27,20 +27,6 @@ from paceline.launch.preflight import check_program
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.worker_groups import WorkerGroup, amount, whole
-
-OPTIONS = {
-    "partition": "of all groups that select none",
-    "account": "to charge",
-    "qos": "quality of service",
-    "time": "limit, as in 1:30:00",
-    "reservation": "to use",
-    "constraint": "features of the nodes",
-    "nodes": "how many nodes (default: one per worker; slots= of a group says otherwise)",
-    "signal": "seconds before the time limit at which the workers get SIGTERM (default: 60)",
-    "output": "file for the job's output (default: paceline-JOB.out; %j is the id of Slurm's job)",
-    "detach": "1: do not wait for the job",
-    "python": "interpreter on the nodes (default: the launcher's)",
-}
 
 #: Variable that brings the job spec into the allocation. It is no word of a command line.
 SPEC_VARIABLE = "PACELINE_SPEC"
@@ -54,6 +40,43 @@ _POLL_S = 0.5
 _CANCEL_S = 90.0
 _RUNS = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING"})
 _CODES = {"TIMEOUT": 124, "CANCELLED": 130, "OUT_OF_MEMORY": 137, "NODE_FAIL": 1, "PREEMPTED": 143}
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """Options of the backend ``slurm``. The first ones are directives of the same name."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time: str = ""
+    """Limit, as in ``1:30:00``."""
+    reservation: str = ""
+    constraint: str = ""
+    """Features of the nodes."""
+    nodes: int = 0
+    """How many nodes; 0: one per worker. ``slots=`` of a group says otherwise."""
+    signal: int = 60
+    """Seconds before the time limit at which the workers get SIGTERM."""
+    output: str = ""
+    """File for the job's output, where ``%j`` is the id of Slurm's job; empty: ``paceline-JOB.out``."""
+    detach: str = "0"
+    """1: do not wait for the job."""
+    python: str = ""
+    """Interpreter on the nodes; empty: the launcher's."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 0 or self.signal < 0:
+            raise ValueError(f"nodes={self.nodes}, signal={self.signal}: neither is below 0")
+
+
+def options_of(spec: JobSpec) -> SlurmOptions:
+    """Return the options of a job.
+
+    Raises:
+        ValueError: one is unknown, or no number where one is needed.
+    """
+    return typed_options("slurm", SlurmOptions, spec.options)
 
 
 @dataclass(frozen=True)
@@ -73,23 +96,21 @@ class SlurmBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> SlurmBatch | RemoteRequest:
         """Make a batch script; inside an allocation deal the processes to its nodes."""
-        options = backend_options("slurm", OPTIONS, spec.options)
-        if spec.sync:
-            raise ValueError("launcher 'slurm' does not copy a directory: use one that the nodes share")
+        options = options_of(spec)
         if "SLURM_JOB_ID" in machine.environ:
             return self._inside(spec, machine, options)
-        python, path = options.get("python", machine.python), machine.environ.get("PYTHONPATH", "")
-        script = batch_script(spec, python, machine.directory, path)
+        path = machine.environ.get("PYTHONPATH", "")
+        script = batch_script(spec, options, options.python or machine.python, machine.directory, path)
         make_plan(spec, machine, alone=True)  # finds what cannot be, wherever processes go
-        return SlurmBatch(script, spec, machine.directory, options.get("detach", "0") not in ("0", ""))
+        return SlurmBatch(script, spec, machine.directory, options.detach not in ("0", ""))
 
-    def _inside(self, spec: JobSpec, machine: Machine, options: Mapping[str, str]) -> RemoteRequest:
+    def _inside(self, spec: JobSpec, machine: Machine, options: SlurmOptions) -> RemoteRequest:
         spec, components = place_on_nodes(spec, machine.environ)
         plan = make_plan(spec, machine)
         return remote_request(
             plan,
             machine,
-            options.get("python", ""),
+            options.python,
             lambda host, script: [*srun_command(host, components[host.name]), *script],
             SPEC_VARIABLE,
         )
@@ -109,7 +130,7 @@ class SlurmBackend:
             return RemoteJob(request)
         text = run_program(["sbatch", "--parsable"], _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)})
         job_id = text.strip().partition(";")[0]
-        path = Path(request.directory, output(request.spec).replace("%j", job_id))
+        path = Path(request.directory, output(request.spec, options_of(request.spec)).replace("%j", job_id))
         return SlurmJob(job_id, path, request.detach)
 
 
@@ -225,7 +246,7 @@ def _known(hosts: tuple[Host, ...], nodes: list[str]) -> tuple[Host, ...]:
     return hosts
 
 
-def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) -> str:
+def batch_script(spec: JobSpec, options: SlurmOptions, python: str, directory: str, pythonpath: str) -> str:
     """Return a script for sbatch: one component of a heterogeneous job per worker group, then our launcher.
 
     Slurm sends SIGTERM to the launcher ``signal`` seconds before the time limit; the launcher passes it on.
@@ -233,10 +254,13 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
     Raises:
         ValueError: a request has a line feed, after which it would be a command of the script.
     """
-    options = spec.options
-    lines = ["#!/bin/sh", f"#SBATCH --job-name=paceline-{spec.job_id}", f"#SBATCH --output={_word(output(spec))}"]
+    lines = [
+        "#!/bin/sh",
+        f"#SBATCH --job-name=paceline-{spec.job_id}",
+        f"#SBATCH --output={_word(output(spec, options))}",
+    ]
     lines += [f"#SBATCH --chdir={_word(directory)}", "#SBATCH --export=ALL"]
-    lines += [f"#SBATCH --signal=B:TERM@{lead_s(options)}"]
+    lines += [f"#SBATCH --signal=B:TERM@{options.signal}"]
     for index, group in enumerate(spec.worker_groups):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {directive}" for directive in directives(group, options)]
@@ -255,30 +279,22 @@ def _word(text: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def output(spec: JobSpec) -> str:
+def output(spec: JobSpec, options: SlurmOptions) -> str:
     """Return the file that takes the job's output, in Slurm's pattern."""
-    return spec.options.get("output", f"paceline-{spec.job_id}.out")
+    return options.output or f"paceline-{spec.job_id}.out"
 
 
-def lead_s(options: Mapping[str, str]) -> int:
-    """Return how many seconds before its end a job gets SIGTERM."""
-    try:
-        return int(options.get("signal", "60"))
-    except ValueError:
-        raise ValueError(f"-o signal={options['signal']}: it is a number of seconds") from None
-
-
-def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
+def directives(group: WorkerGroup, options: SlurmOptions) -> Iterator[str]:
     """Yield a group's requests.
 
     Raises:
-        ValueError: ``nodes`` is no number, a label means nothing to Slurm, or an amount is none.
+        ValueError: a label means nothing to Slurm, or an amount is none.
     """
     nodes, tasks = _shape(group, options)
     yield f"--nodes={nodes}"
     yield f"--ntasks-per-node={tasks}"
     for name in _DIRECTIVES:
-        value = group.select.get(name, options.get(name, ""))
+        value = group.select.get(name, getattr(options, name))
         if value:
             yield f"--{name}={_word(value)}"
     for name in group.select:
@@ -295,16 +311,10 @@ def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
         yield f"--mem={math.ceil(amount('memory', group.resources['memory'], 2**20) * tasks / 2**20)}"
 
 
-def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
+def _shape(group: WorkerGroup, options: SlurmOptions) -> tuple[int, int]:
     """Return the number of nodes of a group and of its workers on each."""
     if group.slots is not None:
         tasks = min(group.slots, group.count)
         return math.ceil(group.count / tasks), tasks
-    nodes = len(group.hosts)
-    if not nodes:
-        try:
-            nodes = int(options.get("nodes", group.count))
-        except ValueError:
-            raise ValueError(f"-o nodes={options['nodes']} is not a number") from None
-    nodes = min(nodes, group.count)
+    nodes = min(len(group.hosts) or options.nodes or group.count, group.count)
     return nodes, math.ceil(group.count / nodes)

@@ -41,6 +41,9 @@ _LONGEST_PATH = 107
 #: In the text of a plan, for the socket of the broker, which is made when the job starts.
 SOCKET = "<socket of the job>"
 
+#: Time between two tries to accept a connection.
+_AGAIN_S = 0.05
+
 #: How long a process may take to end all that it holds, after its stdin was closed.
 LEAVE_S = 10.0
 
@@ -130,8 +133,12 @@ def accept_all(
     """
 
     def accept() -> None:
-        while True:
-            connection, _ = listener.accept()
+        while listener.fileno() >= 0:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # no descriptor is free while others end; or this connection has ended already
+                time.sleep(_AGAIN_S)
+                continue
             note(connection)
             threading.Thread(target=take, args=[connection], daemon=True).start()
 

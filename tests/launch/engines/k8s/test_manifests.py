@@ -164,11 +164,6 @@ def test_what_kubeflow_cannot_do_is_said(changes: dict[str, Any], text: str) -> 
         manifests("trainer", **changes)
 
 
-def test_a_directory_is_not_copied() -> None:
-    with pytest.raises(ValueError, match="launcher 'k8s' does not copy a directory"):
-        manifests("jobs", directory="/code", sync=True)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_variable_looks_like_a_setting_that_does_not_exist(layout: str) -> None:
     made = manifests(layout)

@@ -82,8 +82,6 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     Raises:
         ValueError: an option is impossible, or the layout cannot satisfy the spec.
     """
-    if spec.sync:
-        raise ValueError("launcher 'k8s' does not copy a directory: use the image, or a volume and -o directory=/path")
     options = typed_options("k8s", KubernetesOptions, spec.options)
     elsewhere = replace(machine, python=options.python, cores={}, directory="")
     plan = make_plan(spec, elsewhere, alone=True)

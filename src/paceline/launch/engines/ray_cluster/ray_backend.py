@@ -41,11 +41,8 @@ class RayBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> RayRequest:
         """Make a bundle per process."""
-        if spec.sync:
-            raise ValueError("launcher 'ray' does not copy a directory: use one that the nodes share")
         options = typed_options("ray", RayOptions, spec.options)
-        plan = make_plan(spec, replace(machine, cores={}), alone=True)
-        plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
+        plan = make_plan(spec, machine, alone=True)
         indices = {host.name: str(index) for index, host in enumerate(plan.hosts)}
 
         def reach(host: Host, script: list[str]) -> list[str]:

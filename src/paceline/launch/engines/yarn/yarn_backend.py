@@ -66,8 +66,6 @@ class YarnBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> YarnRequest:
         """Make the service. Reads ``yarn-site.xml`` if the option ``rm`` is not given."""
-        if spec.sync:
-            raise ValueError("launcher 'yarn' does not copy a directory: use one that the nodes share")
         options = typed_options("yarn", YarnOptions, spec.options)
         options = replace(
             options,
@@ -75,8 +73,7 @@ class YarnBackend:
             user=options.user or machine.environ.get("HADOOP_USER_NAME", ""),
             python=options.python or machine.python,
         )
-        plan = make_plan(spec, replace(machine, cores={}), alone=True)
-        plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
+        plan = make_plan(spec, machine, alone=True)
         parts = job_parts(spec, plan)
         containers = names(parts)
 

@@ -1,0 +1,10 @@
+"""No optimizer of another test says when batches are used."""
+
+import pytest
+
+from paceline import dealt
+
+
+@pytest.fixture(autouse=True)
+def _no_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealt, "_uses", dealt._Uses())
