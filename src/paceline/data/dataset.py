@@ -87,7 +87,7 @@ class Batches:
         with Dealing(self.sampler) as dealing:
             for indices in torch.utils.data.BatchSampler(self.sampler, self._batch_size, self._drop_last):
                 dealing.deal(len(indices))
-                yield torch.as_tensor(indices)
+                yield torch.as_tensor(indices, device="cpu")
 
 
 def batches(

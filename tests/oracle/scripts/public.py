@@ -21,6 +21,13 @@ def momentum(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
+def same_for_all(run: Run, count: int) -> Tensors:
+    """Return samples that every worker has."""
+    with torch.device("cpu"):
+        inputs, targets = labelled(count, torch.Generator().manual_seed(1))
+    return inputs.to(run.device), targets.to(run.device)
+
+
 def train(run: Run, net: nn.Module, optimizer: Any, steps: int = 50) -> nn.Module:
     for inputs, targets in run.batches(labelled, steps):
         optimizer.zero_grad()
@@ -228,7 +235,7 @@ def meta_learning(run: Run) -> Result:
     """As MAML: the loss is that of weights after an inner step, on a set that all have."""
     net = mlp()
     optimizer = run.distribute(torch.optim.Adam(net.parameters(), lr=1e-2), net)
-    support = labelled(8, torch.Generator().manual_seed(1))
+    support = same_for_all(run, 8)
     for inputs, targets in run.batches(labelled):
         if not run.joined:
             optimizer.samples = len(inputs)
@@ -402,7 +409,7 @@ def validated_with_gradients_switched_on(run: Run) -> Result:
     """Losses of another set are computed, and no backward follows."""
     net = mlp()
     optimizer = run.distribute(momentum(net.parameters()), net)
-    other = labelled(9, torch.Generator().manual_seed(1))
+    other = same_for_all(run, 9)
     for inputs, targets in run.batches(labelled):
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()
@@ -415,7 +422,7 @@ def validated_with_gradients_switched_on(run: Run) -> Result:
 def validated_between_backward_and_step(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net.parameters()), net)
-    other = labelled(9, torch.Generator().manual_seed(1))
+    other = same_for_all(run, 9)
     for inputs, targets in run.batches(labelled):
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()
@@ -477,7 +484,7 @@ def pickled_optimizer_goes_on_elsewhere(run: Run) -> Result:
     optimizer = run.distribute(momentum(net.parameters()), net)
     train(run, net, optimizer, 20)
     other, stepper = pickle.loads(pickle.dumps((net, optimizer)))
-    inputs, targets = labelled(8, torch.Generator().manual_seed(1))
+    inputs, targets = same_for_all(run, 8)
     for _ in range(5):
         stepper.zero_grad()
         loss_of(other, inputs, targets).backward()
@@ -491,7 +498,7 @@ def state_of_a_training_before_loaded_first(run: Run) -> Result:
     torch.manual_seed(5)
     earlier = mlp()
     stepper = torch.optim.Adam(earlier.parameters(), lr=1e-2)
-    inputs, targets = labelled(8, torch.Generator().manual_seed(1))
+    inputs, targets = same_for_all(run, 8)
     for _ in range(5):
         stepper.zero_grad()
         loss_of(earlier, inputs, targets).backward()
@@ -611,6 +618,8 @@ for kind, (made, options) in {
 
     def trained(run: Run, made: Any = made, options: Any = options) -> Result:
         net = mlp()
+        if run.device != "cpu" and made is torch.optim.Adagrad:
+            options = options | {"fused": False}  # there is none for CUDA
         return train(run, net, run.distribute(made(net.parameters(), **options), net))
 
     script("equal", name=f"optimizer_{kind}")(trained)
