@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.naming import suggestion
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: Group of the entry points of each kind.
 GROUPS = {
@@ -89,7 +91,7 @@ def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> 
     if name in _registered[kind]:
         return _registered[kind][name]
     for point in [one for one in _points(kind) if one.name == name]:
-        return register(kind, name)(_load(point, f"{kind} {name!r} of the package {_package(point)}"))
+        return register(kind, name)(_load(point.value, f"{kind} {name!r} of the package {_package(point)}"))
     known = suggestion(name.lower(), {*names(kind), *others})
     end = "" if known.endswith("?") else "."
     raise ValueError(
@@ -106,7 +108,7 @@ def load(path: str) -> Any:
     """
     if not all(path.partition(":")):
         raise ValueError(f"{path!r} is no import path; write package.module:Name")
-    return _load(EntryPoint(path, path, ""), repr(path))
+    return _load(path, repr(path))
 
 
 def load_all(paths: str) -> None:
@@ -125,11 +127,13 @@ def split(paths: str) -> list[str]:
 
 
 def _points(kind: str) -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # a tenth of the start of the command line, which rarely asks
+
     return list(entry_points(group=GROUPS[kind]))
 
 
-def _load(point: EntryPoint, what: str) -> Any:
-    module, _, attribute = point.value.partition(":")
+def _load(path: str, what: str) -> Any:
+    module, _, attribute = path.partition(":")
     try:
         found = importlib.import_module(module)
         for part in attribute.split("."):

@@ -405,7 +405,8 @@ print("key shown" if any(key in line for line in lines) else "key hidden")
 def test_job_with_real_roles_trains_and_ends_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER)
     done = paceline("launch", "-n", "2", "-s", "1", "--quiet", "--", sys.executable, str(tmp_path / "train.py"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" or "not heard" in done.stderr  # the scheduler tells of a process that got no processor
     assert sorted(done.stdout.splitlines()) == [
         "[worker 0] 0 2 [3.0, 3.0]",
         "[worker 0] key hidden",

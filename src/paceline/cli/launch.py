@@ -221,8 +221,7 @@ def _check_words(options: argparse.Namespace) -> None:
         raise UsageError(f"launcher {options.launcher!r} gets its hosts from its engine, so -H changes nothing")
     if options.launcher == "local":
         _check_of_this_machine(options)
-    known = weighting_names()
-    if options.weighting not in (None, *known) and not options.allow:
+    if options.weighting and not options.allow and options.weighting not in (known := weighting_names()):
         raise UsageError(f"--weighting {options.weighting!r} is unknown{suggestion(options.weighting, known)}")
 
 

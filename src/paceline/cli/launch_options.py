@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from paceline.cli.options import Option
 from paceline.consistency import weighting_names
-from paceline.launch import names
+from paceline.launch import BACKENDS
 
 #: By heading of the help.
 _SECTIONS: Mapping[str, tuple[Option, ...]] = {
@@ -22,8 +22,8 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
                'weight=2"; repeated', "GROUP", repeat=True),
     ),
     "hosts": (
-        Option(("--launcher",), f"where processes run: {', '.join(names())} (default: ssh where hosts are named, "
-               "else local)", "NAME"),
+        Option(("--launcher",), f"where processes run: {', '.join(sorted(BACKENDS))}, or a package's (default: ssh "
+               "where hosts are named, else local)", "NAME"),
         Option(("-H", "--hostfile", "--host-file", "--hosts"), "file with a host per line, host[:port] [slots=4] "
                "[weight=3] [group=a] [iface=eth1]; or a list h1,h2", "HOSTS",
                elsewhere=("--host", "--machinefile", "-machinefile")),
@@ -50,7 +50,8 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
         Option(("--groups",), "groups file of dist_gsync; auto: a short job measures the workers first, also for "
                "dist_auto (default: the worker groups, else the file groups of this directory if the command has the "
                "word dist_gsync)", "FILE|auto"),
-        Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME"),
+        Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names(packages=False))}, or your own",
+               "NAME"),
         Option(("--allow",), "an optimizer, codec, weighting or command of yours that servers import; repeated",
                "pkg.mod:Name", repeat=True),
     ),

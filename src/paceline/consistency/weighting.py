@@ -31,9 +31,9 @@ def _normalised(staleness: int, history: tuple[int, float]) -> float:
     return updates / (staleness * inverse_sum)
 
 
-def weighting_names() -> list[str]:
-    """Return all known names."""
-    return extensions.names("weighting")
+def weighting_names(packages: bool = True) -> list[str]:
+    """Return all known names, with those of installed ``packages``, sorted."""
+    return extensions.names("weighting") if packages else sorted(extensions.registered("weighting"))
 
 
 def find_weighting(name: str) -> Weighting:

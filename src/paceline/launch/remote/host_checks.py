@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import secrets
 import selectors
@@ -189,11 +188,13 @@ def facts(interface: str, witness: str) -> dict[str, Any]:
         interface: name, address or CIDR; empty: none is wanted.
         witness: name of the file.
     """
+    from importlib import metadata  # a tenth of the start of an agent, most of which check nothing
+
     versions = {}
     for name in _PACKAGES:
         try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             versions[name] = ""
     try:
         here = [one.address for one in interfaces() if not ip_address(one.address).is_loopback]
