@@ -166,7 +166,7 @@ class ShardedSampler(Sampler[int]):
 
         Args:
             position: how many samples of the epoch were trained on. By default those of the batches that the loop has
-                got: what a ``DataLoader`` has fetched ahead does not count. Where a class of somebody else makes
+                got, without those that a ``DataLoader`` has fetched ahead. Where a class of somebody else makes
                 batches of the indices, all that were handed out count.
 
         Raises:

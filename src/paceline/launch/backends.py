@@ -135,7 +135,7 @@ def backend(name: str) -> Backend[Any]:
 
 
 def check_unread(name: str, spec: JobSpec) -> None:
-    """Refuse what a launcher does not read of a job, as far as it says what it does.
+    """Refuse parts of a job that a launcher does not read, as far as it names the parts that it reads.
 
     Args:
         name: the launcher's name.

@@ -127,9 +127,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def unlike(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
     """Return whether two tensors differ in shape, dtype or bits.
 
-    An accelerator compares what it holds, and a CUDA device what host memory has beside it, without waiting: that is
-    read by :func:`known`. The host memory must not change before it is read, or before the next mark of the side
-    stream.
+    An accelerator compares its own tensors, and a CUDA device also tensors of host memory with its own, without
+    waiting: :func:`known` reads the result. The host memory must not change before that, or before the next mark of
+    the side stream.
     """
     if one.dtype != other.dtype or one.shape != other.shape:
         return True

@@ -276,7 +276,7 @@ class ExchangingStrategy(Strategy):
         return False
 
     def _push(self) -> None:
-        """Push what is complete while backward runs, once the samples of the round are counted."""
+        """Push complete gradients while backward runs, once the samples of the round are counted."""
         if self._open is not None or not self._samples.may_rise:
             self._exchange.push(self._carried())
 

@@ -49,7 +49,7 @@ class Carried:
             residuals are read or sent. Merged gradients become NaN for all workers.
         round: number of the front door's round, for errors; 0: it counts none.
         nan: what an exchange does with a gradient that is not finite: push it, skip the round, or raise an error.
-        after: what the servers have before the last push of the round is sent.
+        after: requests that the servers have got before the last push of the round is sent.
     """
 
     samples: float = 1.0

@@ -72,7 +72,7 @@ class Patience:
         self._silent_since: float | None = None
 
     def ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """Return an answer; where there is none, what is taken for it.
+        """Return an answer, or another value where there is none.
 
         Raises:
             LaunchError: there has been none for too long.

@@ -254,7 +254,7 @@ class Parameter:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a trainer has it, which sees what is set."""
+        """Whether a trainer has it, which sees new values."""
         return bool(self._on_set)
 
     def zero_grad(self) -> None:
