@@ -21,7 +21,7 @@ from paceline.net.memory import MappedArena
 from paceline.observe import meter
 from paceline.server.bucket import Slot
 from paceline.server.members import STRANGER, Asker
-from paceline.server.merge import Accumulator, Scratch
+from paceline.server.merge import Accumulator, Contribution, Scratch
 from paceline.server.push import SumPush
 from paceline.server.requests import RequestHandler
 from paceline.tensors import to_frame
@@ -589,3 +589,25 @@ def test_parts_that_were_read_stay_so_when_slots_are_cut_and_joined() -> None:
     assert both.rule.read[1] == 1
     server.bucket.cut(m.Span(0, 0, 0, 4))
     assert [slot.rule.read[1] for slot in server.bucket.slots] == [1, 1]
+
+
+@pytest.mark.parametrize("cuts", [[(0, NUMEL, 1)], [(0, 5, 1), (5, 7, 1)]], ids=["one entry", "two entries"])
+def test_a_sum_that_cannot_be_made_is_told_to_all_workers_at_once(
+    cuts: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a codec that fails, or for lack of memory. Else the others would wait, and then miss a part in silence."""
+    server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
+    add, before = Accumulator.add, server.values
+
+    def fail(self: Accumulator, worker: int, one: Contribution) -> None:
+        if worker == 1:
+            raise MemoryError("no room for a sum")
+        add(self, worker, one)
+
+    monkeypatch.setattr(Accumulator, "add", fail)
+    first, second = (server.push(rank, cuts, torch.ones(NUMEL)) for rank in (0, 1))
+    for text in (server.refusal(0, first), server.refusal(1, second)):
+        assert "the update of 'a'" in text
+        assert "MemoryError: no room for a sum" in text
+    assert "no room for a sum" in server.refusal(2, server.push(2, cuts, torch.ones(NUMEL)))
+    assert server.values == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -24,6 +25,8 @@ from paceline.server.rows import RowAnswers
 from paceline.tensors import to_frame
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
 
 Known: TypeAlias = tuple[m.KnownRange, Any]
 """A range as its worker knows it after the answer, and its frame; None: the values are in the worker's memory."""
@@ -140,6 +143,15 @@ class Slot:
             raise ProtocolError(f"{objection}\n{self.story()}")
         if self.broken is not None:
             raise RemoteError(str(self.broken))
+
+    def break_for(self, error: Exception) -> None:
+        """Give the workers that wait an error, and take no push any more: a round would go on without a part of it."""
+        logger.error("the update of %s failed", self.name, exc_info=error)
+        why = f"the update of {self.name} failed: {type(error).__name__}: {error}\n{self.story()}"
+        self.broken = RemoteError(why)
+        for request in self.pending.values():
+            request.asker.fail(self.broken)
+        self.pending.clear()
 
     # ---- cutting and joining ---------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ What else happens to it:
 | it comes again, unanswered | it is not merged; the later request is answered instead of the first |
 | it comes again, answered | it is not merged, but answered again |
 | its worker leaves | its request is dropped; its earlier pushes still count, and no worker waits for more |
-| its update raises | the slot is broken: waiting workers get the error, later pushes of it are refused |
+| its sum or its update raises | the slot is broken: waiting workers get the error, later pushes of it are refused |
 | options differ in its cohort | its workers get an error; the round counts, without an update |
 
 What breaks the guarantees: a push that was not checked; a check after the first `take` (it would count in part); an
@@ -191,22 +191,25 @@ class BucketStore:
                 return
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
-        for action in actions:
-            if isinstance(action, Merge):
-                assert one is not None
-                before = meter.active.enter(MERGE)
-                accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
-                accumulator.add(action.worker, _copied(one) if one.borrowed and self._copies_borrowed else one)
-                meter.active.leave(before)
-            elif isinstance(action, Apply):
-                before = meter.active.enter(APPLY)
-                self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
-                meter.active.leave(before)
-                meter.active.note_update()
-            elif isinstance(action, Release):
-                self.sink.release(bucket, slot, action)
-            elif isinstance(action, Refuse):
-                raise ProtocolError(action.reason)
+        if actions and isinstance(actions[0], Refuse):
+            raise ProtocolError(actions[0].reason)
+        try:
+            for action in actions:
+                if isinstance(action, Merge):
+                    assert one is not None
+                    before = meter.active.enter(MERGE)
+                    accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
+                    accumulator.add(action.worker, _copied(one) if one.borrowed and self._copies_borrowed else one)
+                    meter.active.leave(before)
+                elif isinstance(action, Apply):
+                    before = meter.active.enter(APPLY)
+                    self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
+                    meter.active.leave(before)
+                    meter.active.note_update()
+                elif isinstance(action, Release):
+                    self.sink.release(bucket, slot, action)
+        except Exception as error:  # noqa: BLE001 - process border: all workers of the round get it, not only the last
+            slot.break_for(error)
 
     def _accumulator(self, slot: Slot, action: Merge) -> Accumulator:
         unit = slot.rule.unit[action.worker]

@@ -114,9 +114,12 @@ class ClipSink(Sink):
         """Apply the cohort that is held for a unit, and answer its workers."""
         held = slot.clipping.held.pop(unit)
         held.accumulator.skip = held.accumulator.skip or skip
-        self._sink.complete(bucket, slot, held.accumulator, held.action, factor)
-        for one in held.releases:
-            self._sink.release(bucket, slot, one)
+        try:
+            self._sink.complete(bucket, slot, held.accumulator, held.action, factor)
+            for one in held.releases:
+                self._sink.release(bucket, slot, one)
+        except Exception as error:  # noqa: BLE001 - process border: as for an update that is made without being held
+            slot.break_for(error)
 
     def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:
         """Note that a worker leaves: wait for no commit that cannot come any more."""

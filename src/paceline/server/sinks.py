@@ -26,7 +26,7 @@ from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
 from paceline.consistency.stats import bin_of
 from paceline.counting import ALIKE, difference_of, mixture_of
-from paceline.errors import ConfigError, RemoteError
+from paceline.errors import ConfigError
 from paceline.observe import meter
 from paceline.ranges import is_all
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
@@ -123,7 +123,7 @@ class ApplySink(Sink):
                 else:
                     slot.updater.update(*result, accumulator.options, absent)
             except Exception as error:  # noqa: BLE001 - process border: waiting workers get their optimizer's error
-                self._break(slot, error)
+                slot.break_for(error)
             else:
                 self._count_step(slot, accumulator, action.weight)
 
@@ -158,13 +158,6 @@ class ApplySink(Sink):
             if request is not None:
                 request.asker.fail(error)
         return error
-
-    def _break(self, slot: Slot, error: Exception) -> None:
-        logger.exception("the update of %s failed", slot.name)
-        slot.broken = RemoteError(f"the update of {slot.name} failed: {type(error).__name__}: {error}\n{slot.story()}")
-        for request in slot.pending.values():
-            request.asker.fail(slot.broken)
-        slot.pending.clear()
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
