@@ -24,6 +24,10 @@ from paceline.testing.channel import readable
 from paceline.testing.faults import VARIABLE, Faults
 from paceline.testing.process import Process, Start, Worker, WorkerFailedError, start_program
 
+#: Seconds for the start of a process. A launcher counts the CPU time that processes get; here time goes on while a busy
+#: machine lets them wait.
+_START_TIMEOUT_S = 300.0
+
 _SOURCES = str(Path(paceline.__file__).parent.parent)
 
 
@@ -41,7 +45,8 @@ class LocalJob:
         num_servers: number of servers.
         environment: further variables for all processes.
         faults: faults of the network and the processes; see :class:`paceline.testing.Faults`.
-        **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
+        **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by
+            default, and ``start_timeout_s`` is 300, as tests may run on a busy machine.
 
     Attributes:
         scheduler: the scheduler's process.
@@ -70,7 +75,7 @@ class LocalJob:
         self.workers: list[Worker] = []
         self.servers: list[Process] = []
         self._extra = dict(environment or {}) | ({VARIABLE: faults.to_json()} if faults is not None else {})
-        settings = {"check_rules": True} | settings
+        settings = {"check_rules": True, "start_timeout_s": _START_TIMEOUT_S} | settings
         self._settings = {config.variable(name): _text(value) for name, value in settings.items()}
 
     # ---- a job's life ----------------------------------------------------------------------------------------------
@@ -103,8 +108,8 @@ class LocalJob:
         finally:
             ready.close()
 
-    def _scheduler_address(self, ready: ReadyPipe, timeout_s: float = 60.0) -> str:
-        deadline = time.monotonic() + timeout_s
+    def _scheduler_address(self, ready: ReadyPipe) -> str:
+        deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             readable([ready.fd], deadline - time.monotonic())
             for event in ready.news():
@@ -112,7 +117,7 @@ class LocalJob:
                     return event.address
             if ready.ended:
                 raise RuntimeError(f"the scheduler ended at once:\n{self.scheduler.output}")
-        raise TimeoutError(f"the scheduler did not say where it listens within {timeout_s:g} s")
+        raise TimeoutError(f"the scheduler did not say where it listens within {_START_TIMEOUT_S:g} s")
 
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
         program = "paceline.testing.faulty" if self._faults is not None and role == "server" else "paceline"
