@@ -143,8 +143,8 @@ class DistStore(KVStore):
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
     ) -> list[WorkerBlock]:
         """Initialise keys in one arena per dtype; keys of different tags never share a bucket. For optimizers."""
-        if "pull" in self.traffic.codecs:
-            check.float32_for_pulls(keys, [value.dtype for value in values])
+        for key, value in zip(keys, values, strict=True):
+            check.compressible(self.traffic.codecs, key, value.dtype, value.is_sparse)
         self.lifecycle.open()
         return self.table.add(keys, values, tags or [0] * len(keys), whole=is_whole_tensor(self.spec.name))
 
@@ -301,16 +301,16 @@ class DistStore(KVStore):
 
         Raises:
             ValueError: unknown settings, or a leg has another codec already.
-            TypeError: pulls are compressed, and a key is not float32.
+            TypeError: a key is not float32 for pulls, or not of 16 or 32 bits for pushes.
         """
         known = self.traffic.codecs
         codecs = compression.by_leg(compression_params)
         for leg, codec in codecs.items():
             if leg in known and codec.params() != known[leg].params():
                 raise ValueError(f"store {self.name!r} compresses its {leg} leg with {known[leg].params()} already")
-        if "pull" in codecs:
-            for block in self.table.blocks.values():
-                check.float32_for_pulls([key.name for key in block.spec.keys], [block.dtype] * len(block.spec.keys))
+        for block in self.table.blocks.values():
+            for key in block.spec.keys:
+                check.compressible(codecs, key.name, block.dtype, block.spec.rows)
         for leg, codec in codecs.items():
             self.lifecycle.open()
             body = m.SetCompression(self.name, msgspec.msgpack.encode(codec.params()), leg)
