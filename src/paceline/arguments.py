@@ -25,10 +25,11 @@ def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> Non
     """
     for key in keys:
         if key not in values:
-            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{_hint(key, values)}")
+            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{hint(key, values)}")
 
 
-def _hint(key: Key, known: Collection[Key]) -> str:
+def hint(key: Key, known: Collection[Key]) -> str:
+    """Return the end of an error about an unknown key: the nearest known one."""
     if not known:
         return "; the store is empty"
     twin = next((one for one in known if str(one) == str(key)), None)
@@ -58,10 +59,19 @@ def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[tor
     for key, devices in pushed.items():
         for one in devices:
             _same_shape(key, one, values[key], "pushed")
-            if one.dtype != values[key].dtype:
-                raise ValueError(f"key {key!r} has dtype {values[key].dtype}, but the pushed value has {one.dtype}")
+            same_dtype(key, values[key].dtype, one)
             if one.is_sparse and one.sparse_dim() != 1:
                 raise ValueError(f"key {key!r}: sparse values need 1 sparse dimension (rows), not {one.sparse_dim()}")
+
+
+def same_dtype(key: Key, dtype: torch.dtype, pushed: torch.Tensor) -> None:
+    """Raise for a push that does not have its key's dtype.
+
+    Raises:
+        ValueError: names the key and both dtypes.
+    """
+    if pushed.dtype != dtype:
+        raise ValueError(f"key {key!r} has dtype {dtype}, but the pushed value has {pushed.dtype}")
 
 
 def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torch.Tensor]]) -> None:

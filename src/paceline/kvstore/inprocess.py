@@ -379,6 +379,8 @@ class InProcessStore(KVStore):
         value = self._dense(key)
         assert self._spec is not None
         assert self._class is not None
+        if not (value.is_floating_point() or value.is_complex()):
+            raise TypeError(f"key {key!r} is {value.dtype}: an optimizer or updater by name changes floats only")
         if value.device not in self._optimizers:
             self._optimizers[value.device] = KeyedOptimizer(self._spec, self._class)
         optimizer = self._optimizers[value.device]
