@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,9 @@ from paceline.keys import Key, Values
 from paceline.naming import suggestion
 
 logger = logging.getLogger(__name__)
+
+#: Dtypes of gradients that codecs encode.
+COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> None:
@@ -22,10 +25,11 @@ def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> Non
     """
     for key in keys:
         if key not in values:
-            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{_hint(key, values)}")
+            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{hint(key, values)}")
 
 
-def _hint(key: Key, known: Collection[Key]) -> str:
+def hint(key: Key, known: Collection[Key]) -> str:
+    """Return the end of an error about an unknown key: the nearest known one."""
     if not known:
         return "; the store is empty"
     twin = next((one for one in known if str(one) == str(key)), None)
@@ -55,10 +59,19 @@ def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[tor
     for key, devices in pushed.items():
         for one in devices:
             _same_shape(key, one, values[key], "pushed")
-            if one.dtype != values[key].dtype:
-                raise ValueError(f"key {key!r} has dtype {values[key].dtype}, but the pushed value has {one.dtype}")
+            same_dtype(key, values[key].dtype, one)
             if one.is_sparse and one.sparse_dim() != 1:
                 raise ValueError(f"key {key!r}: sparse values need 1 sparse dimension (rows), not {one.sparse_dim()}")
+
+
+def same_dtype(key: Key, dtype: torch.dtype, pushed: torch.Tensor) -> None:
+    """Raise for a push that does not have its key's dtype.
+
+    Raises:
+        ValueError: names the key and both dtypes.
+    """
+    if pushed.dtype != dtype:
+        raise ValueError(f"key {key!r} has dtype {dtype}, but the pushed value has {pushed.dtype}")
 
 
 def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torch.Tensor]]) -> None:
@@ -104,18 +117,28 @@ def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: i
     return [one.long() for one in (rows * count if len(rows) == 1 else rows)]
 
 
-def float32_for_pulls(keys: Iterable[Key], dtypes: Iterable[torch.dtype]) -> None:
-    """Raise for dtypes that compressed pulls do not support.
+def compressible(legs: Collection[str], key: Key, dtype: torch.dtype, by_rows: bool) -> None:
+    """Raise for a dtype that the codecs of some legs do not support.
+
+    Args:
+        legs: the compressed legs.
+        key: a key.
+        dtype: its dtype.
+        by_rows: its pushes are rows, which are never compressed.
 
     Raises:
         TypeError: names the key and its dtype.
     """
-    for key, dtype in zip(keys, dtypes, strict=True):
-        if dtype != torch.float32:
-            raise TypeError(
-                f"key {key!r} is {dtype}, but compressed pulls need float32; compress pushes only "
-                "(leg='push'), or keep this key in a store of its own"
-            )
+    if "pull" in legs and dtype != torch.float32:
+        raise TypeError(
+            f"key {key!r} is {dtype}, but compressed pulls need float32; compress pushes only "
+            "(leg='push'), or keep this key in a store of its own"
+        )
+    if "push" in legs and dtype not in COMPRESSIBLE and not by_rows:
+        raise TypeError(
+            f"key {key!r} is {dtype}, but compressed pushes need float32, float16 or bfloat16; convert it, as in "
+            "model.float(), leave out the compression, or keep this key in a store of its own"
+        )
 
 
 def _same_shape(key: Key, one: torch.Tensor, value: torch.Tensor, what: str) -> None:

@@ -80,8 +80,8 @@ def checked_table(table: Mapping[Any, T]) -> dict[Key, T]:
 
 
 def _device_values(key: Key, value: Any) -> list[torch.Tensor]:
-    values: Iterable[Any] = [value] if isinstance(value, torch.Tensor) else value
-    result = list(values)
+    is_list = isinstance(value, Iterable) and not isinstance(value, torch.Tensor | np.ndarray)
+    result = list(value) if is_list else [value]
     if not result:
         raise ValueError(f"key {key!r} has an empty list of values")
     for one in result:

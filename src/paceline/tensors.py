@@ -62,9 +62,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     """
     if dtype not in _NAMES:
         pairs = "; give a complex value as pairs of real numbers: torch.view_as_real" if dtype.is_complex else ""
-        raise TypeError(
-            f"a distributed store holds {', '.join(_DTYPES)}, not {str(dtype).removeprefix('torch.')}{pairs}"
-        )
+        raise TypeError(f"a distributed store holds {', '.join(_DTYPES)}, not {_text_of(dtype)}{pairs}")
     return _NAMES[dtype]
 
 
@@ -186,8 +184,18 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def state_dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype of optimizer state."""
+    """Return the name of a dtype of optimizer state.
+
+    Raises:
+        TypeError: servers hold no state of this dtype.
+    """
+    if dtype not in _STATE_NAMES:
+        raise TypeError(f"optimizer state on servers is {', '.join(_STATE_DTYPES)}, not {_text_of(dtype)}")
     return _STATE_NAMES[dtype]
+
+
+def _text_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def state_from_frame(frame: Any, name: str, shape: list[int]) -> torch.Tensor:

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -139,6 +140,21 @@ def test_wrong_dtype_and_wrong_out_are_refused(store):
     with pytest.raises(ValueError, match=r"the out value has \(5,\)"):
         store.pushpull("a", torch.ones(2), out=torch.ones(5))
     assert pulled(store, "a", torch.ones(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_optimizer_for_a_key_of_integers_is_refused_by_name(store, dtype):
+    store.set_updater("add")
+    store.init(["w", "n"], [torch.ones(2), torch.ones(2, dtype=dtype)])
+    with pytest.raises(TypeError, match=f"key 'n' is {dtype}: an optimizer or updater by name changes floats only"):
+        store.push(["w", "n"], [torch.ones(2), torch.ones(2, dtype=dtype)])
+    assert pulled(store, "w", torch.ones(2)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("value", "name"), [(1.0, "float"), (np.ones(2), "ndarray"), (None, "NoneType")])
+def test_value_that_is_no_tensor_is_named_with_its_key(store, value, name):
+    with pytest.raises(TypeError, match=f"the value of key 'w' is {name}, not a tensor"):
+        store.init("w", value)
 
 
 def test_a_number_and_its_text_are_different_keys(store):

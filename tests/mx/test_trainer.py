@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import PacelineError, StaleGradientError
+from paceline.errors import KeyMismatchError, PacelineError, StaleGradientError
 from paceline.gluon import SyncBatchNorm, Trainer, backward, clip_global_norm, replicate, split_and_load
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.inprocess import DeviceStore, LocalStore
 from paceline.mx.context import cpu, gpu, num_gpus
+from paceline.testing.one_process import OneProcess
 from paceline.updaters import DCASGD, LAMB, NAG, SGLD, Ftrl, MXNetSGD, SignSGD, Signum
 
 STEPS = 30
@@ -460,6 +461,29 @@ def test_states_of_another_optimizer_are_refused(two, tmp_path):
     (tmp_path / "states").write_bytes(b"nonsense")
     with pytest.raises(PacelineError, match="damaged"):
         trainer.load_states(tmp_path / "states")
+
+
+@pytest.mark.parametrize("kind", ["local", "dist"])
+def test_states_of_another_model_are_refused_and_change_nothing(kind, tmp_path):
+    def trainer_of(width, **options):
+        store = LocalStore() if kind == "local" else OneProcess("a").stores()[0]
+        net = replicate(nn.Linear(width, 1), [cpu()])
+        trainer = Trainer(net, "adam", {"lr": 0.1}, store, update_on_kvstore=True, **options)
+        backward([net(torch.ones(2, width)).sum()])
+        trainer.step(2)
+        return trainer
+
+    def residuals():
+        states = trainer.kvstore.codec_states()
+        return {(key, name): one.tolist() for key, state in states.items() for name, one in state.items()}
+
+    trainer_of(3).save_states(tmp_path / "states")
+    trainer = trainer_of(2, compression_params={"type": "2bit", "threshold": 8})
+    before = residuals()
+    with pytest.raises((ValueError, KeyMismatchError)):
+        trainer.load_states(tmp_path / "states")
+    assert before
+    assert residuals() == before
 
 
 def test_one_device_needs_no_store():

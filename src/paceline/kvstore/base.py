@@ -84,7 +84,10 @@ class KVStoreBase:
         raise self._lacks("set_optimizer")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state (safetensors with a manifest) and each worker's residuals."""
+        """Write the optimizer's state (safetensors with a manifest) and each worker's residuals.
+
+        With ``dump_optimizer`` also its options, as they are now: loading the file sets them too.
+        """
         raise self._lacks("save_optimizer_states")
 
     def load_optimizer_states(self, fname: str) -> None:

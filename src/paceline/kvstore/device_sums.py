@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.cuda import comm
 
+from paceline.arguments import COMPRESSIBLE
 from paceline.keys import Key
 from paceline.tensors import sum_into
 from paceline.updaters.rows import sum_rows
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 #: Name of the number of pushes among the tensors of a codec's state.
 _ROUND = "round"
-_COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class DeviceSums:
         if all(one.is_sparse for one in values):
             return sum_rows(values, device)
         dense = [one.detach().to_dense() if one.is_sparse else one.detach() for one in values]
-        if self._codec is not None and dense[0].dtype in _COMPRESSIBLE:
+        if self._codec is not None and dense[0].dtype in COMPRESSIBLE:
             dense = [self._compressed(key, index, one) for index, one in enumerate(dense)]
         return self._sum(key, dense, device)
 

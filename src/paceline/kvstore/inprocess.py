@@ -126,7 +126,7 @@ class InProcessStore(KVStore):
                 self._assign(one, total)
         else:
             if self._schedule is not None and self._spec is not None:
-                self._groups = self._schedule.groups(list(merged), self._groups or self._spec.groups)
+                self._groups = self._schedule.groups(list(merged), self._options(self._spec))
             self._update({one: self._added(one, total) for one, total in merged.items()})
         self._updates += 1
 
@@ -202,7 +202,7 @@ class InProcessStore(KVStore):
     def options(self) -> list[Options]:
         """See :meth:`KVStore.options`."""
         spec = self._need_optimizer("read")
-        return in_force(self._groups or spec.groups, self._class)
+        return in_force(self._options(spec), self._class)
 
     def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> InProcessStore:
         """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same.
@@ -298,10 +298,10 @@ class InProcessStore(KVStore):
 
         Args:
             fname: path of the file.
-            dump_optimizer: write the options of the optimizer into the manifest too.
+            dump_optimizer: write the optimizer's options too, which are then loaded with the state.
         """
         spec = self._need_optimizer("save")
-        groups = (self._groups or spec.groups) if dump_optimizer else None
+        groups = self._options(spec) if dump_optimizer else None
         state_files.save(self, fname, self.optimizer_states, optimizer=spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -310,11 +310,20 @@ class InProcessStore(KVStore):
         Raises:
             ValueError: the states are of another optimizer, or of keys with other shapes. Then no state changes.
         """
-        loaded = state_files.load(self, fname, True, self._need_optimizer("load").name)
+        spec = self._need_optimizer("load")
+        loaded = state_files.load(self, fname, True, spec.name)
         assert loaded.states is not None, "this process is worker 0"
+        groups = loaded.options(len(self._options(spec)))
         self._check_states(loaded.states)
         state_files.set_residuals(self, loaded.own)
-        self.set_optimizer_states(loaded.states)
+        self._loaded = {}
+        anew: dict[Key, State] = {key: {} for key in self._values}
+        self.set_optimizer_states(anew | loaded.states)
+        self._groups = groups or self._groups
+
+    def _options(self, spec: UpdaterSpec) -> Sequence[Options]:
+        """Return the options per param group that were given."""
+        return self._groups or spec.groups
 
     def stats(self) -> dict[str, Any]:
         """Return the number of pushes that were applied."""
@@ -370,6 +379,8 @@ class InProcessStore(KVStore):
         value = self._dense(key)
         assert self._spec is not None
         assert self._class is not None
+        if not (value.is_floating_point() or value.is_complex()):
+            raise TypeError(f"key {key!r} is {value.dtype}: an optimizer or updater by name changes floats only")
         if value.device not in self._optimizers:
             self._optimizers[value.device] = KeyedOptimizer(self._spec, self._class)
         optimizer = self._optimizers[value.device]

@@ -25,6 +25,7 @@ import torch
 
 from paceline.compression.base import UNSENT
 from paceline.errors import PacelineError, PeerDiedError
+from paceline.keys import Key
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import all_finite
@@ -39,9 +40,8 @@ from paceline.optim.strategy import (
     set_residuals,
     unsent_in,
 )
-from paceline.tensors import as_tensor
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
-from paceline.worker.key_states import States
+from paceline.updaters.state_parts import COUNTERS
 from paceline.worker.traffic import Carried
 
 logger = logging.getLogger(__name__)
@@ -329,10 +329,10 @@ class ServerUpdate(ExchangingStrategy):
         for hook in self._hooks:
             hook.remove()
 
-    def _own_states(self) -> States:
+    def _own_states(self) -> dict[Key, dict[str, Any]]:
         return {
             name: {
-                key: as_tensor(value)  # SparseAdam counts its steps in an int
+                key: value
                 for key, value in self.inner.state[param].items()
                 if isinstance(value, torch.Tensor | int | float)
             }
@@ -356,8 +356,7 @@ class ServerUpdate(ExchangingStrategy):
         unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
         for name, param, _ in self.named:
             for key, value in states.get(name, {}).items():
-                shaped = value.view_as(param) if value.dim() == 1 and value.numel() == param.numel() else value
-                self.inner.state[param][key] = shaped.to(param.device) if value.dim() else value
+                self.inner.state[param][key] = value if key in COUNTERS else value.to(param.device)
         self._seen, self._is_shown = self._own_versions(), True
         return codec_entry(self.store, unsent)
 
@@ -403,10 +402,7 @@ class ServerUpdate(ExchangingStrategy):
 
     def take_states(self) -> None:
         """Replace the servers' state by that of the user's optimizer. Every worker calls it; rank 0's is used."""
-        self.store.set_spec(self.store.spec, fresh=True)
-        if self.store.rank == 0:
-            self.store.set_optimizer_states(self._own_states())
-        self.store.barrier()
+        self.store.replace_optimizer_states(self._own_states())
         self._keep_state()
         self._is_shown = True
 

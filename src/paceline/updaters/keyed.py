@@ -286,6 +286,10 @@ class KeyedOptimizer:
         """
         self.check_state(key, state)
         param = self._params[key]
+        if not state:  # anew: some, like Adagrad, create their state only in the constructor
+            self._built.state.pop(param, None)
+            self._is_stale = True
+            return
         self._built.state[param] = {
             name: value.clone().to(param.device if value.dim() else value.device)
             if isinstance(value, torch.Tensor)
@@ -315,7 +319,11 @@ def check_state(key: Key, value: torch.Tensor, state: State, spec: UpdaterSpec) 
         ValueError: names the key, the tensor of the state and both shapes.
     """
     for name, part in state.items():
-        if isinstance(part, torch.Tensor) and part.numel() != 1 and not fits(part.shape, value.shape, name, spec):
+        if name == "master" and master_of(value, spec) is value:
+            raise ValueError(f"key {key!r} has a float32 master, but this optimizer has no multi_precision")
+        if not isinstance(part, torch.Tensor) or part.numel() == 1 or (name != "master" and ":" in spec.name):
+            continue  # an optimizer of another package has state of any shape
+        if not fits(part.shape, value.shape, name, spec):
             raise ValueError(
                 f"state {name!r} of key {key!r} has shape {tuple(part.shape)}, but the key has {tuple(value.shape)}: "
                 "the file belongs to another model"

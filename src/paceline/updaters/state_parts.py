@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+#: State of registered optimizers that is one number for all elements of a key: the rest has an entry per element.
+COUNTERS = frozenset({"step", "mu_product", "eta", "mu"})
+
 
 def part(state: Mapping[str, Any], where: slice | None) -> dict[str, Any]:
     """Return the state of some elements: views of state per element, copies of other state.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ class TorchUpdater(FlatUpdater):
         self._whole = is_whole_tensor(spec.name)
         self._master = master_of(value, spec) if master is None else master
         self._runs = self._runs_of(self._keys, apart)
-        self._optimizer = self._optimizer_of(self._runs, () if options is None else options.groups)
+        self._optimizer = self._optimizer_of(self._runs, self._groups)
+        self._has_loaded = False
+        """All pieces are separate, because state was loaded."""
 
     @property
     def _keys(self) -> Mapping[str | int, KeyOptions]:
@@ -83,20 +86,44 @@ class TorchUpdater(FlatUpdater):
         edges = {edge for one in absent for edge in one} - {0, self.value.numel()}
         known = {run.start for run in self._runs}
         if edges - known:
-            groups = () if self._applied is None else self._applied.groups
-            self._rebuild(self._runs_of(self._keys, apart=known | edges), groups)
+            self._rebuild(self._runs_of(self._keys, apart=known | edges), self._groups)
+
+    @property
+    def _groups(self) -> Sequence[Options]:
+        """Current options per param group; empty: those of the spec."""
+        return () if self._applied is None else self._applied.groups
 
     def _rebuild(self, runs: list[Run], groups: Sequence[Options]) -> None:
-        """Separate keys; the state is kept."""
+        """Go on with other runs. The state is kept: keys that become one run have equal counters."""
         optimizer = self._optimizer_of(runs, groups)
         states = [self.state(piece) for piece in self.pieces]
         self._runs, self._optimizer = runs, optimizer
         for piece, state in zip(self.pieces, states, strict=True):
-            self.load_state(piece, state)
+            self._set_state(piece, state)
+
+    def _part_all(self) -> None:
+        """Separate all pieces: each may be given counters of its own (Adam's step), or no state."""
+        runs = self._runs_of(self._keys, apart=[piece.start for piece in self.pieces])
+        if len(runs) != len(self._runs):
+            self._rebuild(runs, self._groups)
+        self._has_loaded = True
+
+    def _join_alike(self) -> None:
+        """Make adjacent keys one run again, after state was loaded, where their counters are equal."""
+        states = [self._state_of(number) for number in range(len(self._runs))]
+        alike = [state_parts.fit(left, right) for left, right in pairwise(states)]
+        runs = self._runs_of(
+            self._keys, apart=[run.start for run, fits_left in zip(self._runs[1:], alike, strict=True) if not fits_left]
+        )
+        if len(runs) != len(self._runs):
+            self._rebuild(runs, self._groups)
+        self._has_loaded = False
 
     def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
         """Run one optimizer step on ``scale * merged``."""
         self._set_options(options)
+        if self._has_loaded:
+            self._join_alike()
         if absent:
             self._keep_apart(absent)
         ours = scale != 1.0 or merged.dtype != self._master.dtype
@@ -170,9 +197,11 @@ class TorchUpdater(FlatUpdater):
         self, value: torch.Tensor, pieces: Sequence[Piece], master: torch.Tensor | None, apart: Collection[int]
     ) -> TorchUpdater:
         """Return an updater of other values with the same options and no state."""
-        return TorchUpdater(
+        other = TorchUpdater(
             value, pieces, self._spec, self._cls, options=self._applied, master=master, apart=apart
         )  # fmt: skip
+        other._has_loaded = self._has_loaded
+        return other
 
     def _state_of(self, number: int) -> dict[str, Any]:
         """Return the state of one run, not copied; -1 is the last one."""
@@ -204,11 +233,16 @@ class TorchUpdater(FlatUpdater):
         Raises:
             ValueError: a tensor does not have the piece's shape.
         """
-        number, at = self._find(piece)
         if piece.shape and not self._whole:  # torch's own state has the shape of the key
             state = {name: one.view(-1) if one.shape == piece.shape else one for name, one in state.items()}
         for name, value in state.items():
-            self._check_state(piece, self._runs[number], name, value)
+            self._check_state(piece, self._runs[self._find(piece)[0]], name, value)
+        if not self._has_loaded:
+            self._part_all()
+        self._set_state(piece, state)
+
+    def _set_state(self, piece: Piece, state: State) -> None:
+        number, at = self._find(piece)
         own = self._state_of(number)
         for name, value in state.items():
             if name == "master":

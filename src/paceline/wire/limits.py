@@ -14,6 +14,9 @@ MAX_FRAME_BYTES = 4 * 1024**3
 MAX_GATHER_BYTES = 8 * 1024 * 1024
 """Bytes of all workers together in one gather: each worker gets all of them in one header."""
 
+MAX_NAME = 1024
+"""Characters of the name of a key, a store or the like."""
+
 MAX_TEXT = 65_536
 """Any single string."""
 

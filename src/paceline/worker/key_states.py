@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from paceline.compression.base import UNSENT
 from paceline.keys import Key
 from paceline.net.base import Frames
-from paceline.tensors import state_dtype_name, state_from_frame, to_frame
+from paceline.tensors import as_tensor, state_dtype_name, state_from_frame, to_frame
+from paceline.updaters import UpdaterSpec, check_state
+from paceline.updaters.state_parts import COUNTERS
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_table import KeyTable
@@ -32,7 +35,10 @@ def get_states(session: Session, store: str, table: KeyTable) -> States:
             done = partial(_take, parts, block)
             calls.append(session.ask_server(bucket.server, body, "optimizer state", (), done))
     session.wait(calls)
-    return {key: {name: _joined(found) for name, found in state.items()} for key, state in parts.items()}
+    shapes = {
+        key: block.value_of(index).shape for key, (block, index) in zip(parts, table.locate([*parts]), strict=True)
+    }
+    return {key: {name: _joined(found, shapes[key]) for name, found in state.items()} for key, state in parts.items()}
 
 
 def _take(parts: _Parts, block: WorkerBlock, body: m.Body, frames: Frames) -> None:
@@ -45,13 +51,29 @@ def _take(parts: _Parts, block: WorkerBlock, body: m.Body, frames: Frames) -> No
                 parts[key][item.name].append((part.key_start + item.start - part.start, tensor))
 
 
-def _joined(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Join the parts of a key's state. A state with a single element is the same on all servers."""
+def _joined(parts: list[tuple[int, torch.Tensor]], shape: torch.Size) -> torch.Tensor:
+    """Join the parts of a key's state, in the key's shape. A state with a single element is the same on all servers."""
     ordered = [tensor for _, tensor in sorted(parts, key=lambda part: part[0])]
-    return ordered[0] if len(ordered) == 1 or ordered[0].dim() == 0 else torch.cat(ordered)
+    whole = ordered[0] if len(ordered) == 1 or ordered[0].dim() == 0 else torch.cat(ordered)
+    return whole.view(shape) if whole.dim() == 1 and whole.numel() == shape.numel() else whole
 
 
-def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+def check_states(table: KeyTable, states: Mapping[Key, Mapping[str, Any]], spec: UpdaterSpec) -> None:
+    """Raise if the servers cannot take an optimizer's state of keys.
+
+    Raises:
+        KeyMismatchError: a key is not initialised.
+        ValueError: a tensor does not fit its key.
+        TypeError: the servers hold no state of its dtype.
+    """
+    for (block, index), (key, state) in zip(table.locate(list(states)), states.items(), strict=True):
+        tensors = {name: as_tensor(value) for name, value in state.items()}
+        for one in tensors.values():
+            state_dtype_name(one.dtype)
+        check_state(key, block.value_of(index), tensors, spec)
+
+
+def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, Any]]) -> None:
     """Set the optimizer's state of keys on the servers that own them."""
     calls = []
     for (block, index), state in zip(table.locate(list(states)), states.values(), strict=True):
@@ -62,11 +84,14 @@ def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Ke
 
 
 def _items(
-    block: WorkerBlock, index: int, one: m.Span, key_start: int, state: Mapping[str, torch.Tensor]
+    block: WorkerBlock, index: int, one: m.Span, key_start: int, state: Mapping[str, Any]
 ) -> tuple[list[m.StateItem], list[Any]]:
     items, frames = [], []
-    for name, tensor in state.items():
-        whole = tensor.dim() == 0 or tensor.numel() != block.numel(index) or block.spec.whole
+    for name, value in state.items():
+        tensor = as_tensor(value)  # a store of one process has plain numbers too
+        is_counter = tensor.dim() == 0 and (name in COUNTERS or tensor is not value)
+        by_element = not is_counter and tensor.numel() == block.numel(index)
+        whole = not by_element or (block.spec.whole and name not in ("master", UNSENT))
         part = (tensor if whole else tensor.reshape(-1)[key_start : key_start + one.length]).cpu().contiguous()
         dtype, shape = state_dtype_name(part.dtype), list(part.shape)
         items.append(m.StateItem(*one.place, one.start, one.length, name, dtype, shape))

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+from paceline.arguments import hint
 from paceline.errors import DeadlineError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.hetero.groups import server_speeds
 from paceline.keys import Key, check_kind
@@ -29,6 +30,7 @@ from paceline.local_merge import LocalMerge
 from paceline.naming import listed
 from paceline.tensors import dtype_name, to_frame
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_NAME
 from paceline.worker.block import WorkerBlock, bucket_specs
 from paceline.worker.call_plan import CallPlan, Place, make_plan
 from paceline.worker.session import Session
@@ -87,6 +89,8 @@ class KeyTable:
             raise KeyMismatchError(f"key {key!r} is initialised already")
         if isinstance(key, int) and not -(2**63) <= key < 2**63:
             raise ValueError(f"key {key} does not fit into 64 bits; use a string")
+        if isinstance(key, str):
+            _check_name(key)
         if tensor.layout is not torch.strided and not _has_sparse_rows(tensor):
             raise TypeError(f"the value of key {key!r} is sparse, but not only in its rows (one sparse dimension)")
         dtype_name(tensor.dtype)
@@ -99,7 +103,9 @@ class KeyTable:
         """
         for key in keys:
             if key not in self._where:
-                raise KeyMismatchError(f"key {key!r} is not initialised in store {self._store!r}; call init first")
+                raise KeyMismatchError(
+                    f"key {key!r} is not initialised in store {self._store!r}: call init first{hint(key, self._where)}"
+                )
         return [self._where[key] for key in keys]
 
     def plan(self, keys: tuple[Key, ...]) -> CallPlan:
@@ -331,6 +337,17 @@ class KeyTable:
             block.look_at(own, found)
         if relayed is not None:
             block.look_at(*relayed)
+
+
+def _check_name(key: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"key {key[:40]!r} cannot be sent: {error}") from None
+    if len(key) > MAX_NAME:
+        raise ValueError(
+            f"key {key[:40]!r}... has {len(key)} characters; those of a distributed store have up to {MAX_NAME}"
+        )
 
 
 def _has_sparse_rows(tensor: torch.Tensor) -> bool:

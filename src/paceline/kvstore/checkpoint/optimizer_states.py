@@ -14,7 +14,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
-from paceline.updaters import Options
+from paceline.updaters import Options, check_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,17 @@ class LoadedStates(NamedTuple):
     """Number of steps of a trainer; None: not saved. All workers know it."""
     groups: list[Options] | None
     """The options per param group; None: not saved. All workers know them."""
+
+    def options(self, count: int) -> list[Options]:
+        """Return the saved options of an optimizer with so many param groups; none if they were not saved.
+
+        Raises:
+            ValueError: the saved optimizer has another number of groups, or a number of it is none.
+        """
+        check_numbers(self.groups or [])
+        if self.groups is not None and len(self.groups) != count:
+            raise ValueError(f"options of {len(self.groups)} param groups, but the optimizer has {count}")
+        return self.groups or []
 
 
 def load(

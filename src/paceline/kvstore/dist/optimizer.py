@@ -23,6 +23,7 @@ from paceline.updaters import (
 )
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
+from paceline.worker.key_states import check_states, set_states
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
 
@@ -54,16 +55,19 @@ class ServerOptimizer:
         self.set_spec(make_spec(optimizer, **plain_keys(options)))
         self._schedule = schedule
 
-    def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
-        """Set the updater; collective. Rank 0's updater is used.
-
-        Args:
-            spec: the updater.
-            fresh: whether the state of the same updater is forgotten.
+    def set_spec(self, spec: UpdaterSpec) -> None:
+        """Set the updater; collective. Rank 0's updater is used. The same one keeps its state.
 
         Raises:
             ValueError: the servers reject it; on every worker, with the same text.
         """
+        self._send(spec, fresh=False)
+        self.spec, self._groups, self._keys = spec, (), None
+        if self.encoded:  # servers keep the updater of an equal spec, with the options that it got last
+            self._encode()
+        self._lifecycle.barrier()
+
+    def _send(self, spec: UpdaterSpec, fresh: bool) -> None:
         if is_whole_tensor(spec.name) and any(_is_split(block) for block in self._table.blocks.values()):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
         self._lifecycle.open()
@@ -80,10 +84,6 @@ class ServerOptimizer:
         reason = next(filter(None, self._session.gather(f"{self._name}/updater", refused)), b"")
         if reason:
             raise ValueError(reason.decode())
-        self.spec, self._groups, self._keys = spec, (), None
-        if self.encoded:  # servers keep the updater of an equal spec, with the options that it got last
-            self._encode()
-        self._lifecycle.barrier()
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Set options of param groups and keys; they are sent with every push from now on."""
@@ -98,14 +98,41 @@ class ServerOptimizer:
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
         self.encoded = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
 
+    @property
+    def groups(self) -> Sequence[Options]:
+        """The options per param group that were given."""
+        return self._groups or self.spec.groups
+
     def options(self) -> list[Options]:
         """Return the current options, per param group."""
-        return in_force(self._groups or self.spec.groups, class_of(self.spec))
+        return in_force(self.groups, class_of(self.spec))
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def check_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Raise if the servers cannot take the optimizer's state of keys."""
+        check_states(self._table, states, self.spec)
+
+    def set_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Set the optimizer's state of keys, after this worker's own pushes are applied; checks all of it before."""
+        self.check_states(states)
+        self._lifecycle.wait_for_own_requests()
+        set_states(self._session, self._name, self._table, states)
+
+    def replace_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Set the optimizer's state of keys, and forget that of all others; collective. ``states`` are one worker's."""
+        self._send(self.spec, fresh=True)
+        self._lifecycle.barrier()
+        if states:
+            self.set_states(states)
+        self._lifecycle.barrier()
+
+    # ---- pushes ----------------------------------------------------------------------------------------------------
 
     def before_push(self, key: Keys) -> None:
         """Set the learning rate of a push of keys, if a schedule is set."""
         if self._schedule is not None:
-            self.set_options(self._schedule.groups(key, self._groups or self.spec.groups))
+            self.set_options(self._schedule.groups(key, self.groups))
 
 
 def _is_split(block: WorkerBlock) -> bool:

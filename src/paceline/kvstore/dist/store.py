@@ -15,6 +15,7 @@ from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
 from paceline.keys import Key, Keys, Values, by_key
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
+from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
@@ -25,7 +26,7 @@ from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
-from paceline.worker.key_states import get_states, merge_stats, residuals, set_residuals, set_states
+from paceline.worker.key_states import get_states, merge_stats, residuals, set_residuals
 from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
@@ -142,8 +143,8 @@ class DistStore(KVStore):
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
     ) -> list[WorkerBlock]:
         """Initialise keys in one arena per dtype; keys of different tags never share a bucket. For optimizers."""
-        if "pull" in self.traffic.codecs:
-            check.float32_for_pulls(keys, [value.dtype for value in values])
+        for key, value in zip(keys, values, strict=True):
+            check.compressible(self.traffic.codecs, key, value.dtype, value.is_sparse)
         self.lifecycle.open()
         return self.table.add(keys, values, tags or [0] * len(keys), whole=is_whole_tensor(self.spec.name))
 
@@ -229,7 +230,7 @@ class DistStore(KVStore):
 
     def send_values(self, key: Keys, value: Values) -> list[Call]:
         """Send values as :meth:`set_values` does, and do not wait for the servers; the values must not change until then."""
-        (plan, values), by_rows = plan_push(self.table, key, value)
+        (plan, values), by_rows = plan_push(self.table, key, value, casts=True)
         if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one dense value per key")
         return self.traffic.set_values(plan, values)
@@ -264,15 +265,15 @@ class DistStore(KVStore):
             )
         self.set_spec(make_spec(updater, **options))
 
-    def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
-        """Set the updater as a spec; collective. The same one keeps its state, unless it is to be ``fresh``.
+    def set_spec(self, spec: UpdaterSpec) -> None:
+        """Set the updater as a spec; collective. The same one keeps its state.
 
         Raises:
             ValueError: the servers reject it; on every worker, with the same text.
         """
         if spec.name == "assign" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
-        self.optimizer.set_spec(spec, fresh)
+        self.optimizer.set_spec(spec)
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
@@ -300,16 +301,16 @@ class DistStore(KVStore):
 
         Raises:
             ValueError: unknown settings, or a leg has another codec already.
-            TypeError: pulls are compressed, and a key is not float32.
+            TypeError: a key is not float32 for pulls, or not of 16 or 32 bits for pushes.
         """
         known = self.traffic.codecs
         codecs = compression.by_leg(compression_params)
         for leg, codec in codecs.items():
             if leg in known and codec.params() != known[leg].params():
                 raise ValueError(f"store {self.name!r} compresses its {leg} leg with {known[leg].params()} already")
-        if "pull" in codecs:
-            for block in self.table.blocks.values():
-                check.float32_for_pulls([key.name for key in block.spec.keys], [block.dtype] * len(block.spec.keys))
+        for block in self.table.blocks.values():
+            for key in block.spec.keys:
+                check.compressible(codecs, key.name, block.dtype, block.spec.rows)
         for leg, codec in codecs.items():
             self.lifecycle.open()
             body = m.SetCompression(self.name, msgspec.msgpack.encode(codec.params()), leg)
@@ -333,10 +334,25 @@ class DistStore(KVStore):
         self.lifecycle.wait_for_own_requests()
         return get_states(self.session, self.name, self.table)
 
-    def set_optimizer_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-        """Set the optimizer's state of keys on the servers, after this worker's own pushes are applied."""
-        self.lifecycle.wait_for_own_requests()
-        set_states(self.session, self.name, self.table, states)
+    def set_optimizer_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Set the optimizer's state of keys on the servers, after this worker's own pushes are applied.
+
+        Raises:
+            KeyMismatchError: a key is not initialised. No state changes.
+            ValueError: the servers run no optimizer, or a tensor does not have its key's shape. No state changes.
+        """
+        self._need_optimizer("set")
+        self.optimizer.set_states(states)
+
+    def replace_optimizer_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Replace the optimizer's state of all keys by worker 0's; other keys begin anew. Every worker calls it.
+
+        Raises:
+            CheckpointError: worker 0 raises the error of :meth:`set_optimizer_states`. No state changes.
+        """
+        mine = states if self.rank == 0 else {}
+        collective.agree(self, "comparing states with keys", lambda: self.optimizer.check_states(mine))
+        self.optimizer.replace_states(mine)
 
     @property
     def keeps_residuals(self) -> bool:
@@ -365,7 +381,7 @@ class DistStore(KVStore):
             ValueError: the servers run no optimizer: where workers step, :func:`paceline.save` saves its state.
         """
         self._need_optimizer("save")
-        groups = self.spec.groups if dump_optimizer else None
+        groups = self.optimizer.groups if dump_optimizer else None
         state_files.save(self, fname, self.optimizer_states, optimizer=self.spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -376,14 +392,15 @@ class DistStore(KVStore):
 
         Raises:
             CheckpointError: on all workers: a file is missing or damaged, or is of another save. No state changes.
-            ValueError: the servers run no optimizer.
+            ValueError: the servers run no optimizer, or another one. No state changes, nor where keys differ.
         """
         self._need_optimizer("load")
-        loaded = state_files.load(self, fname, everywhere=False)
-        state_files.set_residuals(self, loaded.own)
-        if loaded.states is not None:
-            self.set_optimizer_states(loaded.states)
-        self.barrier()
+        loaded = state_files.load(self, fname, everywhere=False, optimizer=self.spec.name)
+        options, mine = loaded.options(len(self.optimizer.groups)), loaded.states or {}
+        collective.agree(self, "comparing states with keys", lambda: self.optimizer.check_states(mine))
+        collective.agree(self, "setting residuals", lambda: state_files.set_residuals(self, loaded.own))
+        self.optimizer.replace_states(mine)
+        self.set_options(options)
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 

@@ -205,6 +205,10 @@ class ServerUpdates(StoreUpdates):
         self._servers.pull(list(everything), [one.list_data() for one in everything.values()])
         self._held.note(everything)
 
+    def set_states(self, states: States) -> None:
+        """Set the optimizer's state on the servers. Every worker calls it; rank 0's state is used."""
+        self._servers.replace_optimizer_states(states)
+
     @property
     def _way_out(self) -> str:
         ours = "call trainer.take_weights() on every worker, which takes those of rank 0"

@@ -223,8 +223,8 @@ class Trainer:
             updates.check(loaded.states, os.fspath(fname))
         if options and loaded.groups is not None:
             self._plan.check_groups(loaded.groups)
-        state_files.set_residuals(self._store, loaded.own)
         updates.set_states(loaded.states or {})
+        state_files.set_residuals(self._store, loaded.own)
         if options and loaded.groups is not None:
             self._plan.set_groups(loaded.groups)
         if options and loaded.step is not None:

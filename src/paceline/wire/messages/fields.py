@@ -13,13 +13,14 @@ from paceline.wire.limits import (
     MAX_AMOUNT,
     MAX_FIGURE_NAME,
     MAX_GATHER_BYTES,
+    MAX_NAME,
     MAX_NUMEL,
     MAX_RANK,
     MAX_TEXT,
 )
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
-Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 _SHOWN = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
 HostName: TypeAlias = Annotated[str, Meta(max_length=1024, pattern=_SHOWN)]
 """A name without control characters: logs, tables and pages show it."""
