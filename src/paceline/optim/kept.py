@@ -45,7 +45,9 @@ class KeptGradients:
             if grad is not None:
                 changed.append(grad)
         if not others:
-            return any(param is arrived and seen is not None and _is_new(arrived, seen) for param, seen, _ in self._seen)
+            return any(
+                param is arrived and seen is not None and _is_new(arrived, seen) for param, seen, _ in self._seen
+            )
         return not any(bool((one._values() if one.is_sparse else one).any()) for one in changed)
 
 

@@ -252,7 +252,7 @@ class ExchangingStrategy(Strategy):
         """The gradients after the last pass, if no push has any of them yet."""
 
     def _touch(self, param: torch.nn.Parameter) -> None:
-        """Note that the running pass has computed a gradient; its first one shows if those of earlier passes are gone."""
+        """Note that the running pass has made a gradient; its first one tells if those of earlier passes are gone."""
         if self._unpushed is not None and not self._samples.is_reaching and self._unpushed.are_dropped(param):
             self.zeroed()
         self._samples.touch()
