@@ -259,12 +259,29 @@ def told(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
     usual(row, model, optimizer, batch)
 
 
-def in_two_parts(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
-    optimizer.zero_grad()
+def in_two_parts(row: Row, model: nn.Module, optimizer: Any, batch: Batch, zeroing: Any = None) -> None:
+    (zeroing or optimizer).zero_grad()
     cuts = [one.tensor_split([2]) for one in batch]
     for part in zip(*cuts, strict=True):
         (row.loss(model, *part) * (len(part[-1]) / len(batch[-1]))).backward()
     optimizer.step()
+
+
+def after_a_probe(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
+    """Goes backward, and drops that through the model: as loops that leave a step out, and those of two networks."""
+    row.loss(model, *(one[:2] for one in batch)).backward()
+    model.zero_grad(set_to_none=bool(len(batch[-1]) % 2))
+    in_two_parts(row, model, optimizer, batch, model)
+
+
+def instead_of_an_empty_batch(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
+    """Drops gradients through the model where the worker is to add nothing, and steps with the others."""
+    is_empty = not len(batch[-1])
+    row.loss(model, *(labelled(9, 0, 2) if is_empty else batch)).backward()
+    if is_empty:
+        model.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def usual(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
@@ -315,6 +332,18 @@ ROWS = {
     "several calls": Row(Net, labelled, of_two_views, **EXACT, options={"batch_dim": 0}),
     "accumulation": Row(
         Net, labelled, classify, **EXACT, train=in_two_parts,
+        options={"batch_dim": 0, "backward_passes_per_step": 2},
+    ),
+    "accumulation after a probe": Row(
+        Net, labelled, classify, **EXACT, train=after_a_probe,
+        options={"batch_dim": 0, "backward_passes_per_step": 2},
+    ),
+    "accumulation after a probe, pushed late": Row(
+        Net, labelled, classify, **EXACT, train=after_a_probe,
+        options={"batch_dim": 0, "backward_passes_per_step": 2, "overlap": False},
+    ),
+    "gradients dropped in place of an empty batch": Row(
+        Net, labelled, classify, empty_at_the_end, **EXACT, train=instead_of_an_empty_batch,
         options={"batch_dim": 0, "backward_passes_per_step": 2},
     ),
     "a last smaller batch of a ShardedSampler": Row(

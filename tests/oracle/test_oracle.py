@@ -25,6 +25,8 @@ SOME = [
     "optimizer_adamw", "scaler_with_clipping", "sparse_embedding_with_sgd", "wgan_with_clamped_weights",
     "zeroed_in_place",
 ]  # fmt: skip
+#: Loops whose gradients of some passes are dropped by ``model.zero_grad()``.
+DROPPING = ["gan", "two_optimizers_of_one_model_stepped_in_turn"]
 SOME_ON_SERVERS = [name for name in SOME if name in EQUAL_ON_SERVERS]
 
 #: A change of gradients, their absence, a second backward, weights that were written: one of each kind.
@@ -114,6 +116,13 @@ def test_a_gpu_and_a_cpu_train_as_one_process_does(name: str) -> None:
 @pytest.mark.parametrize("name", ["calls_for_several_tasks", "sparse_embedding_at_some_steps"])
 def test_loops_train_as_one_process_does_by_all_reduce(name: str) -> None:
     [(_, outcome)] = outcomes([name], Way(2, kvstore="allreduce"))
+    assert outcome.problems(reference(name, 2)) == []
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_passes_that_the_model_drops_count_no_samples_in_a_push_at_step(name: str) -> None:
+    way = Way(2, options={"update": "server", "overlap": False})
+    outcome = dict(outcomes(DROPPING, way))[name]
     assert outcome.problems(reference(name, 2)) == []
 
 

@@ -56,8 +56,6 @@ class MergedUpdate(ExchangingStrategy):
         self._adds_up = self.choices.reduction == "sum"
         self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if self._adds_up else None)
         self._passes = 0
-        self._unmerged: list[Any] = []
-        """The gradients after the last pass, if it did not merge them."""
         self._has_said = False
         self._syncs = True
         self._is_merged = False
@@ -76,7 +74,7 @@ class MergedUpdate(ExchangingStrategy):
     # ---- backward --------------------------------------------------------------------------------------------------
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        self._samples.touch()
+        self._touch(param)
         self._is_merged = False
         if not (self._overlap and self._syncs and self._watch.is_last(param)):
             return
@@ -88,21 +86,18 @@ class MergedUpdate(ExchangingStrategy):
             self._merge()
         else:
             self._passes += 1
-            self._unmerged = self._gradients()
+            self._keep()
         self._samples.ended()
 
     def _finish(self) -> None:
         """Merge gradients that no backward pass merged: set by hand, or accumulated in :meth:`no_sync`."""
         if not self._is_merged:
-            if self._unmerged and self._unmerged != self._gradients():
+            if self._unpushed is not None and not self._has_gradients():
+                self.zeroed()
+            elif self._unpushed is not None and not self._unpushed.are_unchanged():
                 self._say_changed()
             self._merge()
         self._is_merged = False
-
-    def _gradients(self) -> list[Any]:
-        """Return the identity of each gradient, and torch's count of its changes."""
-        grads = [param.grad for _, param, _ in self.named]
-        return [None if grad is None else (id(grad), grad._version) for grad in grads]
 
     def _say_changed(self) -> None:
         """Say once that a loop has changed its own gradients where it has the merged ones in other steps."""
@@ -118,7 +113,7 @@ class MergedUpdate(ExchangingStrategy):
 
     def _merge(self) -> None:
         """Push the rest, wait for all answers, and copy merged gradients to the parameters."""
-        self._passes, self._unmerged = 0, []
+        self._passes, self._unpushed = 0, None
         if self._adds_up:
             self._refuse_shared()
             for param in list(self._sums):
@@ -155,7 +150,7 @@ class MergedUpdate(ExchangingStrategy):
     def zeroed(self) -> None:
         """Note that gradients at the next merge are those of later passes: this worker's own, and no sums."""
         self._sums.clear()
-        self._passes, self._unmerged = 0, []
+        self._passes, self._unpushed = 0, None
         self._samples.forget()
 
     @contextmanager

@@ -158,6 +158,11 @@ class SampleCounter:
 
     # ---- backward passes -------------------------------------------------------------------------------------------
 
+    @property
+    def is_reaching(self) -> bool:
+        """Whether the running backward pass has reached a parameter of the optimizer."""
+        return self._reaching
+
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
         self._touched = self._reaching = True

@@ -14,7 +14,6 @@ not change before ``step`` copies new ones.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -31,6 +30,7 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import all_finite
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
+from paceline.optim.kept import KeptGradients
 from paceline.optim.strategy import (
     Closure,
     ExchangingStrategy,
@@ -119,8 +119,8 @@ class ServerUpdate(ExchangingStrategy):
         self._nan = "error" if self.choices.on_nan == "error" else "pass"
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self._pending = False
-        self._stepped_on: list[tuple[weakref.ref[torch.Tensor], int] | None] = []
-        """The gradients of the last step, and torch's count of their changes."""
+        self._stepped_on: KeptGradients | None = None
+        """The gradients of the last step."""
         try:
             store.set_spec(spec)
         except ValueError as error:
@@ -144,7 +144,7 @@ class ServerUpdate(ExchangingStrategy):
     # ---- backward --------------------------------------------------------------------------------------------------
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        self._samples.touch()
+        self._touch(param)
         if not self._overlap:
             return
         if self._pending:
@@ -155,6 +155,8 @@ class ServerUpdate(ExchangingStrategy):
 
     def _on_end(self) -> None:
         self._samples.ended()
+        if not self._exchange.started:
+            self._keep()
         self._passes += 1
         if self._passes > self.choices.passes and self._passes_alone < _MOST_ALONE:
             self._note_alone()
@@ -216,12 +218,11 @@ class ServerUpdate(ExchangingStrategy):
             skip = self._must_skip(scale, found_inf)
             if not self._merged and self.choices.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
+            if self._unpushed is not None and not self._has_gradients():
+                self.zeroed()
             self._exchange.push_rest(replace(self._carried(), skip=skip))
-            self._arrived, self._open = {}, None
-            self._stepped_on = [
-                None if param.grad is None else (weakref.ref(param.grad), param.grad._version)
-                for _, param, _ in self.named
-            ]
+            self._arrived, self._open, self._unpushed = {}, None, None
+            self._stepped_on = KeptGradients(param for _, param, _ in self.named)
             self._passes = self._versions = self._passes_alone = 0
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
@@ -231,11 +232,7 @@ class ServerUpdate(ExchangingStrategy):
         return loss
 
     def _repeats(self) -> bool:
-        grads = [param.grad for _, param, _ in self.named]
-        return len(self._stepped_on) == len(grads) and all(
-            grad is None if one is None else grad is not None and one[0]() is grad and one[1] == grad._version
-            for one, grad in zip(self._stepped_on, grads, strict=True)
-        )
+        return self._stepped_on is not None and self._stepped_on.are_unchanged()
 
     def _check_unchanged(self, scaled: bool) -> None:
         """Raise for changes after a push: the servers would not see them."""
@@ -296,7 +293,7 @@ class ServerUpdate(ExchangingStrategy):
     def zeroed(self) -> None:
         """Note that the gradients of passes since the last step were dropped, unless they were pushed."""
         if not self._exchange.started:
-            self._arrived = {}
+            self._arrived, self._unpushed = {}, None
             self._samples.forget()
 
     def no_sync(self) -> AbstractContextManager[None]:

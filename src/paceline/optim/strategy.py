@@ -25,6 +25,7 @@ from paceline.optim.backward import is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers, untrained_of
 from paceline.optim.exchange import Exchange
+from paceline.optim.kept import KeptGradients
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
@@ -247,6 +248,18 @@ class ExchangingStrategy(Strategy):
         """Options of the last round that was opened."""
         self._open: Carried | None = None
         """The data that the open round's pushes carry; None: no round is open."""
+        self._unpushed: KeptGradients | None = None
+        """The gradients after the last pass, if no push has any of them yet."""
+
+    def _touch(self, param: torch.nn.Parameter) -> None:
+        """Note that the running pass has made a gradient; its first one tells if those of earlier passes are gone."""
+        if self._unpushed is not None and not self._samples.is_reaching and self._unpushed.are_dropped(param):
+            self.zeroed()
+        self._samples.touch()
+
+    def _keep(self) -> None:
+        """Note the gradients of a pass that no push has."""
+        self._unpushed = KeptGradients(param for _, param, _ in self.named)
 
     def _carried(self) -> Carried:
         """Return the data that this round's pushes carry. The first call opens the round, before its first push.
