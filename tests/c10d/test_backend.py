@@ -183,6 +183,12 @@ def meaningless() -> list[str]:
         lambda: dist.scatter(torch.zeros(2), [torch.zeros(3)] * 2, src=dist.get_rank()),
         lambda: dist.gather(torch.zeros(2), [torch.zeros(2)] * 3, dst=dist.get_rank()),
         lambda: dist.all_to_all([torch.zeros(1)], [torch.zeros(1)]),
+        lambda: dist.broadcast(torch.zeros(1), src=2),
+        lambda: dist.reduce(torch.zeros(1), dst=2),
+        lambda: dist.gather(torch.zeros(1), dst=2),
+        lambda: dist.scatter(torch.zeros(1), src=2),
+        lambda: dist.send(torch.zeros(1), 2),
+        lambda: dist.recv(torch.zeros(1), 2),
     ):
         with pytest.raises(ValueError, match=r".") as caught:
             call()
@@ -202,6 +208,8 @@ def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
             assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
             assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
             assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
+            for what, text in zip(("broadcast", "reduce", "gather", "scatter", "send", "recv"), lists[3:], strict=True):
+                assert text == f"{what} names rank 2 of a group whose ranks are 0 to 1"
 
 
 def receives_another_size() -> list[str]:
