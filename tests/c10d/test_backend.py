@@ -141,6 +141,26 @@ def test_rank_that_dies_is_named_at_once() -> None:
         assert "worker 1 on 127.0.0.1 died" in workers[0].result(60)
 
 
+def ends_early(hosts: str) -> str:
+    from paceline.c10d import group
+    from paceline.net import lifeline
+
+    lifeline.host_id = lambda: hosts[int(os.environ["PACELINE_RANK"])]
+    group._WHY_S = 0.1
+    if open_group():
+        return ""
+    return text_of(lambda: dist.all_reduce(torch.ones(3)))
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_rank_that_ends_its_loop_early_is_named_with_the_way_out(hosts: str) -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        text = job.run(ends_early, hosts)[0]
+    assert "rank 0: all_reduce of 3 elements (number 1) of group '0'" in text
+    assert ("rank 1 ended before it came to all_reduce" if hosts == "aa" else "worker 1 left the job before") in text
+    assert "tells the others before (all_reduce of the decision), or trains in model.join()" in text
+
+
 def unlike_operations() -> str:
     rank = open_group()
     return text_of(lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3)))

@@ -406,9 +406,12 @@ class PacelineGroup(DescribedGroup):
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""
         who = f"rank {self._session.rank}: {what} of group {self._named!r}"
-        if isinstance(error, RankEndedError):
-            # The failure of the job, for which a process that ended is the reason.
-            return self._session.await_failure(_WHY_S) or PeerDiedError(f"{who}: {error}")
+        if isinstance(error, RankEndedError | PeerDiedError):
+            # The failure of the job, for which a process that ended is the reason; or one ended without an error.
+            return self._session.await_failure(_WHY_S) or PeerDiedError(
+                f"{who}: {error}. All ranks of a group must call the same operations: one that ends its loop earlier "
+                "tells the others before (all_reduce of the decision), or trains in model.join()"
+            )
         if isinstance(error, DeadlineError | HorovodInternalError):
             return DeadlineError(
                 f"{who} did not end within its timeout of {timeout_s:g} s: {error}. Either that rank is in another "
