@@ -141,6 +141,26 @@ def test_rank_that_dies_is_named_at_once() -> None:
         assert "worker 1 on 127.0.0.1 died" in workers[0].result(60)
 
 
+def ends_early(hosts: str) -> str:
+    from paceline.c10d import group
+    from paceline.net import lifeline
+
+    lifeline.host_id = lambda: hosts[int(os.environ["PACELINE_RANK"])]
+    group._WHY_S = 0.1
+    if open_group():
+        return ""
+    return text_of(lambda: dist.all_reduce(torch.ones(3)))
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_rank_that_ends_its_loop_early_is_named_with_the_way_out(hosts: str) -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        text = job.run(ends_early, hosts)[0]
+    assert "rank 0: all_reduce of 3 elements (number 1) of group '0'" in text
+    assert ("rank 1 ended before it came to all_reduce" if hosts == "aa" else "worker 1 left the job before") in text
+    assert "tells the others before (all_reduce of the decision), or trains in model.join()" in text
+
+
 def unlike_operations() -> str:
     rank = open_group()
     return text_of(lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3)))
@@ -183,6 +203,12 @@ def meaningless() -> list[str]:
         lambda: dist.scatter(torch.zeros(2), [torch.zeros(3)] * 2, src=dist.get_rank()),
         lambda: dist.gather(torch.zeros(2), [torch.zeros(2)] * 3, dst=dist.get_rank()),
         lambda: dist.all_to_all([torch.zeros(1)], [torch.zeros(1)]),
+        lambda: dist.broadcast(torch.zeros(1), src=2),
+        lambda: dist.reduce(torch.zeros(1), dst=2),
+        lambda: dist.gather(torch.zeros(1), dst=2),
+        lambda: dist.scatter(torch.zeros(1), src=2),
+        lambda: dist.send(torch.zeros(1), 2),
+        lambda: dist.recv(torch.zeros(1), 2),
     ):
         with pytest.raises(ValueError, match=r".") as caught:
             call()
@@ -202,6 +228,8 @@ def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
             assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
             assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
             assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
+            for what, text in zip(("broadcast", "reduce", "gather", "scatter", "send", "recv"), lists[3:], strict=True):
+                assert text == f"{what} names rank 2 of a group whose ranks are 0 to 1"
 
 
 def receives_another_size() -> list[str]:

@@ -59,10 +59,12 @@ def test_trainer_has_the_weights_of_gloo(name: str, tmp_path: Path) -> None:
     assert not differing(ours, weights([*TORCHRUN, *command], tmp_path / "theirs.pt"))
 
 
-def test_measured_shares_train_a_gpt_as_equal_ones(tmp_path: Path) -> None:
-    """Means over sequences of equal length are means over samples, so any shares give the weights of equal ones."""
-    script = str(SCRIPTS / "gpt.py")
-    ours = weights([*LAUNCH, "--shares", "measured", "--", script], tmp_path / "ours.pt")
-    theirs = weights([*TORCHRUN, script], tmp_path / "theirs.pt")
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-7, atol=1e-9)
+@pytest.mark.parametrize("name", ["gpt.py", "lightning_trainer.py --double"])
+def test_measured_shares_train_as_equal_ones(name: str, tmp_path: Path) -> None:
+    """Means over samples, or over sequences of equal length: any shares give the weights of equal ones."""
+    script, *flags = name.split()
+    command = [str(SCRIPTS / script), *flags]
+    ours = weights([*LAUNCH, "--shares", "measured", "--", *command], tmp_path / "ours.pt")
+    theirs = weights([*TORCHRUN, *command], tmp_path / "theirs.pt")
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-7, atol=1e-9)

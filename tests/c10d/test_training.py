@@ -30,6 +30,7 @@ class Slow(torch.autograd.Function):
 def train() -> list[Any]:
     open_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(5, 1))
+    model.eval().module.train()  # as Lightning's Trainer leaves it after a validation
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(ROUNDS):
         for part in (torch.ones(4, 5), torch.ones(3, 5)):
@@ -58,3 +59,21 @@ def test_rounds_samples_and_waits_of_a_ddp_script_are_in_the_account() -> None:
     assert slow_s > 0.9 * SLOW_S  # the exchange may run beside its backward pass, and counts as a wait
     assert fast_waited_s > SLOW_S / 2 > slow_waited_s
     assert fast_s < slow_s - SLOW_S / 2
+
+
+def unfreeze() -> None:
+    open_group("gloo")
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    model = DistributedDataParallel(net)
+    model(torch.ones(2, 3)).sum().backward()
+    net[0].requires_grad_(True)
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+    dist.barrier()
+
+
+def test_parameters_that_are_unfrozen_after_wrapping_are_named_once() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        job.run(unfreeze)
+        assert job.report().count("0.weight, 0.bias took no gradient when DistributedDataParallel took the model") == 1

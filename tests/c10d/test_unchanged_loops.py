@@ -312,6 +312,38 @@ def test_unchanged_loops_train_as_one_process_with_the_joined_batches() -> None:
         assert len({*one[name][1], *two[name][1]}) > (1 if "two samples" in name else 3), name
 
 
+# ---- evaluation ----------------------------------------------------------------------------------------------------
+
+
+def evaluates() -> list[Any]:
+    """Train with unlike parts; walk a loader that shuffles in eval(), and then train on another one like that."""
+    opened()
+    own = net()
+    single = copy.deepcopy(own)
+    model = DistributedDataParallel(own)
+    steps, alone = (torch.optim.SGD(one.parameters(), lr=0.2) for one in (own, single))
+    plain(model, steps, noted(loader_of()))
+    trained = len({*_sizes}) > 3
+    plain(single, alone, joined(BATCH, 0))
+    model.eval()
+    _sizes.clear()
+    for x, _ in noted(loader_of()):
+        with torch.no_grad():
+            model(x)
+    plain(model, steps, noted(loader_of()))
+    plain(single, alone, joined(BATCH, 0))
+    dist.barrier()
+    return [trained, _sizes, far(own, single)]
+
+
+def test_evaluation_has_equal_parts_and_training_in_eval_mode_is_exact() -> None:
+    with LocalJob(num_workers=WORKERS, num_servers=1) as job:
+        for trained, sizes, distance in job.run(evaluates):
+            assert trained
+            assert sizes == [*[BATCH] * 7, 4] * 2
+            assert distance < 1e-12
+
+
 # ---- several models, several groups --------------------------------------------------------------------------------
 
 

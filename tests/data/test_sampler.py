@@ -195,5 +195,20 @@ def test_contradictory_arguments_are_refused(arguments: dict[str, object], messa
 def test_negative_epoch_and_empty_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="epochs count from 0"):
         ShardedSampler(3).set_epoch(-1)
+    sampler = ShardedSampler(3)
+    with pytest.raises(TypeError, match="float"):
+        sampler.set_epoch(1.5)  # type: ignore[arg-type]
+    assert sampler.epoch == 0
     with pytest.raises(ValueError, match="at least 1"):
         ShardedSampler(3).index_batches(0)
+
+
+def test_numbers_of_numpy_are_plain_in_states() -> None:
+    sampler = ShardedSampler(np.int64(10), num_parts=2)  # type: ignore[arg-type]
+    sampler.set_epoch(np.int64(2))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(sampler.state_dict()))["epoch"] == 2
+
+
+def test_state_of_another_kind_says_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="this is no state of such a sampler: it has no epoch, position, but seed"):
+        ShardedSampler(3).load_state_dict({"seed": 1})

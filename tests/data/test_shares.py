@@ -113,6 +113,7 @@ def test_loader_of_torch_takes_it() -> None:
     [
         ({"seed": -1}, "seed is -1"),
         ({"max_batch": 0}, "max_batch 0"),
+        ({"shares": [1, float("nan")]}, "cannot divide anything"),
         ({"shares": [1, 2, 3]}, "not one per worker; the job has 2"),
         ({"length": 1}, "1 samples are not enough"),
         ({"batch": 1}, "too small for 2 workers"),
@@ -124,6 +125,11 @@ def test_senseless_arguments_are_refused(options: dict[str, Any], why: str) -> N
         samplers(2, **({"length": 100, "batch": 10} | options))
     with pytest.raises(ValueError, match="epochs count from 0"):
         samplers(1, 10, 5)[0].set_epoch(-1)
+
+
+def test_shares_that_are_neither_known_nor_a_file_are_named() -> None:
+    with pytest.raises(ConfigError, match="shares='mesured' is neither 'equal' nor 'measured', nor is there such"):
+        samplers(2, 100, 10, shares="mesured")
 
 
 def test_measured_shares_need_lock_step() -> None:

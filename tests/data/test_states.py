@@ -56,6 +56,7 @@ def test_shares_go_on_with_another_global_batch() -> None:
     ("state", "why"),
     [
         (pooled([[0, 61]]), "the state names positions"),
+        ({"epoch": 1, "position": 3}, "it has no length, .*but epoch, position"),
         (pooled([]), "the state names positions"),
         (pooled([[3, 2]]), "the state names positions"),
         (pooled([[1, 2]], epoch=-1), "of epoch -1 of 60 samples"),

@@ -24,6 +24,7 @@ from paceline.c10d.host_copy import (
     Tensors,
     check_alike,
     check_parts,
+    check_rank,
     check_size,
     copying,
     deadline,
@@ -144,6 +145,7 @@ class PacelineGroup(DescribedGroup):
         """Reduce a tensor; only the root gets the result."""
         (tensor,) = tensors
         how, is_root = self._reduction(tensor, operation(opts)), opts.rootRank == self.rank()
+        check_rank("reduce", opts.rootRank, self.size())
 
         def job() -> None:
             host = HostCopy(tensor)
@@ -155,12 +157,14 @@ class PacelineGroup(DescribedGroup):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Overwrite tensors with those of the root."""
+        root = opts.rootRank
+        check_rank("broadcast", root, self.size())
 
         def job() -> None:
             for one in tensors:
-                host = HostCopy(one, reads=opts.rootRank == self.rank())
-                self._plane.broadcast(host.as_bytes, opts.rootRank + getattr(opts, "rootTensor", 0))
-                if opts.rootRank != self.rank():
+                host = HostCopy(one, reads=root == self.rank())
+                self._plane.broadcast(host.as_bytes, root)
+                if root != self.rank():
                     host.put()
 
         return self._run(f"broadcast{sizes(tensors)}", job, tensors, opts)
@@ -222,6 +226,7 @@ class PacelineGroup(DescribedGroup):
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work:
         """Get the tensors of all ranks at the root."""
         root, outputs = opts.rootRank, [one for row in output_tensors for one in row]
+        check_rank("gather", root, self.size())
         if root == self.rank():
             check_alike("gather", outputs, self.size(), input_tensors[0].nbytes)
 
@@ -238,6 +243,7 @@ class PacelineGroup(DescribedGroup):
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work:
         """Get a tensor of the root's list."""
         root, inputs = opts.rootRank, [one for row in input_tensors for one in row]
+        check_rank("scatter", root, self.size())
         if root == self.rank():
             check_alike("scatter", inputs, self.size(), output_tensors[0].nbytes)
 
@@ -335,10 +341,12 @@ class PacelineGroup(DescribedGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         """Send a tensor to a rank."""
+        check_rank("send", dst, self.size())
         return self._pairs.send(tensors[0], dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Receive a tensor from a rank."""
+        check_rank("recv", src, self.size())
         return self._pairs.recv(tensors[0], src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
@@ -398,9 +406,12 @@ class PacelineGroup(DescribedGroup):
     def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
         """Return an error that names the operation, the group and the way out."""
         who = f"rank {self._session.rank}: {what} of group {self._named!r}"
-        if isinstance(error, RankEndedError):
-            # The failure of the job, for which a process that ended is the reason.
-            return self._session.await_failure(_WHY_S) or PeerDiedError(f"{who}: {error}")
+        if isinstance(error, RankEndedError | PeerDiedError):
+            # The failure of the job, for which a process that ended is the reason; or one ended without an error.
+            return self._session.await_failure(_WHY_S) or PeerDiedError(
+                f"{who}: {error}. All ranks of a group must call the same operations: one that ends its loop earlier "
+                "tells the others before (all_reduce of the decision), or trains in model.join()"
+            )
         if isinstance(error, DeadlineError | HorovodInternalError):
             return DeadlineError(
                 f"{who} did not end within its timeout of {timeout_s:g} s: {error}. Either that rank is in another "

@@ -189,6 +189,16 @@ def sizes(tensors: Iterable[torch.Tensor]) -> str:
     return f" of {sum(one.numel() for one in tensors)} elements"
 
 
+def check_rank(what: str, rank: int, size: int) -> None:
+    """Refuse a root, a receiver or a sender that the group does not have: ``src=``, ``dst=``.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    if not 0 <= rank < size:
+        raise ValueError(f"{what} names rank {rank} of a group whose ranks are 0 to {size - 1}")
+
+
 def check_size(what: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
     """Refuse a tensor that does not have as many parts as the group has ranks.
 

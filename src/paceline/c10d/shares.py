@@ -62,10 +62,11 @@ class _Walk:
     Attributes:
         number: among the walks that were trained on, which all workers number alike; -1: this one was not yet.
         dealt: batches that were dealt.
+        follows: its shares follow speeds.
     """
 
-    def __init__(self, shares: Shares) -> None:
-        self.shares, self.number, self.dealt = shares, -1, 0
+    def __init__(self, shares: Shares, follows: bool) -> None:
+        self.shares, self.follows, self.number, self.dealt = shares, follows, -1, 0
         self._plan = [(0, dict(shares.samples))]
 
     def follow(self, first: int) -> None:
@@ -121,7 +122,7 @@ class MeasuredShares:
         """Samples whose gradients were computed since the last round."""
         self._step = (0.0, 0.0)
         """Samples and seconds of the rounds on the last batches: several optimizers may step on one."""
-        self._models: WeakKeyDictionary[torch.nn.Module, _Model] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[DistributedDataParallel, _Model] = WeakKeyDictionary()
         self._shares: WeakKeyDictionary[BatchSampler, Shares] = WeakKeyDictionary()
         self._last: Shares | None = None
         """The shares of the loader that was trained on last."""
@@ -187,7 +188,7 @@ class MeasuredShares:
         # A copy, as that of a moving average, has no hook, and was never taken.
         state = self._models.get(model) or self.take_model(model)
         state.computed = self._part_of(args, kwargs)
-        if isinstance(state.computed, str) and model.training:
+        if isinstance(state.computed, str) and model.module.training:
             raise ConfigError(state.computed)
 
     def _part_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Part | str:
@@ -210,7 +211,7 @@ class MeasuredShares:
             )
         return part
 
-    def after_forward(self, model: torch.nn.Module, outputs: Any) -> None:
+    def after_forward(self, model: DistributedDataParallel, outputs: Any) -> None:
         """Be told when a backward pass comes to the outputs of a forward pass, where autograd is on."""
         state = self._models[model]
         part = state.computed
@@ -253,7 +254,8 @@ class MeasuredShares:
         state.part, state.task = part, task
         if part.walk.number < 0:
             self._walks += 1
-            part.walk.number, self._last = self._walks, part.walk.shares
+            part.walk.number = self._walks
+            self._last = part.walk.shares if part.walk.follows else self._last
         self._count(part)
 
     def _count(self, part: _Part) -> None:
@@ -342,7 +344,7 @@ class MeasuredShares:
                 f"every worker must walk the loader alike{_OUT}"
             )
         speeds = {rank: Speed(*note[5:]) for rank, note in enumerate(notes) if note[6] > 0}
-        if part.walk.shares.revise(speeds):
+        if part.walk.follows and part.walk.shares.revise(speeds):
             part.walk.follow(round(max(note[4] for note in notes)))
 
     def end_round(self, rounds: int) -> None:
@@ -366,7 +368,8 @@ class MeasuredShares:
     def walk(self, batches: BatchSampler) -> Iterator[list[int]]:
         """Deal this worker's part of every global batch."""
         self._take_notes()
-        walk = _Walk(self._shares_of(batches))
+        trains = any(model.module.training for model in self._models)
+        walk = _Walk(self._shares_of(batches, trains), trains)
         order, whole = _order(batches.sampler), walk.shares.global_batch
         stop = len(order) - (len(order) % whole if batches.drop_last else 0)
         with Dealing(batches) as dealing:
@@ -380,11 +383,13 @@ class MeasuredShares:
                 dealing.deal(part)
                 yield order[first + begin : first + end]
 
-    def _shares_of(self, batches: BatchSampler) -> Shares:
-        """Return the shares of a loader; of a new one, those of the loader that was trained on last."""
+    def _shares_of(self, batches: BatchSampler, trains: bool) -> Shares:
+        """Return the shares of a loader: of a new one, those of the loader that was trained on last."""
+        whole, equal = batches.batch_size * self._size, [1] * self._size
+        if not trains:
+            return Shares(whole, equal)
         if batches not in self._shares:
-            fractions = [1] * self._size if self._last is None else list(self._last.samples.values())
-            self._shares[batches] = Shares(batches.batch_size * self._size, fractions)
+            self._shares[batches] = Shares(whole, equal if self._last is None else list(self._last.samples.values()))
         return self._shares[batches]
 
 

@@ -15,6 +15,7 @@ Steps of a script that has a store of paceline, too, are not counted here: its p
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +28,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.c10d.shares import MeasuredShares
+from paceline.naming import listed
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
 from paceline.optim.samples import tally
 from paceline.worker.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: Parameters that took no gradient when DDP took their model: it exchanges none of theirs later, and says nothing.
+_frozen: WeakKeyDictionary[DistributedDataParallel, dict[str, torch.nn.Parameter]] = WeakKeyDictionary()
 
 
 class DdpTraining:
@@ -49,11 +56,24 @@ class DdpTraining:
         """Note that a DDP model begins a forward pass."""
         if not torch.is_grad_enabled():
             return
+        self._tell_unfrozen(model)
         if self.shares is not None:
             self.shares.before_forward(model, args, kwargs)
-        if model.training:
+        if model.module.training:  # Lightning's Trainer leaves the wrapper itself in eval() after a validation
             meter.active.forward_begins()
             self._samples += tally((args, kwargs), None).rows
+
+    def _tell_unfrozen(self, model: DistributedDataParallel) -> None:
+        names = [name for name, one in _frozen.get(model, {}).items() if one.requires_grad]
+        if names:
+            del _frozen[model]
+            if not self.session.rank:
+                logger.warning(
+                    "%s took no gradient when DistributedDataParallel took the model, so it does not exchange their "
+                    "gradients now, and the workers' weights grow apart (under torchrun, too): wrap the model again "
+                    "once they are unfrozen, or freeze after wrapping, with find_unused_parameters=True",
+                    listed(names),
+                )
 
     def before_step(self) -> None:
         """Note that an optimizer begins to step."""
@@ -102,6 +122,7 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
         original(self, module, *args, **kwargs)
         if _current is not None and dist.get_backend(self.process_group) == "paceline":
             self.register_forward_pre_hook(_before_forward, with_kwargs=True)
+            _frozen[self] = {name: one for name, one in module.named_parameters() if not one.requires_grad}
             if _current.shares is not None:
                 self.register_forward_hook(_after_forward)
                 _current.shares.take_model(self)
@@ -127,7 +148,7 @@ def _before_forward(model: Any, args: Any, kwargs: Any) -> None:
         _current.before_forward(model, args, kwargs)
 
 
-def _after_forward(model: torch.nn.Module, args: Any, outputs: Any) -> None:
+def _after_forward(model: DistributedDataParallel, args: Any, outputs: Any) -> None:
     is_seen = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if _current is not None and _current.shares is not None and is_seen:
         _current.shares.after_forward(model, outputs)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import Sampler
 
 from paceline.data.fetching import Dealing
+from paceline.data.partition import length_of
 from paceline.data.pool import PooledBatchSampler
 from paceline.data.sampler import State, epoch_order
 from paceline.data.shares import SharedBatchSampler
@@ -73,7 +74,7 @@ class TwoSizes(Sampler[list[int]]):
     """Batches of a job that measures its workers and then ends: first whole ones, then smaller ones."""
 
     def __init__(self, data: int | Sized, batch_size: int, seed: int, rounds: int) -> None:
-        self._length = data if isinstance(data, int) else len(data)
+        self._length = length_of(data)
         if batch_size < 1 or self._length < 1 or seed < 0:
             raise ValueError(f"{self._length} samples, batch_size {batch_size}, seed {seed}: 1, 1 and 0 are the least")
         self._order = epoch_order(self._length, seed, 0)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
+from collections.abc import Sized
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,28 @@ Slots = NDArray[np.int64]
 Span = tuple[float, float]
 
 _log = logging.getLogger(__name__)
+
+
+def length_of(data: SupportsIndex | Sized) -> int:
+    """Return the number of samples of a data set, which may be given as that number, NumPy's too.
+
+    Raises:
+        TypeError: it is no whole number, and has no length.
+    """
+    return len(data) if isinstance(data, Sized) else operator.index(data)
+
+
+def check_epoch(epoch: SupportsIndex) -> int:
+    """Return the number of an epoch as a plain number.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is negative.
+    """
+    number = operator.index(epoch)
+    if number < 0:
+        raise ValueError(f"epoch is {number}; epochs count from 0")
+    return number
 
 
 def check_part(num_parts: int, part_index: int) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline
 from paceline.data.fetching import Dealing, fetched_ahead
+from paceline.data.partition import check_epoch, length_of
 from paceline.data.sampler import State, epoch_order
 from paceline.data.states import left_of
 from paceline.errors import DeadlineError, PacelineError
@@ -107,7 +108,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         deadline_s: float | None = None,
         stop_every: int | None = None,
     ) -> None:
-        self._length = data if isinstance(data, int) else len(data)
+        self._length = length_of(data)
         least = min(batch_size, self._length, 1 if stop_every is None else stop_every, seed + 1)
         if least < 1:
             raise ValueError(
@@ -399,8 +400,7 @@ class Walker:
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one; if a part of it comes next, it goes on with that part."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        epoch = check_epoch(epoch)
         self._choose(epoch, self.following.left if epoch == self.following.epoch else ())
 
     def state_dict(self) -> State:

@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.fetching import Dealing
-from paceline.data.partition import Slots, check_part, check_span, column_slots, part_bounds, span_bounds, window_slots
+from paceline.data.partition import (
+    Slots,
+    check_epoch,
+    check_part,
+    check_span,
+    column_slots,
+    length_of,
+    part_bounds,
+    span_bounds,
+    window_slots,
+)
+from paceline.naming import listed
 
 State = dict[str, Any]
 
@@ -26,6 +37,20 @@ def epoch_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDA
         return np.arange(length, dtype=np.int64)
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
     return np.asarray(bits.random_raw(length)).argsort(kind="stable")
+
+
+def check_kind(state: Mapping[str, Any], *names: str) -> None:
+    """Refuse what is no state of such a sampler.
+
+    Raises:
+        ValueError: names what it lacks.
+    """
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"this is no state of such a sampler: it has no {listed(missing)}, but {listed(state) or 'nothing'}; load "
+            "what state_dict() of the same kind of sampler has returned"
+        )
 
 
 def check_settings(state: Mapping[str, Any], settings: State) -> None:
@@ -90,7 +115,7 @@ class ShardedSampler(Sampler[int]):
         drop_last: bool = False,
         global_batch_size: int | None = None,
     ) -> None:
-        self._length = data if isinstance(data, int) else len(data)
+        self._length = length_of(data)
         self._num_parts, self._part_index, self._span = num_parts, part_index, span
         self._shuffle, self._seed, self._even, self._drop_last = shuffle, seed, even, drop_last
         self._global_batch_size = global_batch_size
@@ -155,8 +180,7 @@ class ShardedSampler(Sampler[int]):
         Raises:
             ValueError: the epoch is negative.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        epoch = check_epoch(epoch)
         self._take_back()
         if not (self._pending and epoch == self._epoch):
             self._epoch, self._position, self._pending = epoch, 0, True
@@ -184,8 +208,10 @@ class ShardedSampler(Sampler[int]):
         """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
 
         Raises:
-            ValueError: in mid-epoch the data, seed and part must be the same as then. The sampler is unchanged.
+            ValueError: it is the state of something else, or in mid-epoch the data, seed and part are others than then.
+                The sampler is unchanged.
         """
+        check_kind(state, "epoch", "position")
         epoch, position = state["epoch"], state["position"]
         if position:
             check_settings(state, self._settings())

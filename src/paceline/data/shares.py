@@ -18,10 +18,11 @@ from torch.utils.data import Sampler
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
-from paceline.data.partition import read_spans
+from paceline.data.partition import check_epoch, length_of, read_spans
 from paceline.data.sampler import State, epoch_order
 from paceline.data.speeds import MOST_STEPS, Speeds
 from paceline.data.states import place_of
+from paceline.errors import ConfigError
 from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
@@ -107,7 +108,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         max_batch: int | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        self._length = data if isinstance(data, int) else len(data)
+        self._length = length_of(data)
         self._rank, self._num_workers = store.rank, store.num_workers
         self._drop_last, self._prefetch, self._max_batch = drop_last, prefetch, max_batch
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
@@ -314,8 +315,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: the epoch is negative.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        epoch = check_epoch(epoch)
         self._take_back()
         if not (self._pending and epoch == self._epoch):
             self._epoch, self._row, self._first, self._pending = epoch, 0, 0, True
@@ -417,6 +417,10 @@ def fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: 
     if isinstance(shares, str) and shares in ("equal", "measured"):
         return [1.0] * num_workers
     if isinstance(shares, str | os.PathLike):
+        if not os.path.exists(shares):
+            raise ConfigError(
+                f"shares={os.fspath(shares)!r} is neither 'equal' nor 'measured', nor is there such a file"
+            )
         return [end - begin for begin, end in read_spans(shares, num_workers)]
     if len(shares) != num_workers:
         raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.sampler import State, check_settings
+from paceline.data.sampler import State, check_kind, check_settings
 from paceline.hetero.sample_pool import positions
 from paceline.ranges import Ranges, everything, joined
 
@@ -38,6 +38,7 @@ def left_of(state: Mapping[str, Any], settings: State) -> tuple[int, Ranges]:
     Raises:
         ValueError: it was taken in mid-epoch of other data or another order, or it makes no sense.
     """
+    check_kind(state, "epoch", "length")
     epoch, length = int(state["epoch"]), int(state["length"])
     if "left" in state:
         left: Ranges = tuple((int(start), int(stop)) for start, stop in state["left"])
@@ -67,6 +68,7 @@ def place_of(state: Mapping[str, Any], settings: State) -> SharePosition:
             if left
             else SharePosition(epoch, 0, 0, [], [])
         )
+    check_kind(state, "epoch", "length", "batch", "global_batch_size", "shares")
     again, size, length = [int(one) for one in state.get("again", ())], state["global_batch_size"], state["length"]
     if state["batch"] or again:
         check_settings(state, settings)

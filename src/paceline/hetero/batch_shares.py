@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from paceline.hetero.step_speed import Speed
@@ -25,9 +26,9 @@ def split_evenly(total: int, weights: Sequence[float]) -> list[int]:
     """Divide ``total`` in proportion to weights; the sum is exact, no part is off by one or more.
 
     Raises:
-        ValueError: no weights, a negative one, or all are 0.
+        ValueError: no weights, one that is negative or no finite number, or all are 0.
     """
-    if not weights or min(weights) < 0 or sum(weights) <= 0:
+    if not all(0 <= one < math.inf for one in weights) or sum(weights) <= 0:
         raise ValueError(f"weights {list(weights)} cannot divide anything; they must be positive")
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(one) for one in exact]

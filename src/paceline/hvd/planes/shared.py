@@ -183,7 +183,7 @@ class Neighbours:
             try:
                 mark: bytes = os.read(reader, _MARK_BYTES)
                 if not mark:
-                    raise RankEndedError(f"rank {rank} ended during an operation")
+                    raise RankEndedError(f"rank {rank} ended before it came to {self.what}")
                 return mark
             except BlockingIOError:
                 left_s = self.timeout_s - silence.counted_s
