@@ -40,10 +40,10 @@ def epoch_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDA
 
 
 def check_kind(state: Mapping[str, Any], *names: str) -> None:
-    """Refuse what is no state of such a sampler.
+    """Refuse a state of another kind of sampler.
 
     Raises:
-        ValueError: names what it lacks.
+        ValueError: names the missing entries.
     """
     missing = [name for name in names if name not in state]
     if missing:

@@ -1,4 +1,4 @@
-"""The gradients of one moment, to see later what a loop has done to them: nothing, a change, or dropped them."""
+"""The gradients of one moment, to see later whether a loop has left, changed or dropped them."""
 
 from __future__ import annotations
 
