@@ -22,9 +22,10 @@ PURE = */paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.p
 
 # Processes that are killed, stopped, cut off, lied to, or change their speed, and whole jobs that take long: mostly waits.
 FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profiling.py tests/net/test_connections.py \
-  tests/examples/test_train_mnist_devices.py $(patsubst %,tests/integration/test_%.py,auto_revised blame \
-  damage ddp_hosts eavesdropper failures fork fuzz hosts local_merge noticing pool_resume regroup relayed \
-  saving_after_a_failure strangers tampering worker_death)
+  tests/examples/test_train_mnist_devices.py $(patsubst %,tests/integration/test_%.py,auto_revised damage ddp_hosts \
+  eavesdropper failures fork fuzz pool_resume regroup relayed saving_after_a_failure strangers tampering worker_death)
+# The same, with limits of a few seconds for noticing: they run alone.
+TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,blame hosts local_merge noticing)
 
 .PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
   test-trackers test-trainers test-browser test-c10d check format docs fuzz mutations oracle \
@@ -78,7 +79,7 @@ test: $(READY)
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest $(TWO_CORES) --cov=paceline --cov-branch --cov-report= $(CORE)
 	$(BIN)/python -m coverage report --fail-under=100 --skip-covered --show-missing --include='$(PURE)'
-	$(BIN)/python -m pytest $(TWO_CORES) $(patsubst %,--ignore=%,tests/engines $(FAULTS) $(CORE))
+	$(BIN)/python -m pytest $(TWO_CORES) $(patsubst %,--ignore=%,tests/engines $(FAULTS) $(TIMED_FAULTS) $(CORE))
 
 # A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
 $(ENGINES)/.ready: $(READY)
@@ -109,7 +110,8 @@ dist: $(READY)
 	PACELINE_SBOM=$(abspath build/sbom/paceline.cdx.json) $(BIN)/python -m build
 
 test-faults: $(READY)
-	$(BIN)/python -m pytest $(FAULTS)
+	$(BIN)/python -m pytest $(TWO_CORES) $(FAULTS)
+	$(BIN)/python -m pytest $(TIMED_FAULTS)
 
 test-examples: $(READY)
 	PACELINE_TEST_EXAMPLES=1 $(BIN)/python -m pytest --timeout 600 tests/examples
