@@ -59,19 +59,10 @@ def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[tor
     for key, devices in pushed.items():
         for one in devices:
             _same_shape(key, one, values[key], "pushed")
-            same_dtype(key, values[key].dtype, one)
+            if one.dtype != values[key].dtype:
+                raise ValueError(f"key {key!r} has dtype {values[key].dtype}, but the pushed value has {one.dtype}")
             if one.is_sparse and one.sparse_dim() != 1:
                 raise ValueError(f"key {key!r}: sparse values need 1 sparse dimension (rows), not {one.sparse_dim()}")
-
-
-def same_dtype(key: Key, dtype: torch.dtype, pushed: torch.Tensor) -> None:
-    """Raise for a push that does not have its key's dtype.
-
-    Raises:
-        ValueError: names the key and both dtypes.
-    """
-    if pushed.dtype != dtype:
-        raise ValueError(f"key {key!r} has dtype {dtype}, but the pushed value has {pushed.dtype}")
 
 
 def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torch.Tensor]]) -> None:

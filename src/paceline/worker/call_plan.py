@@ -42,11 +42,10 @@ class CallStep:
 
 @dataclass(eq=False)
 class CallPlan:
-    """The steps of a call, and the shapes of its values, and their dtypes where they are pushed."""
+    """The steps of a call, and the shapes that its values must have."""
 
     steps: list[CallStep]
     shapes: list[torch.Size]
-    dtypes: list[torch.dtype]
 
 
 def make_plan(places: Sequence[Place]) -> CallPlan:
@@ -55,8 +54,7 @@ def make_plan(places: Sequence[Place]) -> CallPlan:
     for stop in _cuts(places):
         steps.append(_step(range(start, stop), places[start:stop]))
         start = stop
-    shapes = [block.value_of(index).shape for block, index in places]
-    return CallPlan(steps, shapes, [block.dtype for block, _ in places])
+    return CallPlan(steps, [block.value_of(index).shape for block, index in places])
 
 
 def _cuts(places: Sequence[Place]) -> Iterator[int]:

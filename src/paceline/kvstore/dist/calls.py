@@ -10,8 +10,8 @@ import torch
 from paceline import arguments as check
 from paceline.keys import Key, Keys, Values, by_key
 from paceline.updaters.rows import put_rows, to_rows
-from paceline.worker.key_table import KeyTable
 from paceline.worker.call_plan import CallPlan
+from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic, own_bucket
 from paceline.worker.traffic import Traffic
 
@@ -21,32 +21,25 @@ Planned: TypeAlias = tuple[CallPlan, Any]
 ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
 
 
-def plan_push(table: KeyTable, key: Keys, values: Values, casts: bool = False) -> tuple[Planned, ByRows]:
+def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
     """Check a push; return its plan with its values, and the values that are pushed as rows.
 
-    Rows become dense if their key was not initialised with rows, or if other values of the key are dense.
-
-    Args:
-        table: the store's keys.
-        key: keys.
-        values: their values.
-        casts: values may have another dtype than their keys.
+    Rows become dense if their key was not initialised with rows, or if other values of the key are dense. Real values
+    of another dtype than their key's, as of a model that is ``double()`` by now, are converted.
 
     Raises:
-        ValueError: a value does not have its key's shape or dtype, or is sparse in more than its rows.
+        ValueError: a value does not have its key's shape, is complex, or is sparse in more than its rows.
     """
     known = _known(table, key, values)
-    if known is not None and (casts or [one.dtype for one in known[1]] == known[0].dtypes):
+    if known is not None and not any(map(torch.is_complex, known[1])):
         return known, {}
     pushed = by_key(key, values)
+    for one, tensors in pushed.items():
+        if any(map(torch.is_complex, tensors)):
+            raise ValueError(f"the value of key {one!r} is complex, but the key is not; give torch.view_as_real of it")
     by_rows = _by_rows(table, pushed)
     dense = {one: [_dense(tensor) for tensor in tensors] for one, tensors in pushed.items() if one not in by_rows}
-    plan, tensors = _planned(table, dense)
-    if not casts:
-        for (one, given), dtype in zip(dense.items(), plan.dtypes, strict=True):
-            for tensor in given:
-                check.same_dtype(one, dtype, tensor)
-    return (plan, tensors), by_rows
+    return _planned(table, dense), by_rows
 
 
 def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:

@@ -230,7 +230,7 @@ class DistStore(KVStore):
 
     def send_values(self, key: Keys, value: Values) -> list[Call]:
         """Send values as :meth:`set_values` does, and do not wait for the servers; the values must not change until then."""
-        (plan, values), by_rows = plan_push(self.table, key, value, casts=True)
+        (plan, values), by_rows = plan_push(self.table, key, value)
         if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one dense value per key")
         return self.traffic.set_values(plan, values)
