@@ -27,17 +27,24 @@ Place = tuple[WorkerBlock, int]
 class CallStep:
     """A part of a call: its keys, their places in the arenas, and their ranges by route."""
 
-    positions: range
+    positions: slice
     """Positions of the step's keys in the call."""
     places: list[Place]
+    indices: dict[WorkerBlock, list[int]]
+    """The same places, by block."""
     values: list[torch.Tensor]
     grads: list[torch.Tensor]
     sends: dict[Route, list[m.Span]]
 
     def set_fresh(self, fresh: bool) -> None:
         """Note whether the arenas' values are up to date: a pull would bring the same."""
-        for block, index in self.places:
-            block.fresh[index] = fresh
+        for block, indices in self.indices.items():
+            for index in indices:
+                block.fresh[index] = fresh
+
+    def is_fresh(self) -> bool:
+        """Return whether the arenas' values of all keys are up to date."""
+        return all(all(map(block.fresh.__getitem__, indices)) for block, indices in self.indices.items())
 
 
 @dataclass(eq=False)
@@ -52,7 +59,7 @@ def make_plan(places: Sequence[Place]) -> CallPlan:
     """Plan calls on these keys, in this order."""
     steps, start = [], 0
     for stop in _cuts(places):
-        steps.append(_step(range(start, stop), places[start:stop]))
+        steps.append(_step(slice(start, stop), places[start:stop]))
         start = stop
     return CallPlan(steps, [block.value_of(index).shape for block, index in places])
 
@@ -72,14 +79,14 @@ def _same_bucket(one: Place, other: Place) -> bool:
     return one[0] is other[0] and bool(one[0].buckets_of(one[1]) & other[0].buckets_of(other[1]))
 
 
-def _step(positions: range, places: Sequence[Place]) -> CallStep:
-    blocks: dict[WorkerBlock, list[int]] = {}
+def _step(positions: slice, places: Sequence[Place]) -> CallStep:
+    by_block: dict[WorkerBlock, list[int]] = {}
     for block, index in places:
-        blocks.setdefault(block, []).append(index)
+        by_block.setdefault(block, []).append(index)
     sends: dict[Route, list[m.Span]] = {}
-    for block, indices in blocks.items():
+    for block, indices in by_block.items():
         for part in block.ranges(indices):
             sends.setdefault(block.routes[part.bucket], []).append(part)
     values = [block.value_of(index) for block, index in places]
     grads = [block.grad_of(index) for block, index in places]
-    return CallStep(positions, list(places), values, grads, sends)
+    return CallStep(positions, list(places), by_block, values, grads, sends)

@@ -91,26 +91,24 @@ class Traffic:
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
-    def push(
-        self, plan: CallPlan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]], carried: Carried
-    ) -> None:
+    def push(self, plan: CallPlan, values: list[torch.Tensor] | list[list[torch.Tensor]], carried: Carried) -> None:
         """Push one value per key of the plan, or a list of device values, which are summed."""
         for step in plan.steps:
             self.wait(step)
-            _fill(step.grads, [values[position] for position in step.positions])
+            _fill(step.grads, values[step.positions])
             for route, spans in step.sends.items():
                 self.push_ranges(route, spans, carried, self._answers_bring_values)
             step.set_fresh(self._answers_bring_values)
 
-    def pull(self, plan: CallPlan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+    def pull(self, plan: CallPlan, outs: list[torch.Tensor] | list[list[torch.Tensor]]) -> None:
         """Copy the values of the plan's keys into one tensor per key, or into a list of tensors per key."""
-        self.refresh(plan, lambda step: _empty(step.values, [outs[position] for position in step.positions]))
+        self.refresh(plan, lambda step: _empty(step.values, outs[step.positions]))
 
     def refresh(self, plan: CallPlan, then: Callable[[CallStep], None] = lambda step: None) -> None:
         """Pull the values of keys into their arenas, step by step."""
         for step in plan.steps:
             self.wait(step)
-            if not all(block.fresh[index] for block, index in step.places):
+            if not step.is_fresh():
                 self._session.wait([self._pull_ranges(*item) for item in step.sends.items()])
             then(step)
             if not self._merges_rounds:
@@ -125,8 +123,8 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             found: dict[int, tuple[list[m.Entry], list[Any]]] = {}
-            for (block, index), position in zip(step.places, step.positions, strict=True):
-                flat = values[position].detach().to("cpu", block.dtype).contiguous().view(-1)
+            for (block, index), value in zip(step.places, values[step.positions], strict=True):
+                flat = value.detach().to("cpu", block.dtype).contiguous().view(-1)
                 for server, one, start in block.parts_of(index):
                     entries, frames = found.setdefault(server, ([], []))
                     entries.append(m.Entry(*one.place, one.start, one.length, 0))

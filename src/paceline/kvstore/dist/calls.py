@@ -20,6 +20,8 @@ Planned: TypeAlias = tuple[CallPlan, Any]
 #: Tensors that are pushed or pulled as rows, by key.
 ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
 
+_PLAIN, _DENSE = {torch.Tensor, torch.nn.Parameter}, {torch.strided}
+
 
 def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
     """Check a push; return its plan with its values, and the values that are pushed as rows.
@@ -31,7 +33,7 @@ def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRo
         ValueError: a value does not have its key's shape, is complex, or is sparse in more than its rows.
     """
     known = _known(table, key, values)
-    if known is not None and not any(map(torch.is_complex, known[1])):
+    if known is not None and not any(dtype.is_complex for dtype in {one.dtype for one in known[1]}):
         return known, {}
     pushed = by_key(key, values)
     for one, tensors in pushed.items():
@@ -60,7 +62,7 @@ def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows
 
 def _known(table: KeyTable, key: Keys, values: Values) -> Planned | None:
     """Return the plan of a call that was made before, without checking every key."""
-    if isinstance(key, list) and isinstance(values, list) and all(map(_is_dense, values)):
+    if isinstance(key, list) and isinstance(values, list) and _all_dense(values):
         plan = table.known_plan(tuple(key))
         if plan is not None and [one.shape for one in values] == plan.shapes:
             return plan, values
@@ -107,8 +109,9 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to_dense() if tensor.is_sparse else tensor
 
 
-def _is_dense(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+def _all_dense(values: list[Any]) -> bool:
+    """Return whether all are plain dense tensors. Sets, as a Python call per key would take most of a call's time."""
+    return _PLAIN.issuperset(map(type, values)) and {one.layout for one in values} == _DENSE
 
 
 # ---- row-sparse targets -----------------------------------------------------------------------------------------------
