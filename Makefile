@@ -28,8 +28,8 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profi
 TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,blame hosts local_merge noticing)
 
 .PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
-  test-trackers test-trainers test-browser test-c10d check format docs fuzz mutations oracle \
-  blame slow slow-peers busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
+  test-trackers test-trainers test-browser test-c10d check check-style check-linux check-darwin check-win32 format docs fuzz \
+  mutations oracle blame slow slow-peers busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -164,12 +164,14 @@ test-c10d: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt expecttest
 	$(BIN)/python -m tests.c10d.pytorch $(C10D)
 
-check: $(READY)
+check: $(READY) check-style check-linux check-darwin check-win32
+
+check-style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
-	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+
+check-linux check-darwin check-win32: check-%: $(READY)
+	$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$*
 
 # Built once: about 4 minutes of two cores, into ~/.cache/paceline-k8s.
 test-k8s: $(READY)
