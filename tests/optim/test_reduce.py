@@ -21,7 +21,8 @@ def train(options: dict[str, Any], *odd: list[float]) -> tuple[int, str, int]:
     rank = create("allreduce").rank
     rate = math.nextafter(0.1, rank)  # as on machines that are not alike
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=rate), "allreduce", model=model, **options)
+    inner = torch.optim.SGD(model.parameters(), lr=rate, fused=rank == 1)
+    optimizer = DistributedOptimizer(inner, "allreduce", model=model, **options)
     for step, values in enumerate([[1.0, 1.0], *odd]):
         optimizer.samples = 4
         optimizer.zero_grad()

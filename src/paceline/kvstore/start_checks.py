@@ -27,10 +27,9 @@ from paceline.agreement import (
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.tensors import check_initialised
+from paceline.updaters.spec import IMPLEMENTATION
 from paceline.worker.session import Session
 
-#: Options of how torch computes. They do not change the result, so workers on different machines may differ here.
-_IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 _LARGEST_LISTED = 16
 
 
@@ -128,7 +127,7 @@ def _brief(value: Any) -> str:
 
 def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
     """Describe options by name. Options other than numbers, text and lists of them are left out."""
-    texts = {name: _text(value) for name, value in options.items() if name not in _IMPLEMENTATION}
+    texts = {name: _text(value) for name, value in options.items() if name not in IMPLEMENTATION}
     return [Fact(f"{name} of {owner}", texts[name] or "") for name in sorted(texts) if texts[name] is not None]
 
 

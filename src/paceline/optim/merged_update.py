@@ -23,8 +23,7 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
-from paceline.updaters import Options
-from paceline.updaters.spec import plain
+from paceline.updaters import Options, option_groups
 
 logger = logging.getLogger(__name__)
 
@@ -176,18 +175,7 @@ class MergedUpdate(ExchangingStrategy):
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
     def _current_options(self) -> list[Options]:
-        """Return the options of all param groups that are plain data: numbers, strings, tuples of numbers."""
-        found = []
-        for group in self.inner.param_groups:
-            options: Options = {}
-            for name, value in group.items():
-                if name != "params":
-                    try:  # noqa: SIM105 - contextlib would take as long as all else here, in each step
-                        options[name] = plain(name, value)
-                    except (TypeError, ValueError):
-                        pass
-            found.append(options)
-        return found
+        return option_groups(self.inner, skips=True)
 
     def close(self) -> None:
         """Stop watching backward passes."""
