@@ -159,7 +159,7 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
 
 
 def calls(store: DistStore) -> list[Any]:
-    return [sent.call for block in store.table.blocks.values() for side in block.buckets for sent in side.sending]
+    return [call for block in store.table.blocks.values() for side in block.buckets for _, call in side.sending]
 
 
 def test_who_asks_before_all_have_pushed_waits_for_them() -> None:

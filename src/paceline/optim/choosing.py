@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
 
 from paceline import compression as codecs
 from paceline.hetero import free_policy
@@ -37,8 +35,6 @@ _COMPUTED_AGAIN = (
     "use_reentrant=False, or DistributedOptimizer overlap=False, which sends nothing before a pass has ended"
 )
 
-Kind = Literal["alone", "reduced", "worker", "server"]
-
 
 def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Strategy:
     """Make the strategy for a store. Collective if the store is distributed.
@@ -52,19 +48,18 @@ def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | N
         ValueError: the store or the optimizer does not support these settings.
         KeyMismatchError: the models or options of the workers differ.
     """
-    return _MAKERS[_kind_of(setup, store, update)](setup, store)
-
-
-def _kind_of(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Kind:
     if update not in (None, "worker", "server"):
         raise ValueError(f"update is 'worker' or 'server', not {update!r}")
-    if not isinstance(store, DistStore):
-        if update == "server":
-            raise ValueError(f"a {store.type} store has no servers; update='server' needs a distributed one")
-        return "reduced" if codecs.by_leg(setup.compression) or store.num_workers > 1 else "alone"
-    if update == "worker" and store.policy.merge != "all":
-        raise ValueError(f"{store.type} has no merged gradients; update='worker' needs dist_sync")
-    return update or ("worker" if store.policy.merge == "all" else "server")
+    if isinstance(store, DistStore):
+        in_lock_step = store.policy.merge == "all"
+        if update == "worker" and not in_lock_step:
+            raise ValueError(f"{store.type} has no merged gradients; update='worker' needs dist_sync")
+        return _make_worker(setup, store) if in_lock_step and update != "server" else _make_server(setup, store)
+    if update == "server":
+        raise ValueError(f"a {store.type} store has no servers; update='server' needs a distributed one")
+    if codecs.by_leg(setup.compression) or store.num_workers > 1:
+        return _make_reduced(setup, store)
+    return Strategy(setup, store)
 
 
 def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
@@ -113,14 +108,6 @@ def _able_to_regroup(store: DistStore) -> DistStore:
     for leg, codec in store.traffic.codecs.items():
         free.set_gradient_compression(codec.params() | {"leg": leg})
     return free
-
-
-_MAKERS: dict[Kind, Callable[[StrategySetup, Any], Strategy]] = {
-    "alone": Strategy,
-    "reduced": _make_reduced,
-    "worker": _make_worker,
-    "server": _make_server,
-}
 
 
 def _weighs(store: DistStore) -> bool:

@@ -219,12 +219,14 @@ class ServerExchange(Exchange):
                     f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. "
                     f"{self._advice}"
                 )
-        one.check_kind()
-        self._check_unchanged(one)
-        self._copy_in(one)
-        side = side_stream(one.param)
+        if one.kind != (param.dtype, param.shape):
+            raise one.converted()
+        if self._brings_weights:
+            self._check_unchanged(one)
+        side = side_stream(param)
         if side is not None:
             self._sides.add(side)
+        one.put_grad(side)
         for bucket in buckets:
             bucket.unfilled -= not one.filled
             if bucket.unfilled == 0 and not one.filled:
@@ -232,13 +234,9 @@ class ServerExchange(Exchange):
         one.filled = True
         return bool(self._ready)
 
-    def _copy_in(self, one: Bound) -> None:
-        """Copy the data that this worker pushes of a parameter into the arena."""
-        one.put_grad()
-
     def _check_unchanged(self, one: Bound) -> None:
         """Raise if the servers hold a weight that was changed here since they sent it."""
-        found = self._brings_weights and unlike(one.param.data, one.value)
+        found = unlike(one.param.data, one.value)
         if isinstance(found, torch.Tensor):
             self._compared.append((one, found))
         elif found:
@@ -246,17 +244,17 @@ class ServerExchange(Exchange):
 
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
-        if not self._ready:
-            return
         ready, self._ready = self._ready, []
         is_earlier_done = carried.after is None or carried.after.advance()
         for bucket in ready:
             bucket.is_pushed = True
             self._unpushed -= 1
-            if self._unpushed or is_earlier_done:
-                self._start(bucket, carried)
-            else:
+            if not (self._unpushed or is_earlier_done):
                 self._held = bucket
+            elif self._sides:
+                self._send_later(bucket, carried)
+            else:
+                self._send(bucket, carried)
 
     def push_rest(self, carried: Carried) -> None:
         """Push the remaining buckets, last layer first, with the current gradients, and then the rows."""
@@ -264,21 +262,19 @@ class ServerExchange(Exchange):
             for one in bucket.members if bucket.unfilled else ():
                 if not one.filled:
                     self.fill(one.param)
-            self.push(carried)
+            if self._ready:
+                self.push(carried)
         if carried.after is not None:
             carried.after.wait()
         if self._held is not None:
-            self._start(self._held, carried)
+            (self._send_later if self._sides else self._send)(self._held, carried)
         for side in self._sides:
             side.join()  # from now on a loop may change gradients in place
         if self._has_rows:
             self.sparse.push_rest(carried)
 
-    def _start(self, bucket: _Bucket, carried: Carried) -> None:
+    def _send_later(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
-        if not self._sides:
-            self._send(bucket, carried)
-            return
         copies = [side.mark() for side in self._sides]
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
         self._pusher.after(partial(all_copied, copies), partial(self._send, bucket, carried), what)
@@ -313,7 +309,7 @@ class ServerExchange(Exchange):
             self._store.session.wait(calls)
             if self._has_rows:
                 self.sparse.settle()
-            changed = _first_unlike(self._compared)
+            changed = _first_unlike(self._compared) if self._compared else None
             if changed is not None:
                 raise changed_here(self._store, changed.name)
         finally:

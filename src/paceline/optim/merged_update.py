@@ -31,13 +31,7 @@ logger = logging.getLogger(__name__)
 class MergedUpdate(ExchangingStrategy):
     """Merges gradients at the end of each backward pass, and steps on the merged ones.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: merges the gradients.
-        exchange: the store's exchange, without parameters.
-        weighs: whether the numbers of samples decide how much a push counts.
-        buffers: the model's buffers, if workers share them.
-        hides_nan: the store's codec hides NaN and Inf from other workers.
+    The exchange has no parameters yet. ``hides_nan``: the store's codec hides NaN and Inf from other workers.
     """
 
     def __init__(

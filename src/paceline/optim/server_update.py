@@ -82,12 +82,6 @@ class ServedState(defaultdict[torch.Tensor, Any]):
 class ServerUpdate(ExchangingStrategy):
     """Pushes gradients, and copies the servers' new weights to the parameters.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store.
-        weighs: whether the numbers of samples decide how much a push counts.
-        buffers: the model's buffers, if workers share them.
-
     Raises:
         ValueError: servers cannot run this optimizer, or not with these options; the text says what to do instead.
         TypeError: an option of the optimizer is not plain data.

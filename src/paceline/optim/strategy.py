@@ -76,32 +76,22 @@ class MergeChoices:
 
 @dataclass(frozen=True)
 class StrategySetup:
-    """Arguments of a strategy, except its store.
-
-    Attributes:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: the user's options.
-        model: the network, if it is known.
-        samples: counts this worker's samples.
-        compression: settings of codecs; None or empty: no compression.
-    """
+    """Arguments of a strategy, except its store."""
 
     inner: torch.optim.Optimizer
+    """The user's optimizer."""
     named: Named
+    """Its parameters."""
     choices: MergeChoices
     model: torch.nn.Module | None
+    """The network, if it is known."""
     samples: SampleCounter
     compression: Compression | None
+    """Settings of codecs; None or empty: no compression."""
 
 
 class Strategy:
     """Steps on this process's own gradients. Base of the other strategies.
-
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store.
-        exchange: the store's exchange; by default one that gives gradients to no other worker.
 
     Attributes:
         steps_here: the wrapped optimizer steps, in this process.
@@ -226,12 +216,7 @@ class Strategy:
 class ExchangingStrategy(Strategy):
     """Gives the gradients of backward passes to an exchange. Base of the strategies for several workers.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store.
-        exchange: the store's exchange.
-        weighs: whether the numbers of samples decide how much a push counts.
-        buffers: the model's buffers, if workers share them.
+    ``weighs`` says whether the numbers of samples decide how much a push counts.
     """
 
     def __init__(
@@ -331,24 +316,14 @@ _ENTRY = "codec_states"
 
 
 def codec_entry(store: KVStoreBase, unsent: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the entry; an empty dict when codecs keep no state.
-
-    Args:
-        store: the store that has the codecs.
-        unsent: residuals of this worker's pulls, by key.
-    """
+    """Return the entry, with the residuals of this worker's pulls by key; empty when codecs keep no state."""
     if not (store.keeps_residuals or unsent):
         return {}
     return {_ENTRY: {"rank": store.rank, "pushes": store.codec_states(), "unsent": unsent}}
 
 
 def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
-    """Set the residuals of this worker's pushes; if the entry is another worker's, they become 0.
-
-    Args:
-        store: the store that has the codecs.
-        saved: a ``state_dict``.
-    """
+    """Set the residuals of this worker's pushes from a ``state_dict``; if they are another worker's, they become 0."""
     entry = saved.get(_ENTRY, {})
     if store.keeps_residuals:
         store.set_codec_states(entry["pushes"] if entry.get("rank") == store.rank else {})
@@ -356,5 +331,4 @@ def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
 
 def unsent_in(saved: Mapping[str, Any]) -> Mapping[Any, Any]:
     """Return the residuals of pulls, by key."""
-    unsent: Mapping[Any, Any] = saved.get(_ENTRY, {}).get("unsent", {})
-    return unsent
+    return saved.get(_ENTRY, {}).get("unsent", {})  # type: ignore[no-any-return]

@@ -29,7 +29,7 @@ class _Session:
         self._job, self.rank, self.settings = job, rank, job.settings
         self.stores = WorkerStores()
         self.workers, self.servers = job.workers, job.servers
-        self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
+        self.host_id = job.workers[rank].host_id
         self.waited_s = 0.0
         self.lock_step, self.group = False, 0
         self.auto = self.grouped_store = ""

@@ -29,9 +29,7 @@ _FINITE = frozenset(
 
 #: Entries of a param group that do not change an update, most of them options of how torch computes. The store sets
 #: these itself, and workers on machines that are not alike may differ in them.
-IMPLEMENTATION = frozenset(
-    {"params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr"}
-)
+IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
 
 #: Types of options that are plain data as they are.
 _PLAIN = frozenset({float, int, bool, str, type(None)})

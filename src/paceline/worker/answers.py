@@ -60,10 +60,12 @@ def store_known(
     for one, frame in zip(known, [None] * len(known) if shared else frames, strict=True):
         block = blocks[one.block]
         versions = block.buckets[one.bucket].versions
-        if shared or _is_new(one, versions.of(one.start, one.length)):
+        stop = one.start + one.length
+        held = set(versions.touched(one.start, stop)) if one.length else set()
+        if shared or _is_new(one, held):
             if not shared:
                 _store(block, one, codec, frame)
-            versions.set(one.start, one.length, one.version)
+            versions.put(one.start, stop, one.version)
 
 
 def _check_requested(entries: Sequence[m.Entry], known: Sequence[m.KnownRange]) -> None:

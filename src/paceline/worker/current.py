@@ -13,6 +13,7 @@ from paceline.net.sockets import SocketHub
 from paceline.observe import ring
 from paceline.worker import guard
 from paceline.worker.leaving import Exit
+from paceline.worker.profile import Profile
 from paceline.worker.session import Session
 
 
@@ -60,7 +61,9 @@ class _Current:
                 ring.start(settings)
                 security = Security.of(settings)
                 self._exit.install()
-                self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
+                session = self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
+                if settings.profile:
+                    session.before_wait = Profile(session).check
             return self._session
 
 

@@ -16,6 +16,7 @@ through sockets, and a warning is logged.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -323,8 +324,9 @@ class KeyTable:
         value_fd = -1 if block.value_file is None else block.value_file.fd
         size = block.layout.numel * block.dtype.itemsize
         starts = [bucket.start for bucket in block.layout.buckets]
-        pid, grad_fd = self._session.pid, block.grad_file.fd
-        body = m.MapArena(self._store, block.spec.block, pid, value_fd, grad_fd, size, starts)
+        body = m.MapArena(
+            self._store, block.spec.block, os.getpid(), value_fd, block.grad_file.fd, size, starts
+        )  # fmt: skip
         self._session.call_server(server, body, "offering shared memory")
 
     def _look_at(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:

@@ -13,7 +13,6 @@ from paceline.net.call import Call, OnAnswer
 from paceline.tensors import from_frame, to_frame
 from paceline.updaters.rows import of_rows, sum_rows
 from paceline.wire import messages as m
-from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
@@ -112,7 +111,7 @@ class RowTraffic:
         done = RowExchange(place)
         one = self._free(place)
         body = m.PullRows(self._store, m.Entry(*one.place, 0, one.length, 0))
-        server = self._server(place[0], one)
+        server = place[0].routes[one.bucket].owner
         done.call = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
         place[0].note_sent(one, done.call)
         return done
@@ -132,7 +131,7 @@ class RowTraffic:
         parts = [_NO_ELEMENTS] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         frames = [] if skip else [to_frame(part) for part in parts]
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
-        server = self._server(block, one)
+        server = block.routes[one.bucket].owner
         self._traffic.note_push(server, [entry], round, carried)
         call = self._session.ask_server(server, body, what, frames, keep)
         block.note_sent(one, call)
@@ -150,7 +149,8 @@ class RowTraffic:
 
         body = m.PullRows(self._store, m.Entry(*one.place, 0, one.length, 0))
         ids = [to_frame(rows.cpu().contiguous())]
-        self._session.wait([self._session.ask_server(self._server(block, one), body, "pull of rows", ids, keep)])
+        server = block.routes[one.bucket].owner
+        self._session.wait([self._session.ask_server(server, body, "pull of rows", ids, keep)])
         return found
 
     def _free(self, place: Place) -> m.Span:
@@ -159,6 +159,3 @@ class RowTraffic:
         assert one is not None, "checked before"
         self._session.wait(place[0].outstanding(one))
         return one
-
-    def _server(self, block: WorkerBlock, one: m.Span) -> int:
-        return block.layout.buckets[one.bucket].server

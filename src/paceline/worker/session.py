@@ -33,7 +33,7 @@ from paceline.observe.account import GC, WAIT, Steps
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker.profile import Profile, RoundTimes
+from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
 logger = logging.getLogger(__name__)
@@ -97,9 +97,8 @@ class Session:
         self._urgency = Urgency(3)
         self.meter.on_round = self._round_ended
         meter.start(self.meter)
-        self._profile = (
-            Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
-        )
+        self.before_wait: Callable[[], None] | None = None
+        """Called before every wait."""
         self._client = Client(make_hub(), check=self._check_open)
         self._failed = threading.Event()
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, pace=self._how_fast)
@@ -145,11 +144,6 @@ class Session:
     def host_id(self) -> str:
         """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
-
-    @property
-    def pid(self) -> int:
-        """Process id of this worker."""
-        return self._lifeline.me.pid
 
     def local_merge(self, policy: Policy) -> LocalMerge:
         """Return the servers that merge the pushes of each host, for stores of a policy."""
@@ -289,8 +283,8 @@ class Session:
             DeadlineError: the answers did not arrive in time; the text names the missing processes.
             Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
-        if self._profile is not None:
-            self._profile.check(self)
+        if self.before_wait is not None:
+            self.before_wait()
         advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         calls, began, before = list(calls), self.meter.now(), self.meter.enter(WAIT)

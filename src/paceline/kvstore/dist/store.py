@@ -20,7 +20,7 @@ from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
-from paceline.kvstore.options import no_optimizer
+from paceline.kvstore.options import no_optimizer, refuse_changes
 from paceline.net.call import Call
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
@@ -277,6 +277,8 @@ class DistStore(KVStore):
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
+        self._need_optimizer("change")
+        refuse_changes(self.spec, groups)
         self.optimizer.set_options(groups, keys)
 
     def options(self) -> list[Options]:

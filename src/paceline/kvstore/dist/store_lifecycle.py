@@ -89,7 +89,7 @@ class StoreLifecycle:
     def wait_for_own_requests(self) -> None:
         """Wait for the answers to all of this worker's pushes and pulls."""
         sides = [side for block in self._table.blocks.values() for side in block.buckets]
-        self._session.wait([sent.call for side in sides for sent in side.sending])
+        self._session.wait([call for side in sides for _, call in side.sending])
 
     def barrier(self) -> None:
         """Wait until all workers that have not left the store have called this.
