@@ -23,12 +23,7 @@ def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_optimizer(store: str, verb: str) -> ValueError:
-    """Return the error about a store that runs no optimizer.
-
-    Args:
-        store: its type.
-        verb: the refused use of the optimizer's state or options.
-    """
+    """Return the error about a store that runs no optimizer; the verb is the refused use of its state or options."""
     return ValueError(
         f"the {store} store has no optimizer, so it has no state or options to {verb}; call set_optimizer. If a "
         'DistributedOptimizer or a Trainer steps in the workers (update="worker"), the state is theirs: '
@@ -47,30 +42,13 @@ def refuse_changes(spec: UpdaterSpec, groups: Sequence[Options]) -> None:
 
 
 def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None) -> list[Options]:
-    """Return the options of every param group; options that were not given have the class's defaults.
-
-    Args:
-        groups: the given options per param group.
-        cls: the optimizer's class; None: this process does not know it.
-    """
+    """Return the options of every param group; those that were not given have the defaults of a class that is known."""
     defaults = {} if cls is None else defaults_of(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
     return [{**defaults, **group} for group in groups or [{}]]
 
 
-def class_of(spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    """Return the class that a spec names; None if only servers load it."""
-    try:
-        return own_class(spec)
-    except (ImportError, ValueError):
-        return None
-
-
 def own_class(spec: UpdaterSpec, optimizer: OptimizerLike = "") -> type[torch.optim.Optimizer]:
-    """Return the class that a spec names.
-
-    Args:
-        spec: the spec.
-        optimizer: the source of the spec; its class need not be importable.
+    """Return the class that a spec names. That of the optimizer behind the spec, if given, need not be importable.
 
     Raises:
         ValueError: the name is not that of an optimizer class.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,14 +32,14 @@ from paceline.worker.session import Session
 
 _LARGEST_LISTED = 16
 
+#: Name, parameter and index of its param group.
+_Named: TypeAlias = Sequence[tuple[object, torch.Tensor, int]]
+
 
 def agree(session: Session, what: str, facts: Facts) -> None:
     """Compare facts with all other workers. Every worker calls it at the same point of its script.
 
-    Args:
-        session: this worker's part in the job.
-        what: name of the thing that is set up, for the error: ``the optimizer``.
-        facts: facts that must be the same, in order; each subject once.
+    The facts are in order, each subject once. The error names what is set up, as ``the optimizer``.
 
     Raises:
         KeyMismatchError: keys, their shapes, types or order differ. On every worker, with the same text.
@@ -79,12 +79,8 @@ def tensor_facts(named: Iterable[tuple[object, torch.Tensor]], kind: str = "para
     return [Fact(f"{kind} {name!r}", _kind(tensor), True) for name, tensor in table]
 
 
-def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
-    """Describe an optimizer: its class, its parameters with their groups, and the options of every group.
-
-    Args:
-        optimizer: any optimizer. Options other than numbers, text and lists of them are left out.
-        named: name, parameter and index of the param group, in the order of the keys.
+def optimizer_facts(optimizer: torch.optim.Optimizer, named: _Named) -> list[Fact]:
+    """Describe an optimizer: its class, its parameters with their groups in the order of the keys, and all options.
 
     Raises:
         ValueError: a parameter has no shape yet.
@@ -100,15 +96,11 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
     return facts
 
 
-def state_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
+def state_facts(optimizer: torch.optim.Optimizer, named: _Named) -> list[Fact]:
     """Describe the state with which an optimizer begins: its entries, the kind of its tensors, and how many steps.
 
     A state that only some workers have loaded differs in this. That of a new optimizer is left out, and so are other
     numbers, which unlike machines round differently.
-
-    Args:
-        optimizer: any optimizer.
-        named: name, parameter and index of the param group, in the order of the keys.
     """
     facts = []
     for name, param, _ in named:

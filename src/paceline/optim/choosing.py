@@ -39,11 +39,6 @@ _COMPUTED_AGAIN = (
 def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Strategy:
     """Make the strategy for a store. Collective if the store is distributed.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the user's store.
-        update: side that steps; None: the default of the store.
-
     Raises:
         ValueError: the store or the optimizer does not support these settings.
         KeyMismatchError: the models or options of the workers differ.

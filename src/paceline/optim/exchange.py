@@ -103,12 +103,7 @@ class Exchange:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
 
     def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let somebody compare this worker's weights after a step with those of the others. Does not wait.
-
-        Args:
-            step: number of the step.
-            weights: returns the weights.
-        """
+        """Let somebody compare this worker's weights after a step with those of the others. Does not wait."""
 
 
 @dataclasses.dataclass(eq=False)

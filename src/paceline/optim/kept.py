@@ -9,11 +9,7 @@ import torch
 
 
 class KeptGradients:
-    """The gradients of parameters as they are now: the tensors, held weakly, and torch's counts of their changes.
-
-    Args:
-        params: the parameters.
-    """
+    """The gradients of parameters as they are now: the tensors, held weakly, and torch's counts of their changes."""
 
     def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
         self._seen: list[tuple[torch.nn.Parameter, weakref.ref[torch.Tensor] | None, int]] = []
@@ -32,8 +28,7 @@ class KeptGradients:
     def are_dropped(self, arrived: torch.nn.Parameter) -> bool:
         """Return whether all of them were set to None or to zeros, as ``model.zero_grad()`` does.
 
-        Args:
-            arrived: the only parameter that has got a gradient since.
+        Only the parameter ``arrived`` has got a gradient since.
         """
         changed, others = [], 0
         for param, seen, version in self._seen:

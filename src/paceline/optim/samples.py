@@ -67,11 +67,9 @@ class Count:
 
 
 class SampleCounter:
-    """Counts the samples behind each push of one worker.
+    """Counts the samples behind each push of one worker, unless the user gives those of every local batch.
 
-    Args:
-        given: samples of every local batch, or None to count.
-        batch_dim: dimension of the inputs that counts samples, if the user has said so.
+    ``batch_dim`` is the dimension of the inputs that counts samples, if the user has said so.
     """
 
     def __init__(self, given: float | None, batch_dim: int | None) -> None:
@@ -278,12 +276,7 @@ class Tally:
 
 
 def tally(inputs: Any, batch_dim: int | None) -> Tally:
-    """Return the tally of one call's inputs.
-
-    Args:
-        inputs: positional and keyword inputs, nested or not.
-        batch_dim: dimension that counts samples, if the user has said so.
-    """
+    """Return the tally of one call's inputs, nested or not; the user may have said which dimension counts samples."""
     leaves = _leaves(inputs)
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     own = {size for size in map(_own_size, leaves) if size is not None}

@@ -36,11 +36,6 @@ def find_sparse(
 
     These are: all of ``SparseAdam``; those that belong only to modules with ``sparse=True`` (another module would make
     the gradient dense); and those that the user has marked: ``parameter.sparse_grad = True``.
-
-    Args:
-        named: names and parameters of the optimizer.
-        optimizer: the user's optimizer, if it is known.
-        model: the network, if it is known.
     """
     owners: dict[nn.Parameter, list[bool]] = {}
     for module in () if model is None else model.modules():
@@ -99,10 +94,6 @@ class SparseExchange:
     def __contains__(self, param: nn.Parameter) -> bool:
         """Return whether a parameter is exchanged here."""
         return param in self._places
-
-    def __len__(self) -> int:
-        """Return the number of parameters."""
-        return len(self._places)
 
     # ---- a round, as of paceline.optim.exchange ----------------------------------------------------------------------
 

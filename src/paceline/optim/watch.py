@@ -28,8 +28,7 @@ class _NotCompiledError(PacelineError, AttributeError):
 class ModelHook:
     """A hook of a model. Copies of the model, and pickled ones, have a hook that does nothing.
 
-    Args:
-        call: function to call; held weakly, so that the model does not keep the optimizer alive.
+    The method that it calls is held weakly, so that the model does not keep the optimizer alive.
     """
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:

@@ -77,12 +77,7 @@ class Packer:
 
 
 def unpack(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the data that a :class:`Packer` has converted.
-
-    Args:
-        data: result of ``pack``.
-        tensors: tensors by name.
-    """
+    """Return the data that a :class:`Packer` has converted."""
     if isinstance(data, list):
         return [unpack(one, tensors) for one in data]
     if not isinstance(data, dict):

@@ -11,17 +11,9 @@ _CHUNK = 4096
 
 
 def normal(seed: tuple[object, ...], start: int, length: int) -> torch.Tensor:
-    """Return a range of a standard normal sequence.
+    """Return a range of a standard normal sequence, as float32 in CPU memory.
 
-    The elements of a sequence are the same in every process, and for any cut into ranges.
-
-    Args:
-        seed: numbers and strings that name the sequence.
-        start: first element.
-        length: number of elements.
-
-    Returns:
-        float32 tensor on the CPU.
+    The elements of the sequence that a seed names are the same in every process, and for any cut into ranges.
     """
     out = torch.empty(length, dtype=torch.float32, device="cpu")
     position, stop = start, start + length

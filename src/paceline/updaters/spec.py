@@ -66,10 +66,6 @@ class UpdaterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_numbers(groups: Sequence[Options], keys: Mapping[Any, KeyOptions] | None = None) -> None:
     """Check all numbers of an optimizer: torch accepts a NaN, and all weights become NaN.
 
-    Args:
-        groups: options per param group.
-        keys: multipliers of keys.
-
     Raises:
         TypeError: an option of the gradient is not a number.
         ValueError: a number is NaN, is infinite where that makes no sense, or is out of range.
@@ -242,13 +238,7 @@ _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
 def options_apart(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
     """Return how the options of two workers differ; empty when they are the same, to rounding.
 
-    Machines that are not alike work out a schedule's cosine with other last bits.
-
-    Args:
-        one: options of the one.
-        other: options of the other.
-        first: rank of the one.
-        second: rank of the other.
+    Machines that are not alike work out a schedule's cosine with other last bits. Ranks are for the text.
     """
     if len(one.groups) != len(other.groups):
         return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"

@@ -273,13 +273,9 @@ class TorchUpdater(FlatUpdater):
 def make_updater(
     spec: UpdaterSpec, value: torch.Tensor, pieces: Sequence[Piece], allowed: Collection[str] = ()
 ) -> FlatUpdater:
-    """Build the updater that a spec describes for one stored flat value.
+    """Build the updater that a spec describes for one stored flat value, which it updates in place.
 
-    Args:
-        spec: name and options.
-        value: 1-D tensor, updated in place.
-        pieces: its pieces, in order.
-        allowed: import paths of user classes that may be loaded here.
+    Classes of import paths are loaded only if they are ``allowed``.
 
     Raises:
         ValueError: the name is unknown, or the optimizer rejects an option's value.

@@ -56,12 +56,8 @@ class _Relayed(NamedTuple):
 class KeyTable:
     """The keys of one store on one worker.
 
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        reads_in_place: stored values change only after this worker has pushed, so it may map the values of servers of
-            this host.
-        local_merge: servers that merge the pushes of each host.
+    ``reads_in_place``: stored values change only after this worker has pushed, so it may map the values of servers of
+    this host.
     """
 
     def __init__(self, session: Session, store: str, reads_in_place: bool, local_merge: LocalMerge) -> None:
@@ -230,11 +226,6 @@ class KeyTable:
 
     def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str) -> list[WorkerBlock]:
         """Return the blocks in which rank 0 has placed keys. The other workers call it.
-
-        Args:
-            keys: new keys.
-            values: only their shapes and dtypes are used.
-            answers: as in :meth:`add`.
 
         Raises:
             KeyMismatchError: shape, dtype or sparsity differ from rank 0's.

@@ -23,8 +23,7 @@ _RECENT = 9
 class RoundTimes:
     """The computation of rounds, of their accounts: all of a round but the waits for answers.
 
-    Args:
-        keep: keep all steps, not only the last ones.
+    With ``keep`` all of them are kept, not only the last ones.
     """
 
     def __init__(self, *, keep: bool = False) -> None:

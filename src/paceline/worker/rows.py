@@ -36,10 +36,7 @@ def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class RowExchange:
-    """A push of rows, or a request for rows, that is answered with rows.
-
-    Args:
-        place: the key.
+    """A push of rows of a key, or a request for them, that is answered with rows.
 
     Attributes:
         call: the call; wait for it with ``Session.wait``.
@@ -75,13 +72,7 @@ class RowExchange:
 
 
 class RowTraffic:
-    """Pushes rows to the servers, and pulls rows from them.
-
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        traffic: traffic of dense values.
-    """
+    """Pushes rows to the servers, and pulls rows from them, beside the traffic of dense values."""
 
     def __init__(self, session: Session, store: str, traffic: Traffic) -> None:
         self._session, self._store, self._traffic = session, store, traffic

@@ -173,12 +173,7 @@ class Session:
         return self.meter.waited_s
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
-        """Report the round with the next heartbeat, and end the account of the one before.
-
-        Args:
-            round: number of the push's round.
-            samples: number of samples behind it.
-        """
+        """Report the round of a push with the next heartbeat, and end the account of the one before."""
         if round > self._lifeline.round:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
@@ -336,13 +331,8 @@ class Session:
     def barrier(self, name: str, store: str = "", pauses: bool = False) -> bool:
         """Wait until all live workers have called this with the same name; of a store, all that have not left it.
 
-        Args:
-            name: name of the barrier.
-            store: store of the barrier; empty: the job's.
-            pauses: whether the servers know that this worker pauses.
-
-        Returns:
-            Whether they know it of some of the workers, and of others not.
+        ``pauses``: the servers know that this worker pauses. Returns whether they know it of some of the workers, and
+        of others not.
         """
         answer = self.call_scheduler(m.Enter(name, store, self.round, pauses), f"barrier {name!r}")
         if not isinstance(answer, m.Gathered):

@@ -65,12 +65,9 @@ class Carried:
 class Traffic:
     """Pushes the arenas' gradients, and stores pulled values in the arenas.
 
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        blocks: blocks of the store by number, those that are still to come too.
-        merges_rounds: each update is made of one round of this worker's unit, so the values in the answer to a push
-            stay valid until this worker's next push. Answers always bring them: one round trip instead of two.
+    ``blocks`` are those of the store by number, those that are still to come too. ``merges_rounds``: each update is
+    made of one round of this worker's unit, so the values in the answer to a push stay valid until this worker's next
+    push. Answers always bring them: one round trip instead of two.
     """
 
     def __init__(self, session: Session, store: str, blocks: Mapping[int, WorkerBlock], merges_rounds: bool) -> None:

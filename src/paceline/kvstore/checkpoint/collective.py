@@ -80,8 +80,8 @@ def save(
         store: store whose workers save; None: this process is the only one.
         path: path of the common file.
         kind: kind of file.
-        common: function that returns the content of the common file; called on worker 0.
-        own: function that returns this worker's own content, or None.
+        common: returns the content of the common file; called on worker 0.
+        own: returns this worker's own content, or None.
         step: number of steps so far, if the caller counts them.
 
     Raises:
@@ -124,15 +124,7 @@ def save(
 def save_alone(
     store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content, step: int | None = None
 ) -> None:
-    """Write a checkpoint without any worker's own state. Only the calling worker writes.
-
-    Args:
-        store: store whose workers share the content; None: this process is the only one.
-        path: path of the file.
-        kind: kind of file.
-        content: content of the file.
-        step: number of steps so far, if the caller counts them.
-    """
+    """Write a checkpoint without any worker's own state. Only the calling worker writes."""
     _write_common(path, kind, content, None, {}, _world(store) | {"step": step})
 
 
@@ -176,12 +168,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
-    """Run a check on every worker, and raise on all if it fails on one.
-
-    Args:
-        store: store whose workers run the check; None: this process is the only one.
-        what: name of the check, for messages.
-        check: raises if something is wrong.
+    """Run a check on every worker, and raise on all if it fails on one. Messages name ``what`` is checked.
 
     Raises:
         CheckpointError: the check failed on another worker.

@@ -34,7 +34,7 @@ def save(
     Args:
         store: the store that has the codec; None: there is no codec.
         fname: path of the file.
-        states: function that returns the optimizer's state by key.
+        states: returns the optimizer's state by key.
         step: number of steps so far, if the caller counts them.
         **manifest: plain data that describe the optimizer.
 
@@ -46,16 +46,14 @@ def save(
         tensors, keys = flatten(states(), "state/")
         return Content(tensors, {**manifest, "keys": keys})
 
+    def own() -> Content:
+        tensors, keys = flatten({} if store is None else store.codec_states(), "residual/")
+        return Content(tensors, {"residuals": keys})
+
     if store is None or not store.keeps_residuals:
         collective.save_alone(store, fname, KIND, content(), step)
     else:
-        collective.save(store, fname, KIND, content, lambda: residuals_of(store), step)
-
-
-def residuals_of(store: KVStoreBase) -> Content:
-    """Return the residuals of this worker's codec."""
-    tensors, keys = flatten(store.codec_states(), "residual/")
-    return Content(tensors, {"residuals": keys})
+        collective.save(store, fname, KIND, content, own, step)
 
 
 class LoadedStates(NamedTuple):
@@ -107,11 +105,7 @@ def load(
 
 
 def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
-    """Set the residuals of this worker's codec, if it keeps any. If none were saved, they become 0.
-
-    Args:
-        store: the store that has the codec; None: there is no codec.
-        own: this worker's own file of a checkpoint.
+    """Set the residuals of this worker's codec from its own file, if it keeps any. If none were saved, they become 0.
 
     Raises:
         ValueError: the residuals are of another model. Then none is changed.
@@ -132,12 +126,7 @@ def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
 def flatten(
     states: Mapping[Key, Mapping[str, Any]], prefix: str
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Return the tensors of a state by name, and the plain data that :func:`restore` needs.
-
-    Args:
-        states: per key, tensors and numbers by name.
-        prefix: prefix of the tensors' names.
-    """
+    """Return the tensors of a state by name, with a prefix, and the plain data that :func:`restore` needs."""
     tensors: dict[str, torch.Tensor] = {}
     keys = []
     for key, state in states.items():

@@ -127,13 +127,6 @@ def pull_as_rows(table: KeyTable, traffic: Traffic, key: Key, targets: Sequence[
 def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, row_ids: Values) -> None:
     """Pull rows of keys that were initialised with sparse values, after this worker's own pushes.
 
-    Args:
-        table: the store's keys.
-        rows: the store's row-sparse pushes and pulls.
-        key: keys that were initialised with sparse values.
-        out: as in ``DistStore.row_sparse_pull``.
-        row_ids: row numbers, one tensor per key or per target.
-
     Raises:
         ValueError: numbers outside of the value, another shape, or a key that is not row-sparse.
     """

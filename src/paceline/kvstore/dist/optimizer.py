@@ -11,7 +11,7 @@ import msgspec
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
-from paceline.kvstore.options import Schedule, class_of, in_force, plain_keys, schedule_of
+from paceline.kvstore.options import Schedule, in_force, own_class, plain_keys, schedule_of
 from paceline.updaters import (
     KeyOptions,
     Options,
@@ -105,17 +105,16 @@ class ServerOptimizer:
 
     def options(self) -> list[Options]:
         """Return the current options, per param group."""
-        return in_force(self.groups, class_of(self.spec))
+        try:
+            return in_force(self.groups, own_class(self.spec))
+        except (ImportError, ValueError):  # only servers load it
+            return in_force(self.groups, None)
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
-    def check_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
-        """Raise if the servers cannot take the optimizer's state of keys."""
-        check_states(self._table, states, self.spec)
-
     def set_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
         """Set the optimizer's state of keys, after this worker's own pushes are applied; checks all of it before."""
-        self.check_states(states)
+        check_states(self._table, states, self.spec)
         self._lifecycle.wait_for_own_requests()
         set_states(self._session, self._name, self._table, states)
 

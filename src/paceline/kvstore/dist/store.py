@@ -26,7 +26,7 @@ from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
-from paceline.worker.key_states import get_states, merge_stats, residuals, set_residuals
+from paceline.worker.key_states import check_states, get_states, merge_stats, residuals, set_residuals
 from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
@@ -42,7 +42,7 @@ class DistStore(KVStore):
     Args:
         store_type: the type as the user wrote it, in lower case.
         session: this worker's connection to the job.
-        policy: merge, bound, weighting and age limit.
+        policy: its rule.
         name: namespace of the keys.
         mean: merge to the mean over samples instead of the sum.
         clip_norm: largest norm of a merged gradient over all keys; 0: no limit. With a limit, every worker calls
@@ -220,11 +220,7 @@ class DistStore(KVStore):
 
         One worker calls it between rounds: while no worker waits for an answer to a push. The other workers get the
         values with their next ``pull`` after a barrier. The optimizer's state is not changed, but float32 masters of
-        2-byte values are.
-
-        Args:
-            key: initialised keys.
-            value: one dense tensor per key, in its shape.
+        2-byte values are. There is one dense tensor per key, in its shape.
         """
         self.session.wait(self.send_values(key, value))
 
@@ -353,7 +349,7 @@ class DistStore(KVStore):
             CheckpointError: worker 0 raises the error of :meth:`set_optimizer_states`. No state changes.
         """
         mine = states if self.rank == 0 else {}
-        collective.agree(self, "comparing states with keys", lambda: self.optimizer.check_states(mine))
+        collective.agree(self, "comparing states with keys", lambda: check_states(self.table, mine, self.spec))
         self.optimizer.replace_states(mine)
 
     @property
@@ -399,7 +395,7 @@ class DistStore(KVStore):
         self._need_optimizer("load")
         loaded = state_files.load(self, fname, everywhere=False, optimizer=self.spec.name)
         options, mine = loaded.options(len(self.optimizer.groups)), loaded.states or {}
-        collective.agree(self, "comparing states with keys", lambda: self.optimizer.check_states(mine))
+        collective.agree(self, "comparing states with keys", lambda: check_states(self.table, mine, self.spec))
         collective.agree(self, "setting residuals", lambda: state_files.set_residuals(self, loaded.own))
         self.optimizer.replace_states(mine)
         self.set_options(options)
@@ -413,12 +409,7 @@ class DistStore(KVStore):
     def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait.
 
-        Only workers in lock step are compared.
-
-        Args:
-            name: name of the optimizer, the same on all workers.
-            step: number of the step, which is the same on all workers.
-            weights: tensors by name.
+        Only workers in lock step are compared. Name of the optimizer and number of the step are the same on all of them.
         """
         if self.policy.merge == "all" and self.num_workers > 1 and weights:
             self.session.note_weights(m.WeightSums(name, step, sums_of(weights, step)))
