@@ -60,9 +60,8 @@ def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | N
 def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
-    params, reduction = [param for _, param, _ in setup.named], setup.choices.reduction
-    exchange = ReduceExchange(store, setup.model, params, reduction)
-    return MergedUpdate(setup, store, exchange, reduction == "mean")
+    params = [param for _, param, _ in setup.named]
+    return MergedUpdate(setup, store, ReduceExchange(store, setup.model, params, setup.choices.reduction))
 
 
 def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
@@ -70,7 +69,7 @@ def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
     buffers = _prepare(setup, own, "worker")
     own.set_spec(UpdaterSpec())
     exchange = ServerExchange(own, setup.inner, setup.model, "worker", _COMPUTED_AGAIN)
-    strategy = MergedUpdate(setup, own, exchange, _weighs(own), buffers, "push" in own.traffic.codecs)
+    strategy = MergedUpdate(setup, own, exchange, buffers, "push" in own.traffic.codecs)
     _wait_for_all(own)
     return strategy
 
@@ -81,7 +80,7 @@ def _make_server(setup: StrategySetup, store: DistStore) -> ServerUpdate:
     clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
     own = store.for_optimizer(setup.choices.reduction == "mean", clip_norm or 0.0)
     buffers = _prepare(setup, own, "server")
-    strategy = ServerUpdate(setup, own, _weighs(own), buffers)
+    strategy = ServerUpdate(setup, own, buffers)
     _wait_for_all(own)
     return strategy
 
@@ -103,11 +102,6 @@ def _able_to_regroup(store: DistStore) -> DistStore:
     for leg, codec in store.traffic.codecs.items():
         free.set_gradient_compression(codec.params() | {"leg": leg})
     return free
-
-
-def _weighs(store: DistStore) -> bool:
-    """Return whether the numbers of samples decide how much a push counts."""
-    return store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
 
 
 def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers | None:

@@ -123,7 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._merging = choose_strategy(setup, store, update)
         self.kvstore = self._merging.store
         self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
-        self._step_supports_amp_scaling = self._merging.scales_by_itself
+        self._step_supports_amp_scaling = not self._merging.steps_here
         if model is not None:
             buffers, synchronize = self._merging.buffers, self._merging.synchronize
             weights = self._merging.weights

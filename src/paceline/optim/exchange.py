@@ -62,7 +62,13 @@ from paceline.worker.traffic import Carried
 
 
 class Exchange:
-    """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds."""
+    """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds.
+
+    Attributes:
+        weighs: the numbers of samples decide how much a push counts.
+    """
+
+    weighs = False
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights; between rounds. Every worker calls it."""
@@ -146,6 +152,7 @@ class ServerExchange(Exchange):
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
         self._pusher = Pusher(store.session.settings.timeout_s)
         self._loss_store: DistStore | None = None
+        self.weighs = store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
         self._new_round()
 
     def add(self, named: Sequence[NamedParameter]) -> None:

@@ -39,11 +39,10 @@ class MergedUpdate(ExchangingStrategy):
         setup: StrategySetup,
         store: KVStoreBase,
         exchange: Exchange,
-        weighs: bool,
         buffers: Buffers | None = None,
         hides_nan: bool = False,
     ) -> None:
-        super().__init__(setup, store, exchange, weighs, buffers)
+        super().__init__(setup, store, exchange, buffers)
         self._nan = "skip" if hides_nan and self.choices.on_nan != "pass" else "pass"
         self._overlap = self.choices.overlap is not False
         self._adds_up = self.choices.reduction == "sum"

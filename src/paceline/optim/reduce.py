@@ -64,6 +64,7 @@ class ReduceExchange(Exchange):
         reduction: Literal["mean", "sum"],
     ) -> None:
         self._store, self._model, self._reduction = store, model, reduction
+        self.weighs = reduction == "mean"
         self._named: list[NamedParameter] = []
         self._sparse: set[torch.nn.Parameter] = set()
         """Parameters of which other workers may have sparse gradients where this one has none."""

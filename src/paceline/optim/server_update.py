@@ -88,12 +88,11 @@ class ServerUpdate(ExchangingStrategy):
     """
 
     #: All workers take part in each round, so the servers must know of a step that a GradScaler skips.
-    scales_by_itself = True
     steps_here = False
     store: DistStore
     _exchange: ServerExchange
 
-    def __init__(self, setup: StrategySetup, store: DistStore, weighs: bool, buffers: Buffers | None) -> None:
+    def __init__(self, setup: StrategySetup, store: DistStore, buffers: Buffers | None) -> None:
         or_worker = ", or use update='worker'" if store.policy.merge == "all" else ""
         advice = (
             "The servers have stepped on the first one: call optimizer.step() after every backward, set "
@@ -101,7 +100,7 @@ class ServerUpdate(ExchangingStrategy):
             "torch.utils.checkpoint with use_reentrant=False"
         )
         exchange = ServerExchange(store, setup.inner, setup.model, "server", advice)
-        super().__init__(setup, store, exchange, weighs, buffers)
+        super().__init__(setup, store, exchange, buffers)
         self._or_worker = or_worker
         spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
@@ -308,10 +307,6 @@ class ServerUpdate(ExchangingStrategy):
             "the servers step, and they need all param groups from the start: give the optimizer its parameters before "
             f"it is given to DistributedOptimizer{self._or_worker}"
         )
-
-    def add(self, named: Named) -> None:
-        """Raise an error; see :meth:`check_extendable`."""
-        self.check_extendable()
 
     def close(self) -> None:
         """Stop watching backward passes, after the weights of the last step have arrived."""

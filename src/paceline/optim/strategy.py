@@ -94,8 +94,8 @@ class Strategy:
     """Steps on this process's own gradients. Base of the other strategies.
 
     Attributes:
-        steps_here: the wrapped optimizer steps, in this process.
-        scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
+        steps_here: the wrapped optimizer steps, in this process, and a GradScaler divides by its scale as with any
+            other; else ``step`` of the strategy divides.
         buffers: the model's buffers, where workers share them.
         model_watch: the watch of the model, if it is known. Hooks of parameters keep the strategy alive, and so the
             watch, also after a loop has dropped the DistributedOptimizer.
@@ -103,7 +103,6 @@ class Strategy:
         weights: to which round the parameters belong.
     """
 
-    scales_by_itself = False
     steps_here = True
 
     def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange | None = None) -> None:
@@ -122,7 +121,7 @@ class Strategy:
 
         Args:
             closure: computes the loss. It is merged too, so that all workers decide the same.
-            scale: scale of a GradScaler, if the strategy scales by itself; gradients are divided by it.
+            scale: scale of a GradScaler, unless ``steps_here``; gradients are divided by it.
             found_inf: whether the GradScaler found Inf; then the step is skipped.
         """
         loss = None
@@ -214,17 +213,12 @@ class Strategy:
 
 
 class ExchangingStrategy(Strategy):
-    """Gives the gradients of backward passes to an exchange. Base of the strategies for several workers.
+    """Gives the gradients of backward passes to an exchange. Base of the strategies for several workers."""
 
-    ``weighs`` says whether the numbers of samples decide how much a push counts.
-    """
-
-    def __init__(
-        self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, weighs: bool, buffers: Buffers | None
-    ) -> None:
+    def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, buffers: Buffers | None) -> None:
         super().__init__(setup, store, exchange)
-        self.buffers, self._samples, self._weighs = buffers, setup.samples, weighs
-        self._says_doubt = weighs and store.rank == 0 and store.num_workers > 1
+        self.buffers, self._samples = buffers, setup.samples
+        self._says_doubt = exchange.weighs and store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
         self._steps = 0
@@ -258,10 +252,11 @@ class ExchangingStrategy(Strategy):
             if self._says_doubt:
                 self._samples.say(count.doubt)
             self._options = self._current_options()
+            weighs = self._exchange.weighs
             self._open = Carried(
-                count.samples if self._weighs or count.inputs is None else count.rows,
+                count.samples if weighs or count.inputs is None else count.rows,
                 count.rows,
-                count.inputs if self._weighs else None,
+                count.inputs if weighs else None,
                 self._exchange.encoded(self._options),
                 round=self._round,
                 nan=self._nan,

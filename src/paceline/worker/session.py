@@ -61,6 +61,23 @@ class Session:
         DeadlineError: a server did not answer in time.
     """
 
+    grouped_store = ""
+    """The store whose workers may change their groups; a job has one at a time."""
+    auto = ""
+    """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
+    group = 0
+    """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
+    lock_step = False
+    """Whether a store of this worker has all workers in lock step."""
+    is_ddp = False
+    """Whether the rounds of this worker are those of a DDP script."""
+    has_measured_shares = False
+    """Whether samples of this job go to workers by measured speed."""
+    store_type = ""
+    """Type of the store that this worker has made last, as in ``dist_sync``."""
+    hands_out = False
+    """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+
     def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
         set_up_worker_logging(settings)
         self.settings = settings
@@ -68,28 +85,12 @@ class Session:
         self._gathers: Counter[str] = Counter()
         self.stores = WorkerStores()
         self._closed = False
-        self.grouped_store = ""
-        """The store whose workers may change their groups; a job has one at a time."""
-        self.auto = ""
-        """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
-        self.group = 0
-        """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
-        self.lock_step = False
-        """Whether a store of this worker has all workers in lock step."""
-        self.is_ddp = False
-        """Whether the rounds of this worker are those of a DDP script."""
-        self.has_measured_shares = False
-        """Whether samples of this job go to workers by measured speed."""
-        self.store_type = ""
-        """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died."""
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
-        self.hands_out = False
-        """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
         self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
         """Sums of weights for the next heartbeat."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
