@@ -26,11 +26,10 @@ from paceline.compression.base import UNSENT
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.keys import Key
 from paceline.kvstore.dist import DistStore
-from paceline.optim.backward import BackwardWatch
+from paceline.optim.backward import BackwardWatch, KeptGradients
 from paceline.optim.binding import all_finite
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
-from paceline.optim.kept import KeptGradients
 from paceline.optim.strategy import (
     Closure,
     ExchangingStrategy,

@@ -178,7 +178,8 @@ class SparseExchange:
 def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     """Send rank 0's weights to all workers, part by part: rank 0 pushes rows, the others push none."""
     other = store.sibling("rest")
-    carried = Carried(float(other.rank == 0))
+    own = float(other.rank == 0)
+    carried = Carried(own, own)
     names = [name for name, _ in named]
     other.add_row_keys(names, [param for _, param in named], "merged")
     for (_, param), place in zip(named, other.table.locate(names), strict=True):

@@ -21,11 +21,10 @@ from paceline.compression import Compression
 from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
-from paceline.optim.backward import is_watched
+from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers, untrained_of
 from paceline.optim.exchange import Exchange
-from paceline.optim.kept import KeptGradients
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch

@@ -45,7 +45,7 @@ class WorkerFailedError(AssertionError):
 class Process:
     """A process that leads its own session.
 
-    Its name is in messages, and in that of the file that takes its output. The guardian ends it if this process is killed.
+    The file that takes its output has its name. The guardian ends it if this process is killed.
     """
 
     def __init__(

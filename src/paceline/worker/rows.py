@@ -123,7 +123,9 @@ class RowTraffic:
         frames = [] if skip else [to_frame(part) for part in parts]
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         server = block.routes[one.bucket].owner
-        self._traffic.note_push(server, [entry], round, carried)
+        self._session.note_round(round, carried.rows)
+        if self._traffic.clip_norm:
+            self._traffic.note_unclipped(server, [entry])
         call = self._session.ask_server(server, body, what, frames, keep)
         block.note_sent(one, call)
         return call

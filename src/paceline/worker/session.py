@@ -174,7 +174,7 @@ class Session:
         return self.meter.waited_s
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
-        """Report the round of a push with the next heartbeat, and end the account of the one before."""
+        """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
         if round > self._lifeline.round:
             self._lifeline.round = round
             self.meter.end_round(round, samples)

@@ -180,7 +180,7 @@ class DistStore(KVStore):
 
     def carried(self) -> Carried:
         """Return the arguments of the next push: the weight and the options that were set."""
-        return Carried(self.samples, options=self.optimizer.encoded)
+        return Carried(self.samples, self.samples, options=self.optimizer.encoded)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`."""
