@@ -153,9 +153,8 @@ class InProcessStore(KVStore):
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
         """See :meth:`KVStore.row_sparse_pull`. Any key with at least two dimensions has rows here."""
-        outs, ids = by_key(key, out), by_key(key, check.needed_row_ids(row_ids))
-        check.outputs(self._values, outs)
-        chosen = {one: check.row_ids(one, self._values[one], ids[one], len(targets)) for one, targets in outs.items()}
+        outs = by_key(key, out)
+        chosen = check.chosen_rows(self._values, outs, key, row_ids)
         for one, targets in outs.items():
             for target, rows in zip(targets, chosen[one], strict=True):
                 value = self._dense(one).detach()

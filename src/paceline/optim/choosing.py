@@ -60,8 +60,7 @@ def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | N
 def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
-    params = [param for _, param, _ in setup.named]
-    return MergedUpdate(setup, store, ReduceExchange(store, setup.model, params, setup.choices.reduction))
+    return MergedUpdate(setup, store, ReduceExchange(store, setup.inner, setup.model, setup.choices.reduction))
 
 
 def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:

@@ -193,12 +193,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted where their number is certain."""
+        """Samples in a local batch; None: counted where their number is certain.
+
+        Raises:
+            ValueError: the number is negative or not finite.
+        """
         return self._samples.given
 
     @samples.setter
     def samples(self, samples: float | None) -> None:
-        self._samples.given = samples
+        self._samples.give(samples)
 
     def count(self, batch: Any) -> None:
         """Count the samples of this batch in the next pushes, instead of those of the model's calls.

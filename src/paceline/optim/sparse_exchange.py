@@ -29,9 +29,7 @@ Named = tuple[str, nn.Parameter]
 _PART_BYTES = 16 * 1024 * 1024
 
 
-def find_sparse(
-    named: Iterable[Named], optimizer: torch.optim.Optimizer | None, model: nn.Module | None
-) -> list[Named]:
+def find_sparse(named: Iterable[Named], optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[Named]:
     """Return the parameters whose gradients will be sparse: known before any backward, the same on every worker.
 
     These are: all of ``SparseAdam``; those that belong only to modules with ``sparse=True`` (another module would make

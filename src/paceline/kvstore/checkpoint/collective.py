@@ -60,11 +60,6 @@ class Loaded:
     own: TensorFile | None
     told: Mapping[str, Any]
 
-    @property
-    def workers(self) -> int:
-        """Number of workers that saved."""
-        return int(self.told["workers"])
-
 
 def save(
     store: KVStoreBase | None,
@@ -112,7 +107,7 @@ def save(
         }
         with _Telling(store, "the common file", {}) as done:
             if rank == 0:
-                _write_common(path, kind, common(), content, listed, _world(store) | {"step": step})
+                save_alone(store, path, kind, common(), step, content, listed)
         done.answers()
     except CheckpointError:  # after any other error worker 0 may have written the common file
         _remove(path, {mine["file"]} - before if "file" in mine else set())
@@ -122,10 +117,31 @@ def save(
 
 
 def save_alone(
-    store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content, step: int | None = None
+    store: KVStoreBase | None,
+    path: str | os.PathLike[str],
+    kind: str,
+    content: Content,
+    step: int | None = None,
+    own: Content | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint without any worker's own state. Only the calling worker writes."""
-    _write_common(path, kind, content, None, {}, _world(store) | {"step": step})
+    """Write the common file of a checkpoint, with worker 0's own state and a list of the others' files, if any.
+
+    Only the calling worker writes.
+    """
+    tensors = dict(content.tensors)
+    if own is not None:
+        tensors |= {OWN + name: tensor for name, tensor in own.tensors.items()}
+    session = getattr(store, "session", None)
+    manifest = {
+        **content.manifest,
+        "workers": 1 if store is None else store.num_workers,
+        "servers": len(session.servers) if session else 0,
+        "step": step,
+        "own": None if own is None else own.manifest,
+        "beside": beside or {},
+    }
+    tensor_file.write(path, kind, tensors, manifest)
 
 
 def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, everywhere: bool) -> Loaded:
@@ -218,28 +234,8 @@ class _Telling:
         return [one["mine"] for one in answers] if session else [dict(self._mine)]
 
 
-def _world(store: KVStoreBase | None) -> dict[str, int | None]:
-    session = getattr(store, "session", None)
-    return {"workers": 1 if store is None else store.num_workers, "servers": len(session.servers) if session else 0}
-
-
 def _own_kind(kind: str) -> str:
     return f"{kind} of one worker"
-
-
-def _write_common(
-    path: str | os.PathLike[str],
-    kind: str,
-    content: Content,
-    own: Content | None,
-    beside: Mapping[str, Any],
-    world: Mapping[str, int | None],
-) -> None:
-    tensors = dict(content.tensors)
-    if own is not None:
-        tensors |= {OWN + name: tensor for name, tensor in own.tensors.items()}
-    manifest = {**content.manifest, **world, "own": None if own is None else own.manifest}
-    tensor_file.write(path, kind, tensors, {**manifest, "beside": beside})
 
 
 def _own_of(common: TensorFile) -> TensorFile | None:

@@ -53,14 +53,18 @@ def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows
         return known, {}
     targets = by_key(key, outs)
     rows = {one: sparse for one, tensors in targets.items() if (sparse := [t for t in tensors if t.is_sparse])}
-    _check_shapes(table, rows)
+    for (one, sparse), (block, index) in zip(rows.items(), table.locate(list(rows)), strict=True):
+        for tensor in sparse:
+            check.same_shape(one, tensor, block.value_of(index).shape, "out")
     dense = {one: kept for one, tensors in targets.items() if (kept := [t for t in tensors if not t.is_sparse])}
     return _planned(table, dense), rows
 
 
 def _known(table: KeyTable, key: Keys, values: Values) -> Planned | None:
     """Return the plan of a call that was made before, without checking every key."""
-    if isinstance(key, list) and isinstance(values, list) and all(map(_is_dense, values)):
+    if not (isinstance(key, list) and isinstance(values, list)):
+        return None
+    if all(isinstance(one, torch.Tensor) and one.layout is torch.strided for one in values):
         plan = table.known_plan(tuple(key))
         if plan is not None and [one.shape for one in values] == plan.shapes:
             return plan, values
@@ -71,7 +75,7 @@ def _planned(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> P
     plan = table.plan(tuple(values))
     for (one, tensors), shape in zip(values.items(), plan.shapes, strict=True):
         for tensor in tensors:
-            _check_shape(one, shape, tensor)
+            check.same_shape(one, tensor, shape, "given")
             if tensor.layout is not torch.strided:
                 raise TypeError(f"the tensor for key {one!r} is {tensor.layout}; a store takes dense tensors and rows")
     if all(len(tensors) == 1 for tensors in values.values()):
@@ -92,23 +96,8 @@ def _by_rows(table: KeyTable, values: Mapping[Key, list[torch.Tensor]]) -> ByRow
     return found
 
 
-def _check_shapes(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-    for (one, tensors), (block, index) in zip(values.items(), table.locate(list(values)), strict=True):
-        for tensor in tensors:
-            _check_shape(one, block.value_of(index).shape, tensor)
-
-
-def _check_shape(key: Key, shape: torch.Size, tensor: torch.Tensor) -> None:
-    if tensor.shape != shape:
-        raise ValueError(f"key {key!r} was initialised with shape {tuple(shape)}, not {tuple(tensor.shape)}")
-
-
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to_dense() if tensor.is_sparse else tensor
-
-
-def _is_dense(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 # ---- row-sparse targets -----------------------------------------------------------------------------------------------
@@ -124,17 +113,16 @@ def pull_as_rows(table: KeyTable, traffic: Traffic, key: Key, targets: Sequence[
             target.copy_(to_rows(whole).to(target.device, target.dtype))
 
 
-def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, row_ids: Values) -> None:
+def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, row_ids: Values | None) -> None:
     """Pull rows of keys that were initialised with sparse values, after this worker's own pushes.
 
     Raises:
         ValueError: numbers outside of the value, another shape, or a key that is not row-sparse.
     """
-    outs, ids = by_key(key, out), by_key(key, row_ids)
+    outs = by_key(key, out)
     places = dict(zip(outs, table.locate(list(outs)), strict=True))
     values = {one: block.value_of(index) for one, (block, index) in places.items()}
-    check.outputs(values, outs)
-    chosen = {one: check.row_ids(one, values[one], ids[one], len(targets)) for one, targets in outs.items()}
+    chosen = check.chosen_rows(values, outs, key, row_ids)
     for one, place in places.items():
         if own_bucket(place) is None:
             raise ValueError(f"key {one!r} has no bucket of its own for rows: initialise it with a sparse value")

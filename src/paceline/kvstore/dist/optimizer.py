@@ -22,7 +22,6 @@ from paceline.updaters import (
     make_spec,
 )
 from paceline.wire import messages as m
-from paceline.worker.block import WorkerBlock
 from paceline.worker.key_states import check_states, set_states
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
@@ -68,7 +67,9 @@ class ServerOptimizer:
         self._lifecycle.barrier()
 
     def _send(self, spec: UpdaterSpec, fresh: bool) -> None:
-        if is_whole_tensor(spec.name) and any(_is_split(block) for block in self._table.blocks.values()):
+        blocks = self._table.blocks.values()
+        parts = [(block, part) for block in blocks for bucket in block.layout.buckets for part in bucket.parts]
+        if is_whole_tensor(spec.name) and any(part.length != block.numel(part.key) for block, part in parts):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
         self._lifecycle.open()
         if self._table.keys:  # the old updater applies all earlier pushes of all workers
@@ -133,6 +134,3 @@ class ServerOptimizer:
         if self._schedule is not None:
             self.set_options(self._schedule.groups(key, self.groups))
 
-
-def _is_split(block: WorkerBlock) -> bool:
-    return any(part.length != block.numel(part.key) for bucket in block.layout.buckets for part in bucket.parts)

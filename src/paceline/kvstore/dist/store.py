@@ -213,7 +213,7 @@ class DistStore(KVStore):
         Raises:
             ValueError: a key was not, too.
         """
-        pull_some_rows(self.table, self.rows, key, out, check.needed_row_ids(row_ids))
+        pull_some_rows(self.table, self.rows, key, out, row_ids)
 
     def set_values(self, key: Keys, value: Values) -> None:
         """Overwrite stored values, after this worker's own pushes. When it returns, the servers have the values.
