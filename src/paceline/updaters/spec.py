@@ -208,7 +208,11 @@ def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -
     """
     known = inspect.signature(cls.__init__).parameters
     for group in groups:
-        cls([_any_parameter()], **tuples({name: group[name] for name in group if name in known}))
+        options = tuples({name: group[name] for name in group if name in known})
+        try:
+            cls([_any_parameter()], **options)
+        except (TypeError, LookupError, AttributeError) as error:  # of a value with another type or length
+            raise ValueError(f"the options {options} do not fit {cls.__name__}: {error}") from error
 
 
 def _any_parameter() -> torch.nn.Parameter:
