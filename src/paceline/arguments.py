@@ -110,13 +110,7 @@ def _row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: 
 
 
 def compressible(legs: Collection[str], key: Key, dtype: torch.dtype, by_rows: bool) -> None:
-    """Raise for a dtype that the codecs of some legs do not support.
-
-    Args:
-        legs: the compressed legs.
-        key: a key.
-        dtype: its dtype.
-        by_rows: its pushes are rows, which are never compressed.
+    """Raise for a key whose dtype the codecs of these legs do not support. Pushes of rows are never compressed.
 
     Raises:
         TypeError: names the key and its dtype.

@@ -68,11 +68,7 @@ class Schedule:
 
     As in MXNet the function gets ``num_update``: the number of pushes of the key that was pushed most often, this push
     included, so it starts at 1. A worker counts its own pushes: with ``dist_sync`` these are all updates, with the
-    other types the updates that the worker made itself.
-
-    Args:
-        scheduler: function of ``num_update``.
-        begin_num_update: number of pushes of an earlier run.
+    other types the updates that the worker made itself. ``begin_num_update`` are the pushes of an earlier run.
 
     Raises:
         TypeError: the scheduler is not a function of a number.

@@ -118,9 +118,7 @@ class SampleCounter:
     def see(self, inputs: Any, outputs: Any) -> None:
         """Register one call: it counts in each backward pass through its outputs.
 
-        Args:
-            inputs: positional and keyword inputs, nested or not.
-            outputs: likewise. If they are objects whose tensors cannot be found, the call counts at once.
+        If the outputs are objects whose tensors cannot be found, the call counts at once.
         """
         if self.given is not None or self._told is not None:
             return
@@ -204,9 +202,8 @@ class SampleCounter:
     ) -> Count:
         """Return the samples of the push that begins now.
 
-        Args:
-            has_gradients: whether any parameter has a gradient; asked if no backward pass has reached one.
-            repeats: whether the gradients are those of the last push; asked likewise.
+        If no backward pass has reached a parameter, it asks whether any has a gradient, and whether these are those of
+        the last push.
         """
         dealt.note_use()
         if self.given is not None:

@@ -56,10 +56,7 @@ class SparseExchange:
     Collective: every worker creates it with the same parameters, after the store has its updater, and before its first
     push. In a round every worker pushes every parameter once, also those without a gradient.
 
-    Args:
-        store: the store of the optimizer's keys.
-        named: names (the keys) and parameters, as :func:`find_sparse` returns them.
-        update: where the optimizer runs; ``worker`` needs ``dist_sync``.
+    The names of the parameters are the keys.
 
     Raises:
         ValueError: ``worker`` in another mode; ``server`` with an optimizer that torch does not run on rows, or with

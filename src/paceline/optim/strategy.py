@@ -270,7 +270,7 @@ class ExchangingStrategy(Strategy):
     def _push(self) -> None:
         """Push complete gradients while backward runs, once the samples of the round are counted."""
         if self._open is not None or not self._samples.may_rise:
-            self._exchange.push(self._carried())
+            self._exchange.push(self._open or self._carried())
 
     def ended_step(self) -> None:
         """After some of the steps, let the workers' weights be compared."""

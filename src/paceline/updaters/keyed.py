@@ -134,10 +134,8 @@ class KeyedOptimizer:
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float = 1.0, *, ours: bool = True) -> None:
         """Run one step of the given keys.
 
-        Args:
-            merged: dense or sparse gradient per key, in the key's shape.
-            scale: factor that turns ``merged`` into the gradient.
-            ours: ``merged`` may be overwritten.
+        ``scale`` turns ``merged`` into the gradients: dense or sparse, in the shapes of their keys. If they are
+        ``ours``, they may be overwritten.
         """
         optimizer, dense = self._built, {}
         for key, grad in merged.items():

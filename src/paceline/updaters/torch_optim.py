@@ -22,12 +22,8 @@ class TorchUpdater(FlatUpdater):
     """Runs a torch optimizer on one stored flat value, whose runs are the keys of a :class:`KeyedOptimizer`.
 
     Elementwise optimizers get adjacent keys with equal options as one tensor. Whole-tensor optimizers get every key in
-    its own shape.
-
-    Args:
-        options: current options.
-        master: float32 masters to use instead of new copies of half precision values.
-        apart: positions at which adjacent keys do not become one tensor.
+    its own shape. Adjacent keys do not become one tensor at the positions ``apart``. Float32 masters that are given are
+    used instead of new copies of half precision values.
     """
 
     def __init__(

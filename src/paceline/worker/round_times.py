@@ -51,10 +51,7 @@ class RoundTimes:
         """Return how long this worker computes in a step: the median of the last ones, or this one if it takes longer.
 
         So a worker that becomes slow shows it in the step in which it does. 0 before the first step that is measured.
-        Any thread may call it.
-
-        Args:
-            open_own_s: computation of the present round so far; None: it is waiting now.
+        ``open_own_s`` is the computation of the present round so far; None: it is waiting now. Any thread may call it.
         """
         recent = [one.seconds for one in self._last[-_RECENT:]]
         usual = statistics.median(recent) if recent else 0.0

@@ -85,12 +85,8 @@ class RowTraffic:
     def exchange(self, place: Place, gradient: torch.Tensor | None, carried: Carried) -> RowExchange:
         """Push the rows of a key of ``DistStore.add_row_keys``; the answer brings rows. Does not wait.
 
-        Args:
-            place: the key.
-            gradient: row-sparse, in the shape of the key, on any device; it may change after this returns. None: this
-                worker has no gradient. It takes part in the round, and its gradient counts as zeros unless no worker
-                has one.
-            carried: all that the push carries besides rows.
+        The gradient is row-sparse, in the shape of the key, on any device; it may change after this returns. None: this
+        worker has no gradient. It takes part in the round, and its gradient counts as zeros unless no worker has one.
         """
         done = RowExchange(place)
         done.sent = None if gradient is None or carried.skip else _own_rows(gradient)

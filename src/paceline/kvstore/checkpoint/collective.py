@@ -145,13 +145,9 @@ def save_alone(
 
 
 def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, everywhere: bool) -> Loaded:
-    """Read a checkpoint. Every worker of the store calls it, with any number of workers.
+    """Read a checkpoint. Every worker of the store calls it, with any number of workers; without a store, this process.
 
-    Args:
-        store: store whose workers load; None: this process is the only one.
-        path: path of the common file.
-        kind: required kind of file.
-        everywhere: every worker needs the common file, not only worker 0.
+    The file has the required kind. Every worker needs the common file (``everywhere``), or only worker 0.
 
     Raises:
         CheckpointNotFoundError: there is no such file.

@@ -31,12 +31,8 @@ def save(
 ) -> None:
     """Write the optimizer's state. If a codec keeps residuals every worker calls this, else one worker is enough.
 
-    Args:
-        store: the store that has the codec; None: there is no codec.
-        fname: path of the file.
-        states: returns the optimizer's state by key.
-        step: number of steps so far, if the caller counts them.
-        **manifest: plain data that describe the optimizer.
+    The store has the codec; without a store there is none. ``states`` returns the state by key. The manifest are plain
+    data that describe the optimizer.
 
     Raises:
         CheckpointError: the file cannot be written; an old file is unchanged.
@@ -83,13 +79,7 @@ class LoadedStates(NamedTuple):
 def load(
     store: KVStoreBase | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
 ) -> LoadedStates:
-    """Read the optimizer's state. Every worker calls this.
-
-    Args:
-        store: the store that has the codec; None: there is no codec.
-        fname: path of the file.
-        everywhere: every worker needs the state, not only worker 0.
-        optimizer: name of the optimizer that the state must belong to; None: any.
+    """Read the optimizer's state: every worker needs it (``everywhere``), or only worker 0. Every worker calls this.
 
     Raises:
         CheckpointError: a file is missing or damaged, is of another save, or is not a file of optimizer states.
