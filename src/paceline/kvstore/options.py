@@ -42,7 +42,7 @@ def refuse_changes(spec: UpdaterSpec, groups: Sequence[Options]) -> None:
 
 
 def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None) -> list[Options]:
-    """Return the options of every param group; those that were not given have the defaults of a class that is known."""
+    """Return the options of every param group; those not given have the class's defaults, where the class is known."""
     defaults = {} if cls is None else defaults_of(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
     return [{**defaults, **group} for group in groups or [{}]]
 

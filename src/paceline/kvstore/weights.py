@@ -58,7 +58,7 @@ class Weights:
     def changing(self, tensors: Tensors, rounds: int = 1) -> Iterator[None]:
         """Watch a block of code that gives all weights, one tensor per device, new values, and may fail in the middle.
 
-        So many rounds end with the block.
+        Its end is the end of so many rounds.
         """
         before = _versions(tensors)
         try:

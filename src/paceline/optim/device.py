@@ -124,7 +124,7 @@ def wait_for_copies(ready: Callable[[], bool], timeout_s: float, what: str) -> N
 class Pusher:
     """Pushes in the given order, each when its gradients are in host memory. Backward does not wait.
 
-    A copy has ``timeout_s``.
+    A copy may take ``timeout_s`` seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -47,7 +47,7 @@ class Formula(torch.optim.Optimizer):
         return loss
 
     def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
-        """Update one tensor in place, and its state: tensors in its shape or of no dimension. ``grad`` stays."""
+        """Update one tensor and its state (tensors in its shape or of no dimension) in place, but not the gradient."""
         raise NotImplementedError
 
 

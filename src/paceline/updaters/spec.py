@@ -242,7 +242,7 @@ _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
 def options_apart(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
     """Return how the options of two workers differ; empty when they are the same, to rounding.
 
-    Machines that are not alike work out a schedule's cosine with other last bits. Ranks are for the text.
+    Machines that are not alike work out a schedule's cosine with other last bits. The text names both ranks.
     """
     if len(one.groups) != len(other.groups):
         return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"

@@ -23,7 +23,7 @@ class _Current:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exit = Exit()
-        """It has the session."""
+        """It holds the session, which it closes."""
         self._forked_from = ""
         forks.in_children(self, _Current._forget)
 

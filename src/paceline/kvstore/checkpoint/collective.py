@@ -180,7 +180,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
-    """Run a check on every worker, and raise on all if it fails on one. Messages name ``what`` is checked.
+    """Run a check on every worker, and raise on all if it fails on one. Messages name the check by ``what``.
 
     Raises:
         CheckpointError: the check failed on another worker.

@@ -31,8 +31,8 @@ def save(
 ) -> None:
     """Write the optimizer's state. If a codec keeps residuals every worker calls this, else one worker is enough.
 
-    The store has the codec; without a store there is none. ``states`` returns the state by key. The manifest are plain
-    data that describe the optimizer.
+    The store has the codec; without a store there is none. ``states`` returns the state by key. The manifest is plain
+    data about the optimizer.
 
     Raises:
         CheckpointError: the file cannot be written; an old file is unchanged.
