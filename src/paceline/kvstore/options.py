@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.keys import Key, Keys, checked_table
@@ -99,7 +100,7 @@ class Schedule:
         Raises:
             ValueError: the function did not return a valid rate.
         """
-        keys: set[Any] = set(key) if isinstance(key, list | tuple) else {key}
+        keys: set[Any] = {key} if isinstance(key, int | str | np.integer) else set(key)
         for one in keys:
             self._pushes[one] += 1
             self.num_update = max(self.num_update, self._begin + self._pushes[one])
