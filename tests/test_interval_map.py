@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from paceline.interval_map import IntervalMap, same
+from paceline.interval_map import IntervalMap
 
 LENGTH = 12
 RANGE = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: (min(ends), max(ends)))
@@ -83,8 +83,7 @@ TestAgainstElements = AgainstElements.TestCase
 def test_ranges_of_equal_values_are_as_few_as_possible(steps: list[tuple[Span, int]]) -> None:
     found, labels = IntervalMap(LENGTH, 0), [0] * LENGTH
     for (start, stop), label in steps:
-        found.set(start, stop, label)
-        found.join(start - 1, stop + 1, same)
+        found.put(start, stop, label)
         labels[start:stop] = [label] * (stop - start)
         assert found.values == [label for label, _ in groupby(labels)]
         assert [value for start, stop, value in found.over(0, LENGTH) for _ in range(start, stop)] == labels
@@ -92,8 +91,7 @@ def test_ranges_of_equal_values_are_as_few_as_possible(steps: list[tuple[Span, i
 
 def test_a_map_of_length_0_has_one_interval() -> None:
     found = IntervalMap(0, "all")
-    found.set(0, 0, "other")
-    found.join(0, 0, same)
+    found.put(0, 0, "other")
     assert found.cut(0, 0, lambda value, at: (value, value)) == ["all"]
     assert found.over(0, 0) == [(0, 0, "all")]
 

@@ -24,7 +24,7 @@ from paceline.hetero import Speed
 from paceline.hetero.measured import sizes
 from paceline.kvstore.dist import DistStore
 from paceline.sim.problem import OwnData
-from paceline.worker.profile import WARM_UP
+from paceline.worker.round_times import WARM_UP
 
 #: A batch that begins its push this part of its time late has overrun its deadline: the processors were busy.
 TOLERANCE = 0.05

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key, Values
+from paceline.keys import Key, Keys, Values, by_key
 from paceline.naming import suggestion
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[tor
     known_keys(pushed, values)
     for key, devices in pushed.items():
         for one in devices:
-            _same_shape(key, one, values[key], "pushed")
+            same_shape(key, one, values[key].shape, "pushed")
             if one.dtype != values[key].dtype:
                 raise ValueError(f"key {key!r} has dtype {values[key].dtype}, but the pushed value has {one.dtype}")
             if one.is_sparse and one.sparse_dim() != 1:
@@ -75,26 +75,27 @@ def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torc
     known_keys(outs, values)
     for key, targets in outs.items():
         for one in targets:
-            _same_shape(key, one, values[key], "out")
+            same_shape(key, one, values[key].shape, "out")
 
 
-def needed_row_ids(given: Values | None) -> Values:
-    """Return the ``row_ids`` of ``row_sparse_pull``, an option by its place only.
+def chosen_rows(
+    values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torch.Tensor]], key: Keys, row_ids: Values | None
+) -> dict[Key, list[torch.Tensor]]:
+    """Return sorted distinct row numbers for each target of each key of a ``row_sparse_pull``.
 
     Raises:
-        ValueError: there are none.
+        KeyMismatchError: unknown key.
+        ValueError: wrong shape; there are no row numbers, or they are not integers or out of range, or there is neither
+            one tensor of them nor one per target.
     """
-    if given is None:
+    if row_ids is None:
         raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
-    return given
+    ids = by_key(key, row_ids)
+    outputs(values, outs)
+    return {one: _row_ids(one, values[one], ids[one], len(targets)) for one, targets in outs.items()}
 
 
-def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """Return sorted distinct row numbers for each of ``count`` targets.
-
-    Raises:
-        ValueError: row numbers are not integers or out of range, or there is neither one tensor nor one per target.
-    """
+def _row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
     if len(ids) not in (1, count):
         raise ValueError(f"key {key!r} has {len(ids)} row_ids for {count} targets; give one, or one per target")
     rows = [torch.unique(one.detach().reshape(-1)) for one in ids]
@@ -109,13 +110,7 @@ def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: i
 
 
 def compressible(legs: Collection[str], key: Key, dtype: torch.dtype, by_rows: bool) -> None:
-    """Raise for a dtype that the codecs of some legs do not support.
-
-    Args:
-        legs: the compressed legs.
-        key: a key.
-        dtype: its dtype.
-        by_rows: its pushes are rows, which are never compressed.
+    """Raise for a key whose dtype the codecs of these legs do not support. Pushes of rows are never compressed.
 
     Raises:
         TypeError: names the key and its dtype.
@@ -132,6 +127,7 @@ def compressible(legs: Collection[str], key: Key, dtype: torch.dtype, by_rows: b
         )
 
 
-def _same_shape(key: Key, one: torch.Tensor, value: torch.Tensor, what: str) -> None:
-    if one.shape != value.shape:
-        raise ValueError(f"key {key!r} has shape {tuple(value.shape)}, but the {what} value has {tuple(one.shape)}")
+def same_shape(key: Key, one: torch.Tensor, shape: torch.Size, what: str) -> None:
+    """Raise ValueError if a tensor does not have the shape of its key."""
+    if one.shape != shape:
+        raise ValueError(f"key {key!r} has shape {tuple(shape)}, but the {what} value has {tuple(one.shape)}")

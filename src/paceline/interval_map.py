@@ -72,6 +72,11 @@ class IntervalMap(Generic[T]):
         first, last = self._touched(start, stop)
         self._starts[first:last], self.values[first:last] = [start], [value]
 
+    def put(self, start: int, stop: int, value: T) -> None:
+        """Give a range one value, and join it with neighbours of the same value."""
+        self.set(start, stop, value)
+        self.join(start - 1, stop + 1, lambda left, right: left if left == right else None)
+
     def join(self, start: int, stop: int, joined: Joined[T]) -> None:
         """Join neighbours whose common edge lies inside of a range, not at its ends.
 
@@ -101,8 +106,3 @@ class IntervalMap(Generic[T]):
         if start < position < self.length:
             self.values[index : index + 1] = split(self.values[index], position - start)
             self._starts.insert(index + 1, position)
-
-
-def same(left: T, right: T) -> T | None:
-    """Join equal values."""
-    return left if left == right else None

@@ -54,10 +54,6 @@ def checked_key(key: Any) -> Key:
 def check_kind(keys: Iterable[Key], known: Iterable[Key]) -> None:
     """Check that new keys are of the kind of a store's keys: all int or all str, as in MXNet.
 
-    Args:
-        keys: the new keys.
-        known: the store's keys, all of one kind.
-
     Raises:
         TypeError: a key is of the other kind.
     """

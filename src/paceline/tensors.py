@@ -98,12 +98,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 def small_to_host(
     tensors: Mapping[str, torch.Tensor], copied: Callable[[torch.Tensor], torch.Tensor] = to_host
 ) -> dict[str, torch.Tensor]:
-    """Return small tensors of devices in host memory, those of one device and dtype in one copy; others as they are.
-
-    Args:
-        tensors: by name.
-        copied: returns a copy in host memory.
-    """
+    """Return small tensors of devices in host memory, those of one device and dtype in one copy; others as they are."""
     found = dict(tensors)
     alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, one in tensors.items():

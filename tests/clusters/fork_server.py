@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing import LocalJob
 from paceline.testing.channel import readable
 from paceline.testing.job import common_environment
-from paceline.testing.process import StartedProcess, start_program
+from paceline.testing.process import start_program
 
 #: Prefixes of variables that an interpreter or a library reads when it starts.
 _READ_AT_START = (
@@ -213,8 +214,8 @@ def _server_of(owner: int, start: tuple[tuple[str, str], ...]) -> ForkServer:
 
 def fork_or_start(
     argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
-) -> StartedProcess:
-    """Fork a process if possible, else start it as a program; see :class:`paceline.testing.process.Start`."""
+) -> Any:
+    """Fork a process if possible, else start it as a program; see :data:`paceline.testing.process.Start`."""
     server = _server_of(os.getpid(), tuple(sorted(read_at_start(common_environment()).items())))
     if server.can_run(argv, env):
         return server.fork(argv, env, output, guardian.fd, pass_fds)

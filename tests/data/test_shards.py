@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from paceline.data import Shards, TarSamples, TarWriter, shards
 from paceline.observe.account import Steps
 from paceline.testing.one_process import OneProcess
-from paceline.worker.profile import RoundTimes
+from paceline.worker.round_times import RoundTimes
 
 URLS = [f"train-{number:03}.tar" for number in range(11)]
 

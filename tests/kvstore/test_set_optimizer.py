@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -183,6 +184,12 @@ def test_schedule_goes_on_where_an_earlier_run_ended() -> None:
     schedule = schedule_of({"lr_scheduler": float, "begin_num_update": 10})
     assert schedule is not None
     assert [schedule.rate("w"), schedule.rate(["w", "b"]), schedule.rate([7, 8])] == [11, 12, 12]
+
+
+@pytest.mark.parametrize("keys", [[1, 2], (1, 2), range(1, 3), np.arange(1, 3)])
+def test_schedule_counts_each_key_of_a_list_in_any_form(keys: Any) -> None:
+    schedule = Schedule(float)
+    assert [schedule.rate(keys), schedule.rate(1), schedule.rate(np.int64(2))] == [1, 2, 2]
 
 
 def test_schedule_of_torch_is_refused_with_the_way_out(store: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from paceline.net.call import Call
 from paceline.optim.binding import Bound
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
-from paceline.optim.names import name_parameters
+from paceline.optim.names import NamedParameter, name_parameters
 from paceline.testing.one_process import OneProcess
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
@@ -117,7 +118,13 @@ def test_what_a_push_carries_cannot_be_changed() -> None:
 class DeltaExchange(ServerExchange):
     """Pushes the way of the local steps since the last round: the value last read, less the weight now."""
 
-    def _copy_in(self, one: Bound) -> None:
+    def add(self, named: Sequence[NamedParameter]) -> None:
+        super().add(named)
+        for one in self.bound.values():
+            one.put_grad = partial(self._put_delta, one)  # type: ignore[method-assign]
+
+    @staticmethod
+    def _put_delta(one: Bound, side: object) -> None:
         torch.sub(one.value, one.param.data, out=one.grad)
 
     def _check_unchanged(self, one: Bound) -> None:

@@ -21,7 +21,8 @@ def train(options: dict[str, Any], *odd: list[float]) -> tuple[int, str, int]:
     rank = create("allreduce").rank
     rate = math.nextafter(0.1, rank)  # as on machines that are not alike
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=rate), "allreduce", model=model, **options)
+    inner = torch.optim.SGD(model.parameters(), lr=rate, fused=rank == 1)
+    optimizer = DistributedOptimizer(inner, "allreduce", model=model, **options)
     for step, values in enumerate([[1.0, 1.0], *odd]):
         optimizer.samples = 4
         optimizer.zero_grad()
@@ -50,3 +51,24 @@ def test_sum_of_finite_gradients_may_be_too_large() -> None:
 
 def test_steps_with_gradients_that_are_not_finite_are_skipped_by_all() -> None:
     assert run_ranks(train, 2, {"on_nan": "skip"}, [float("nan"), 1.0], [1.0, 1.0]) == [[3, "", 1]] * 2
+
+
+def sparse_steps() -> list[list[float]]:
+    """Step by SparseAdam on rows of a table that is in no module; worker 1 has no gradient in the second step."""
+    rank = create("allreduce").rank
+    table = torch.nn.Parameter(torch.ones(4, 1))
+    inner = torch.optim.SparseAdam([table], lr=0.5)
+    optimizer = DistributedOptimizer(inner, "allreduce", named_parameters=[("table", table)], samples=4)
+    for step in range(2):
+        optimizer.zero_grad()
+        if (step, rank) != (1, 1):
+            torch.nn.functional.embedding(torch.tensor([rank, 3]), table, sparse=True).sum().backward()
+        optimizer.step()
+    return table.tolist()
+
+
+def test_worker_without_a_gradient_of_rows_steps_with_the_others() -> None:
+    first, second = run_ranks(sparse_steps, 2)
+    assert first == second
+    assert first[2] == [1.0]
+    assert first[0] != first[1]

@@ -310,3 +310,13 @@ def test_backward_passes_and_pushes_are_uses_of_the_batches_before_them(monkeypa
         assert walk.has_only_looked
         use()
         assert not walk.has_only_looked
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf")])
+def test_number_that_no_batch_has_is_refused_and_changes_nothing(wrong: float) -> None:
+    with pytest.raises(ValueError, match=f"samples is {wrong}; it must be a finite number"):
+        SampleCounter(wrong, None)
+    samples = SampleCounter(7, None)
+    with pytest.raises(ValueError, match="must be a finite number"):
+        samples.give(wrong)
+    assert samples.take() == Count(7.0, 7.0)

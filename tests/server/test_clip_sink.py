@@ -159,7 +159,7 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
 
 
 def calls(store: DistStore) -> list[Any]:
-    return [sent.call for block in store.table.blocks.values() for side in block.buckets for sent in side.sending]
+    return [call for block in store.table.blocks.values() for side in block.buckets for _, call in side.sending]
 
 
 def test_who_asks_before_all_have_pushed_waits_for_them() -> None:
@@ -341,7 +341,7 @@ def test_a_push_asked_again_is_answered_by_the_commit_and_the_next_waits_for_it(
     nexts = [m.Entry(e.block, e.bucket, e.start, e.length, 2) for e in asked.entries]
     early = m.Push("s", nexts, 1.0, b"", False, True, False)
     with pytest.raises(ProtocolError, match="round 2 of worker 0 came before round 1 was answered"):
-        stores[0].session.call_server(0, early, "push", frames)
+        stores[0].session.wait([stores[0].session.ask_server(0, early, "push", frames)])
     stores[1].clip_round()
     job.deliver_all()
     assert [type(body) for body in answers] == [m.Values]

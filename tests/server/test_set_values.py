@@ -115,7 +115,7 @@ def test_values_of_another_shape_are_refused_here_and_there() -> None:
         ([m.Entry(0, 3, 0, NUMEL, 0)], [b"\1" * 24]),
     ):
         with pytest.raises(PacelineError):
-            store.session.call_server(0, m.SetValues("s", entries), "setting values", frames)
+            store.session.wait([store.session.ask_server(0, m.SetValues("s", entries), "setting values", frames)])
     out = torch.ones(NUMEL)
     store.pull("a", out)
     assert out.tolist() == [0.0] * NUMEL

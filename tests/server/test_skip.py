@@ -54,7 +54,7 @@ def pull(store: DistStore) -> torch.Tensor:
 
 def use_rates(stores: list[DistStore], *rates: float) -> None:
     for store, rate in zip(stores, rates, strict=True):
-        store.set_options([{"lr": rate, "momentum": 0.9}])
+        store.optimizer.set_options([{"lr": rate, "momentum": 0.9}])  # as an exchange does: workers may step
 
 
 # ---- rounds that are not applied -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from paceline.updaters import (
     make_spec,
     make_updater,
 )
-from paceline.updaters.sgld_noise import normal
+from paceline.updaters.mxnet import sgld_noise
 
 STEPS, NUMEL = 20, 37
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -73,7 +73,7 @@ def dcasgd(w: Array, g: Array, state: dict[str, Array], t: int, o: dict[str, Any
 
 
 def sgld(w: Array, g: Array, state: dict[str, Array], t: int, o: dict[str, Any]) -> Array:
-    noise = normal((o["seed"], "w", t), 0, w.size).double().numpy()
+    noise = sgld_noise((o["seed"], "w", t), 0, w.size).double().numpy()
     return w - o["lr"] / 2 * (g + o["weight_decay"] * w) + np.sqrt(o["lr"]) * noise
 
 
@@ -231,14 +231,14 @@ def test_momentum_form_belongs_to_sgd() -> None:
 
 
 def test_noise_is_the_same_however_it_is_cut_and_different_everywhere_else() -> None:
-    whole = normal((0, "w", 1), 0, 10_000)
+    whole = sgld_noise((0, "w", 1), 0, 10_000)
     parts = [
-        normal((0, "w", 1), begin, end - begin) for begin, end in ((0, 1), (1, 4096), (4096, 9000), (9000, 10_000))
+        sgld_noise((0, "w", 1), begin, end - begin) for begin, end in ((0, 1), (1, 4096), (4096, 9000), (9000, 10_000))
     ]
     assert torch.equal(torch.cat(parts), whole)
     assert abs(float(whole.mean())) < 0.05
     assert abs(float(whole.std()) - 1) < 0.05
-    others = [normal(seed, 0, 10_000) for seed in ((1, "w", 1), (0, "v", 1), (0, "w", 2), (0, 7, 1), (0, "7", 1))]
+    others = [sgld_noise(seed, 0, 10_000) for seed in ((1, "w", 1), (0, "v", 1), (0, "w", 2), (0, 7, 1), (0, "7", 1))]
     chunks = [*whole.split(4096)[:2], *(one[:4096] for one in others)]
     correlations = torch.corrcoef(torch.stack(chunks)) - torch.eye(len(chunks))
     assert correlations.abs().max() < 0.08

@@ -589,3 +589,10 @@ def test_a_key_whose_first_gradient_comes_later_gets_torchs_first_step_then(
                 params[piece.key].grad = grad[piece.start : piece.start + piece.length].clone()
                 expected[piece.key].step()
     torch.testing.assert_close(value, torch.cat([params[piece.key].detach() for piece in pieces()]))
+
+
+@pytest.mark.parametrize("betas", [[0.9], "half"])
+def test_options_that_do_not_fit_the_class_are_named(betas: Any) -> None:
+    spec = make_spec("adam", lr=0.1, betas=betas)
+    with pytest.raises(ValueError, match=r"the options \{'lr': 0.1, 'betas': .*\} do not fit Adam: "):
+        make_updater(spec, torch.zeros(2), [Piece("w", 0, 2)])

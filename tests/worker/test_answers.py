@@ -75,6 +75,12 @@ def test_ranges_move_by_themselves() -> None:
     assert block.values.tolist() == [1.0] * 4 + [1.5] * 6
 
 
+def test_an_empty_range_has_no_version_to_miss() -> None:
+    block = new_block()
+    tell(block, [told(3, True, 0, 0)], [coded(1.0, 0)])
+    assert block.values.tolist() == [0.0] * NUMEL
+
+
 def test_what_a_server_wrote_in_place_counts_as_known() -> None:
     block = new_block()
     block.values.fill_(5.0)

@@ -8,7 +8,8 @@ import pytest
 
 from paceline.hetero.files import parse_report
 from paceline.observe.account import COMPUTE, WAIT, WORKER_PARTS, Steps
-from paceline.worker.profile import WARM_UP, Profile, RoundTimes
+from paceline.worker.profile import Profile
+from paceline.worker.round_times import WARM_UP, RoundTimes
 
 
 def steps(round: int, computed: float, waited: float = 0.0, samples: float = 1.0) -> Steps:
@@ -74,14 +75,16 @@ def test_profile_without_a_file_prints_all_steps(capsys: pytest.CaptureFixture[s
     for round in range(2, WARM_UP + 4):
         pace.add(steps(round, 1.0, 0.5, 32.0))
     me = SimpleNamespace(host="10.0.0.1", local_rank=0)
+    settings = SimpleNamespace(profile="-", profile_rounds=4, profile_steps="")
     session = SimpleNamespace(
-        pace=pace, rank=0, workers=[me], servers=[], store_type="dist_async", hands_out=False,
+        settings=settings, pace=pace, rank=0, workers=[me], servers=[], store_type="dist_async", hands_out=False,
         stores=SimpleNamespace(pause=lambda: None, elements=77), gather=lambda name, payload: [payload],
     )  # fmt: skip
-    Profile("-", 4).check(session)  # one round is missing
+    Profile(session).check()  # one round is missing
     assert capsys.readouterr().out == ""
+    settings.profile_rounds = 3
     with pytest.raises(SystemExit) as end:
-        Profile("-", 3).check(session)
+        Profile(session).check()
     assert end.value.code == 0
     found = parse_report(capsys.readouterr().out)
     assert found is not None

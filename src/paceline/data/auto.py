@@ -16,7 +16,7 @@ from paceline.hetero.measured import sizes
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.store_policy import chosen
-from paceline.worker.profile import WARM_UP
+from paceline.worker.round_times import WARM_UP
 
 #: Types that :func:`batch_sampler` returns: all of them have ``set_epoch``, ``state_dict`` and ``load_state_dict``.
 BatchSampler: TypeAlias = "SharedBatchSampler | PooledBatchSampler | TwoSizes"

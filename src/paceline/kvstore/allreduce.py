@@ -68,10 +68,7 @@ class AllReduceStore(KVStoreBase):
     def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait.
 
-        Args:
-            name: name of the optimizer, the same on all workers.
-            step: number of the step, which is the same on all workers.
-            weights: tensors by name.
+        Name of the optimizer and number of the step are the same on all workers.
         """
         world.current().compare_weights(name, step, weights)
 

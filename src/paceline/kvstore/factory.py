@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.store_options import (
+    OPTIONS,
+    AsyncOptions,
+    BoundedOptions,
+    FirstKOptions,
+    GroupedOptions,
+    StoreOptions,
+)
 from paceline.naming import suggestion
 
 if TYPE_CHECKING:
@@ -22,8 +29,6 @@ _Bounded: TypeAlias = Literal["dist_ssync", "dist_ssync_device", "dist_device_ss
 _Grouped: TypeAlias = Literal["dist_gsync", "dist_gsync_device", "dist_device_gsync"]
 _FirstK: TypeAlias = Literal["dist_ksync", "dist_ksync_device", "dist_device_ksync"]
 _AllReduce: TypeAlias = Literal["horovod", "allreduce"]
-_Groups: TypeAlias = str | Path | Sequence[Sequence[int | str]]
-_LrScale: TypeAlias = Literal["update", "sample"]
 
 _ALIASES = {
     "local": "local",
@@ -33,10 +38,8 @@ _ALIASES = {
     "local_allreduce_device": "device",
 }
 
-_DIST = ("dist_sync", "dist_async", "dist_ssync", "dist_gsync", "dist_ksync", "dist_auto")
-
 _DIST_ALIASES = {"dist": "dist_sync", "dist_device": "dist_sync"}
-for _name in _DIST:
+for _name in OPTIONS:
     _, _, _how = _name.partition("_")
     _DIST_ALIASES |= {_name: _name, f"{_name}_device": _name, f"dist_device_{_how}": _name}
 
@@ -58,51 +61,15 @@ def is_in_process(name: str) -> bool:
 @overload
 def create(name: _OneProcess = "local") -> KVStore: ...
 @overload
-def create(name: _LockStep, *, mean: bool = False, namespace: str | None = None) -> KVStore: ...
+def create(name: _LockStep, **options: Unpack[StoreOptions]) -> KVStore: ...
 @overload
-def create(
-    name: _Async,
-    *,
-    weighting: str | None = None,
-    lr_scale: _LrScale | None = None,
-    age: int | None = None,
-    mean: bool = False,
-    namespace: str | None = None,
-) -> KVStore: ...
+def create(name: _Async, **options: Unpack[AsyncOptions]) -> KVStore: ...
 @overload
-def create(
-    name: _Bounded,
-    *,
-    staleness: int | None = None,
-    weighting: str | None = None,
-    lr_scale: _LrScale | None = None,
-    age: int | None = None,
-    mean: bool = False,
-    namespace: str | None = None,
-) -> KVStore: ...
+def create(name: _Bounded, **options: Unpack[BoundedOptions]) -> KVStore: ...
 @overload
-def create(
-    name: _Grouped,
-    *,
-    groups: _Groups | None = None,
-    staleness: int | None = None,
-    weighting: str | None = None,
-    lr_scale: _LrScale | None = None,
-    mean: bool = False,
-    namespace: str | None = None,
-) -> KVStore: ...
+def create(name: _Grouped, **options: Unpack[GroupedOptions]) -> KVStore: ...
 @overload
-def create(
-    name: _FirstK,
-    *,
-    k: int | None = None,
-    staleness: int | None = None,
-    weighting: str | None = None,
-    lr_scale: _LrScale | None = None,
-    age: int | None = None,
-    mean: bool = False,
-    namespace: str | None = None,
-) -> KVStore: ...
+def create(name: _FirstK, **options: Unpack[FirstKOptions]) -> KVStore: ...
 @overload
 def create(name: _AllReduce) -> AllReduceStore: ...  # type: ignore[overload-overlap]  # it is no KVStore
 @overload
@@ -143,27 +110,19 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
     if kind in _DIST_ALIASES:
         return _create_dist(_DIST_ALIASES[kind], kind, options)
     if kind in _ALLREDUCE:
-        return _create_allreduce(kind, options)
+        from paceline.kvstore.allreduce import AllReduceStore
+
+        _check_options(kind, options, ())
+        return AllReduceStore(kind)
     raise ValueError(f"unknown store type {name!r}{suggestion(kind, store_types())}")
 
 
-def _check_options(kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise if a type of store does not have an option.
-
-    Raises:
-        TypeError: naming the first such option and the nearest that the type has.
-    """
+def _check_options(kind: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise TypeError if a type of store does not have an option; the nearest that it has is suggested."""
     for option in sorted(set(given) - set(known)):
         raise TypeError(
             f"a {kind} store has no option {option!r}{suggestion(option, known) if known else '; it has none'}"
         )
-
-
-def _create_allreduce(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
-    from paceline.kvstore.allreduce import AllReduceStore
-
-    _check_options(kind, options, ())
-    return AllReduceStore(kind)
 
 
 def _create_local(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
@@ -175,7 +134,7 @@ def _create_local(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
 
 def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
-    from paceline.kvstore.dist.store_policy import OPTIONS, resolve_policy
+    from paceline.kvstore.dist.store_policy import resolve_policy
     from paceline.worker.current import current_session
 
     _check_options(alias, options, OPTIONS[store_type])

@@ -34,7 +34,7 @@ from paceline.updaters import (
     check_state,
     make_spec,
 )
-from paceline.updaters.rows import copy_rows, to_rows
+from paceline.updaters.rows import put_rows, to_rows
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -153,12 +153,12 @@ class InProcessStore(KVStore):
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
         """See :meth:`KVStore.row_sparse_pull`. Any key with at least two dimensions has rows here."""
-        outs, ids = by_key(key, out), by_key(key, check.needed_row_ids(row_ids))
-        check.outputs(self._values, outs)
-        chosen = {one: check.row_ids(one, self._values[one], ids[one], len(targets)) for one, targets in outs.items()}
+        outs = by_key(key, out)
+        chosen = check.chosen_rows(self._values, outs, key, row_ids)
         for one, targets in outs.items():
             for target, rows in zip(targets, chosen[one], strict=True):
-                copy_rows(self._dense(one), rows, target)
+                value = self._dense(one).detach()
+                put_rows(value[rows.to(value.device)], rows, target)
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """See :meth:`KVStore.set_optimizer`. Any optimizer class works, also one that cannot be imported.
@@ -294,12 +294,7 @@ class InProcessStore(KVStore):
             check_state(key, self._values[key], states[key], spec)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """See :meth:`KVStore.save_optimizer_states`.
-
-        Args:
-            fname: path of the file.
-            dump_optimizer: write the optimizer's options too, which are then loaded with the state.
-        """
+        """See :meth:`KVStore.save_optimizer_states`."""
         spec = self._need_optimizer("save")
         groups = self._options(spec) if dump_optimizer else None
         state_files.save(self, fname, self.optimizer_states, optimizer=spec.name, groups=groups)

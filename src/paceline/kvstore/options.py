@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.keys import Key, Keys, checked_table
@@ -23,12 +24,7 @@ def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_optimizer(store: str, verb: str) -> ValueError:
-    """Return the error about a store that runs no optimizer.
-
-    Args:
-        store: its type.
-        verb: the refused use of the optimizer's state or options.
-    """
+    """Return the error about a store that runs no optimizer; the verb is the refused use of its state or options."""
     return ValueError(
         f"the {store} store has no optimizer, so it has no state or options to {verb}; call set_optimizer. If a "
         'DistributedOptimizer or a Trainer steps in the workers (update="worker"), the state is theirs: '
@@ -47,30 +43,13 @@ def refuse_changes(spec: UpdaterSpec, groups: Sequence[Options]) -> None:
 
 
 def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None) -> list[Options]:
-    """Return the options of every param group; options that were not given have the class's defaults.
-
-    Args:
-        groups: the given options per param group.
-        cls: the optimizer's class; None: this process does not know it.
-    """
+    """Return the options of every param group; those not given have the class's defaults, where the class is known."""
     defaults = {} if cls is None else defaults_of(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
     return [{**defaults, **group} for group in groups or [{}]]
 
 
-def class_of(spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    """Return the class that a spec names; None if only servers load it."""
-    try:
-        return own_class(spec)
-    except (ImportError, ValueError):
-        return None
-
-
 def own_class(spec: UpdaterSpec, optimizer: OptimizerLike = "") -> type[torch.optim.Optimizer]:
-    """Return the class that a spec names.
-
-    Args:
-        spec: the spec.
-        optimizer: the source of the spec; its class need not be importable.
+    """Return the class that a spec names. That of the optimizer behind the spec, if given, need not be importable.
 
     Raises:
         ValueError: the name is not that of an optimizer class.
@@ -90,11 +69,7 @@ class Schedule:
 
     As in MXNet the function gets ``num_update``: the number of pushes of the key that was pushed most often, this push
     included, so it starts at 1. A worker counts its own pushes: with ``dist_sync`` these are all updates, with the
-    other types the updates that the worker made itself.
-
-    Args:
-        scheduler: function of ``num_update``.
-        begin_num_update: number of pushes of an earlier run.
+    other types the updates that the worker made itself. ``begin_num_update`` are the pushes of an earlier run.
 
     Raises:
         TypeError: the scheduler is not a function of a number.
@@ -125,7 +100,7 @@ class Schedule:
         Raises:
             ValueError: the function did not return a valid rate.
         """
-        keys: set[Any] = set(key) if isinstance(key, list | tuple) else {key}
+        keys: set[Any] = {key} if isinstance(key, int | str | np.integer) else set(key)
         for one in keys:
             self._pushes[one] += 1
             self.num_update = max(self.num_update, self._begin + self._pushes[one])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,20 +27,19 @@ from paceline.agreement import (
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.tensors import check_initialised
+from paceline.updaters.spec import IMPLEMENTATION
 from paceline.worker.session import Session
 
-#: Options of how torch computes. They do not change the result, so workers on different machines may differ here.
-_IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 _LARGEST_LISTED = 16
+
+#: Name, parameter and index of its param group.
+_Named: TypeAlias = Sequence[tuple[object, torch.Tensor, int]]
 
 
 def agree(session: Session, what: str, facts: Facts) -> None:
     """Compare facts with all other workers. Every worker calls it at the same point of its script.
 
-    Args:
-        session: this worker's part in the job.
-        what: name of the thing that is set up, for the error: ``the optimizer``.
-        facts: facts that must be the same, in order; each subject once.
+    The facts are in order, each subject once. The error names what is set up, as ``the optimizer``.
 
     Raises:
         KeyMismatchError: keys, their shapes, types or order differ. On every worker, with the same text.
@@ -80,12 +79,8 @@ def tensor_facts(named: Iterable[tuple[object, torch.Tensor]], kind: str = "para
     return [Fact(f"{kind} {name!r}", _kind(tensor), True) for name, tensor in table]
 
 
-def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
-    """Describe an optimizer: its class, its parameters with their groups, and the options of every group.
-
-    Args:
-        optimizer: any optimizer. Options other than numbers, text and lists of them are left out.
-        named: name, parameter and index of the param group, in the order of the keys.
+def optimizer_facts(optimizer: torch.optim.Optimizer, named: _Named) -> list[Fact]:
+    """Describe an optimizer: its class, its parameters with their groups in the order of the keys, and all options.
 
     Raises:
         ValueError: a parameter has no shape yet.
@@ -101,15 +96,11 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
     return facts
 
 
-def state_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
+def state_facts(optimizer: torch.optim.Optimizer, named: _Named) -> list[Fact]:
     """Describe the state with which an optimizer begins: its entries, the kind of its tensors, and how many steps.
 
     A state that only some workers have loaded differs in this. That of a new optimizer is left out, and so are other
     numbers, which unlike machines round differently.
-
-    Args:
-        optimizer: any optimizer.
-        named: name, parameter and index of the param group, in the order of the keys.
     """
     facts = []
     for name, param, _ in named:
@@ -128,7 +119,7 @@ def _brief(value: Any) -> str:
 
 def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
     """Describe options by name. Options other than numbers, text and lists of them are left out."""
-    texts = {name: _text(value) for name, value in options.items() if name not in _IMPLEMENTATION}
+    texts = {name: _text(value) for name, value in options.items() if name not in IMPLEMENTATION}
     return [Fact(f"{name} of {owner}", texts[name] or "") for name in sorted(texts) if texts[name] is not None]
 
 

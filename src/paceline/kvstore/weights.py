@@ -33,11 +33,7 @@ Tensors = Mapping[str, Sequence[torch.Tensor]]
 
 
 class Weights:
-    """Knows to which round the weights belong.
-
-    Args:
-        who: this worker, for messages.
-        failure: returns why the job has failed; None while it has not.
+    """Knows to which round the weights belong; ``failure`` returns why the job has failed, None while it has not.
 
     Attributes:
         round: rounds of this worker whose updates the weights hold.
@@ -60,11 +56,9 @@ class Weights:
 
     @contextlib.contextmanager
     def changing(self, tensors: Tensors, rounds: int = 1) -> Iterator[None]:
-        """Watch a block of code that gives all weights new values, and may fail in the middle.
+        """Watch a block of code that gives all weights, one tensor per device, new values, and may fail in the middle.
 
-        Args:
-            tensors: the tensors of each weight by its name: one per device.
-            rounds: rounds that end with the block.
+        Its end is the end of so many rounds.
         """
         before = _versions(tensors)
         try:
@@ -85,11 +79,9 @@ class Weights:
         self._torn = None
 
     def read(self, bring: Callable[[], None] = lambda: None, else_note: str = "") -> None:
-        """Let somebody read the weights.
+        """Let somebody read the weights, after getting newer values, which may fail when the job has failed.
 
-        Args:
-            bring: gets newer values, such as the model's buffers. It may fail when the job has failed.
-            else_note: the end of the warning where it has failed.
+        ``else_note`` is the end of the warning where it has failed.
 
         Raises:
             PacelineError: the weights are torn; or ``bring`` failed while the job goes on.

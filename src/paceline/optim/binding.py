@@ -20,7 +20,7 @@ from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.naming import listed
 from paceline.optim.device import SideStream, other_bits, side_stream, side_streams
-from paceline.tensors import floats, real_view, to_host, without_graph
+from paceline.tensors import floats, real_view, to_host
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 
@@ -47,33 +47,35 @@ class Bound:
     filled: bool = False
     """Whether the gradient of this round is in the arena."""
 
-    def put_grad(self) -> None:
-        """Copy the gradient into the arena, on a CUDA device later; without a gradient, set ``absent``."""
+    def __post_init__(self) -> None:
+        """Note dtype and shape of the parameter."""
+        self.kind = self.param.dtype, self.param.shape
+
+    def put_grad(self, side: SideStream | None = None) -> None:
+        """Copy the gradient into the arena; without a gradient, set ``absent``.
+
+        Args:
+            side: the side stream of the parameter's CUDA device, which copies later.
+        """
         grad = self.param.grad
         self.put, self.absent = grad, grad is None
         if grad is None:
             return
         self.put_version = grad._version
         dense = real_view(grad.to_dense() if grad.is_sparse else grad)
-        side = side_stream(dense)
         if side is None:
             self.grad.copy_(dense)
         else:
             side.fetch(dense, self.grad)
 
-    def check_kind(self) -> None:
-        """Raise if the parameter was converted.
-
-        Raises:
-            PacelineError: it has another dtype or shape than when it was bound.
-        """
-        now = real_view(self.param.data)
-        if now.dtype != self.value.dtype or now.shape != self.value.shape:
-            raise PacelineError(
-                f"parameter {self.name!r} was {self.value.dtype} {tuple(self.value.shape)} when it was given to "
-                f"DistributedOptimizer and is {now.dtype} {tuple(now.shape)} now: convert the model (half, double, to) "
-                "before that, or close that optimizer and make a new one after it, on every worker"
-            )
+    def converted(self) -> PacelineError:
+        """Return the error about a parameter that has another dtype or shape than when it was bound."""
+        (dtype, shape), now = self.kind, self.param
+        return PacelineError(
+            f"parameter {self.name!r} was {dtype} {tuple(shape)} when it was given to "
+            f"DistributedOptimizer and is {now.dtype} {tuple(now.shape)} now: convert the model (half, double, to) "
+            "before that, or close that optimizer and make a new one after it, on every worker"
+        )
 
     def grad_changed(self) -> bool | torch.Tensor:
         """Return whether the gradient has changed since :meth:`put_grad`, as :func:`unlike` does."""
@@ -92,7 +94,6 @@ class Bound:
         return real_view(grad)
 
 
-@without_graph
 def take_all(bound: Iterable[Bound], weights: bool) -> None:
     """Copy the arena's values of several parameters out: to the weights, or to the gradients that a worker had."""
     copies: dict[SideStream | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -100,7 +101,7 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
         if not weights and one.absent and one.block.is_missing(one.index):
             continue
         target = one.target(weights)
-        values, targets = copies.setdefault(side_stream(target), ([], []))
+        values, targets = copies.setdefault(side_stream(target) if target.is_cuda else None, ([], []))
         values.append(one.value)
         targets.append(target)
     for side, (values, targets) in copies.items():
@@ -186,11 +187,7 @@ def merged_not_finite(
 ) -> NonFiniteError:
     """Return the error about merged gradients that are not finite.
 
-    Args:
-        rank: this worker's.
-        names: the parameters of these gradients.
-        round: their round.
-        pushed: by worker, the parameters whose gradients were not finite before they were merged.
+    ``pushed`` has, by worker, the parameters whose gradients were not finite before they were merged.
     """
     whose = "; ".join(f"worker {one} pushed that of {listed(map(repr, theirs))}" for one, theirs in pushed.items())
     return NonFiniteError(
@@ -214,11 +211,7 @@ def bind_keys(
 ) -> list[Bound]:
     """Initialise keys for parameters, find their places, and give the parameters rank 0's weights.
 
-    Args:
-        store: store that gets the keys.
-        names: names of the keys.
-        params: the parameters, in the same order.
-        tags: tags of the keys, in the same order; keys of unlike tags share no bucket.
+    Keys of unlike tags share no bucket.
 
     Raises:
         ValueError: a parameter has gradients of another type.
@@ -232,19 +225,6 @@ def bind_keys(
             )
     blocks = store.add_keys(names, [real_view(param.data) for param in params], tags)
     store.traffic.refresh(store.table.plan(tuple(names)))
-    bound = _bind(names, params, blocks)
-    take_all(bound, weights=True)
-    return bound
-
-
-def _bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock]) -> list[Bound]:
-    """Find the places of parameters in the arenas.
-
-    Args:
-        names: names of the keys.
-        params: the parameters, in the same order.
-        blocks: blocks that hold the keys.
-    """
     devices = {param.device for param in params if param.is_cuda}
     if devices:
         for block in blocks:
@@ -255,4 +235,5 @@ def _bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Se
         index = block.key_index[name]
         ranges = tuple(block.ranges([index]))
         bound.append(Bound(name, param, block, index, ranges, block.value_of(index), block.grad_of(index)))
+    take_all(bound, weights=True)
     return bound

@@ -138,19 +138,14 @@ class Buffers:
         return {name: copies for name, copies in buffers_of(self._models).items() if name in self._names}
 
     def publish(self) -> Publication | None:
-        """Begin to send rank 0's changed buffers to the servers; other workers note that theirs are old.
-
-        Returns:
-            None: this worker has nothing to send.
-        """
+        """Begin to send rank 0's changed buffers to the servers, if there are any; others note that theirs are old."""
         self._stale = True
         return Publication(self._store, means_of(self._current()), self._published) if self._published else None
 
     def take(self, is_asked: bool = False) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them.
 
-        Args:
-            is_asked: the script asks for rank 0's, so that other ones here are no surprise.
+        Where the script has asked for rank 0's, other ones here are no surprise.
         """
         if not self.are_old:
             return
@@ -199,12 +194,8 @@ class Buffers:
 class Publication:
     """Rank 0's buffers of one step on their way to the servers; a hook of a backward pass begins it, and does not wait.
 
-    Those on a CUDA device are copied beside the computation, and sent when the copies have ended.
-
-    Args:
-        store: the buffers' store.
-        current: the buffers, by name.
-        published: those that the servers have; changed ones are copied there.
+    Those on a CUDA device are copied beside the computation, and sent when the copies have ended. ``published`` are
+    those that the servers have; changed ones are copied there.
     """
 
     def __init__(

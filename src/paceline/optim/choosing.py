@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
 
 from paceline import compression as codecs
 from paceline.hetero import free_policy
@@ -37,42 +35,32 @@ _COMPUTED_AGAIN = (
     "use_reentrant=False, or DistributedOptimizer overlap=False, which sends nothing before a pass has ended"
 )
 
-Kind = Literal["alone", "reduced", "worker", "server"]
-
 
 def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Strategy:
     """Make the strategy for a store. Collective if the store is distributed.
-
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the user's store.
-        update: side that steps; None: the default of the store.
 
     Raises:
         ValueError: the store or the optimizer does not support these settings.
         KeyMismatchError: the models or options of the workers differ.
     """
-    return _MAKERS[_kind_of(setup, store, update)](setup, store)
-
-
-def _kind_of(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Kind:
     if update not in (None, "worker", "server"):
         raise ValueError(f"update is 'worker' or 'server', not {update!r}")
-    if not isinstance(store, DistStore):
-        if update == "server":
-            raise ValueError(f"a {store.type} store has no servers; update='server' needs a distributed one")
-        return "reduced" if codecs.by_leg(setup.compression) or store.num_workers > 1 else "alone"
-    if update == "worker" and store.policy.merge != "all":
-        raise ValueError(f"{store.type} has no merged gradients; update='worker' needs dist_sync")
-    return update or ("worker" if store.policy.merge == "all" else "server")
+    if isinstance(store, DistStore):
+        in_lock_step = store.policy.merge == "all"
+        if update == "worker" and not in_lock_step:
+            raise ValueError(f"{store.type} has no merged gradients; update='worker' needs dist_sync")
+        return _make_worker(setup, store) if in_lock_step and update != "server" else _make_server(setup, store)
+    if update == "server":
+        raise ValueError(f"a {store.type} store has no servers; update='server' needs a distributed one")
+    if codecs.by_leg(setup.compression) or store.num_workers > 1:
+        return _make_reduced(setup, store)
+    return Strategy(setup, store)
 
 
 def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
-    params, reduction = [param for _, param, _ in setup.named], setup.choices.reduction
-    exchange = ReduceExchange(store, setup.model, params, reduction)
-    return MergedUpdate(setup, store, exchange, reduction == "mean")
+    return MergedUpdate(setup, store, ReduceExchange(store, setup.inner, setup.model, setup.choices.reduction))
 
 
 def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
@@ -80,7 +68,7 @@ def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
     buffers = _prepare(setup, own, "worker")
     own.set_spec(UpdaterSpec())
     exchange = ServerExchange(own, setup.inner, setup.model, "worker", _COMPUTED_AGAIN)
-    strategy = MergedUpdate(setup, own, exchange, _weighs(own), buffers, "push" in own.traffic.codecs)
+    strategy = MergedUpdate(setup, own, exchange, buffers, "push" in own.traffic.codecs)
     _wait_for_all(own)
     return strategy
 
@@ -91,7 +79,7 @@ def _make_server(setup: StrategySetup, store: DistStore) -> ServerUpdate:
     clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
     own = store.for_optimizer(setup.choices.reduction == "mean", clip_norm or 0.0)
     buffers = _prepare(setup, own, "server")
-    strategy = ServerUpdate(setup, own, _weighs(own), buffers)
+    strategy = ServerUpdate(setup, own, buffers)
     _wait_for_all(own)
     return strategy
 
@@ -113,19 +101,6 @@ def _able_to_regroup(store: DistStore) -> DistStore:
     for leg, codec in store.traffic.codecs.items():
         free.set_gradient_compression(codec.params() | {"leg": leg})
     return free
-
-
-_MAKERS: dict[Kind, Callable[[StrategySetup, Any], Strategy]] = {
-    "alone": Strategy,
-    "reduced": _make_reduced,
-    "worker": _make_worker,
-    "server": _make_server,
-}
-
-
-def _weighs(store: DistStore) -> bool:
-    """Return whether the numbers of samples decide how much a push counts."""
-    return store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
 
 
 def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers | None:

@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -28,9 +27,6 @@ class SideStream:
 
     Its work runs in order. So all work before a :meth:`mark` has ended when the mark has, and host memory may be
     written again when the push that waited for the mark is answered.
-
-    Args:
-        device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -113,12 +109,7 @@ def all_copied(marks: Sequence[torch.cuda.Event]) -> bool:
 
 
 def wait_for_copies(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait until copies from a device have ended.
-
-    Args:
-        ready: called until it returns True.
-        timeout_s: longest time, in seconds.
-        what: name for errors: ``the gradients of bucket 3``.
+    """Wait until copies from a device have ended: ``ready`` returns True. ``what`` names them in errors.
 
     Raises:
         DeadlineError: they did not end in time.
@@ -130,39 +121,25 @@ def wait_for_copies(ready: Callable[[], bool], timeout_s: float, what: str) -> N
         time.sleep(COPY_CHECK_INTERVAL_S)
 
 
-@dataclass(frozen=True)
-class _Job:
-    ready: Callable[[], bool]
-    push: Callable[[], None]
-    what: str
-
-
 class Pusher:
     """Pushes in the given order, each when its gradients are in host memory. Backward does not wait.
 
-    Args:
-        timeout_s: longest time of a copy, in seconds.
+    A copy may take ``timeout_s`` seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._jobs: queue.Queue[_Job] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Callable[[], bool], Callable[[], None], str]] = queue.Queue()
         self._idle = threading.Condition()
         self._open = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def after(self, ready: Callable[[], bool], push: Callable[[], None], what: str) -> None:
-        """Call ``push`` on the pusher's thread once ``ready`` returns True.
-
-        Args:
-            ready: called until it returns True.
-            push: called then.
-            what: name for errors: ``the gradients of bucket 3``.
-        """
+        """Call ``push`` on the pusher's thread once ``ready`` returns True; errors name ``what``."""
         with self._idle:
             self._open += 1
-        self._jobs.put(_Job(ready, push, what))
+        self._jobs.put((ready, push, what))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="paceline-pusher", daemon=True)
             self._thread.start()
@@ -183,11 +160,11 @@ class Pusher:
 
     def _run(self) -> None:
         while True:
-            job = self._jobs.get()
+            ready, push, what = self._jobs.get()
             try:
                 if self._error is None:
-                    wait_for_copies(job.ready, self._timeout_s, job.what)
-                    job.push()
+                    wait_for_copies(ready, self._timeout_s, what)
+                    push()
             except BaseException as error:  # noqa: BLE001 - thread border: drain() raises it in the waiting thread
                 self._error = error
             with self._idle:

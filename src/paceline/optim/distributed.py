@@ -123,7 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._merging = choose_strategy(setup, store, update)
         self.kvstore = self._merging.store
         self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
-        self._step_supports_amp_scaling = self._merging.scales_by_itself
+        self._step_supports_amp_scaling = not self._merging.steps_here
         if model is not None:
             buffers, synchronize = self._merging.buffers, self._merging.synchronize
             weights = self._merging.weights
@@ -193,12 +193,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted where their number is certain."""
+        """Samples in a local batch; None: counted where their number is certain.
+
+        Raises:
+            ValueError: the number is negative or not finite.
+        """
         return self._samples.given
 
     @samples.setter
     def samples(self, samples: float | None) -> None:
-        self._samples.given = samples
+        self._samples.give(samples)
 
     def count(self, batch: Any) -> None:
         """Count the samples of this batch in the next pushes, instead of those of the model's calls.

@@ -62,7 +62,13 @@ from paceline.worker.traffic import Carried
 
 
 class Exchange:
-    """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds."""
+    """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds.
+
+    Attributes:
+        weighs: the numbers of samples decide how much a push counts.
+    """
+
+    weighs = False
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights; between rounds. Every worker calls it."""
@@ -103,12 +109,7 @@ class Exchange:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
 
     def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let somebody compare this worker's weights after a step with those of the others. Does not wait.
-
-        Args:
-            step: number of the step.
-            weights: returns the weights.
-        """
+        """Let somebody compare this worker's weights after a step with those of the others. Does not wait."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -151,6 +152,7 @@ class ServerExchange(Exchange):
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
         self._pusher = Pusher(store.session.settings.timeout_s)
         self._loss_store: DistStore | None = None
+        self.weighs = store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
         self._new_round()
 
     def add(self, named: Sequence[NamedParameter]) -> None:
@@ -219,12 +221,14 @@ class ServerExchange(Exchange):
                     f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. "
                     f"{self._advice}"
                 )
-        one.check_kind()
-        self._check_unchanged(one)
-        self._copy_in(one)
-        side = side_stream(one.param)
+        if one.kind != (param.dtype, param.shape):
+            raise one.converted()
+        if self._brings_weights:
+            self._check_unchanged(one)
+        side = side_stream(param) if param.is_cuda else None
         if side is not None:
             self._sides.add(side)
+        one.put_grad(side)
         for bucket in buckets:
             bucket.unfilled -= not one.filled
             if bucket.unfilled == 0 and not one.filled:
@@ -232,13 +236,9 @@ class ServerExchange(Exchange):
         one.filled = True
         return bool(self._ready)
 
-    def _copy_in(self, one: Bound) -> None:
-        """Copy the data that this worker pushes of a parameter into the arena."""
-        one.put_grad()
-
     def _check_unchanged(self, one: Bound) -> None:
         """Raise if the servers hold a weight that was changed here since they sent it."""
-        found = self._brings_weights and unlike(one.param.data, one.value)
+        found = unlike(one.param.data, one.value)
         if isinstance(found, torch.Tensor):
             self._compared.append((one, found))
         elif found:
@@ -246,17 +246,17 @@ class ServerExchange(Exchange):
 
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
-        if not self._ready:
-            return
         ready, self._ready = self._ready, []
         is_earlier_done = carried.after is None or carried.after.advance()
         for bucket in ready:
             bucket.is_pushed = True
             self._unpushed -= 1
-            if self._unpushed or is_earlier_done:
-                self._start(bucket, carried)
-            else:
+            if not (self._unpushed or is_earlier_done):
                 self._held = bucket
+            elif self._sides:
+                self._send_later(bucket, carried)
+            else:
+                self._send(bucket, carried)
 
     def push_rest(self, carried: Carried) -> None:
         """Push the remaining buckets, last layer first, with the current gradients, and then the rows."""
@@ -264,21 +264,19 @@ class ServerExchange(Exchange):
             for one in bucket.members if bucket.unfilled else ():
                 if not one.filled:
                     self.fill(one.param)
-            self.push(carried)
+            if self._ready:
+                self.push(carried)
         if carried.after is not None:
             carried.after.wait()
         if self._held is not None:
-            self._start(self._held, carried)
+            (self._send_later if self._sides else self._send)(self._held, carried)
         for side in self._sides:
             side.join()  # from now on a loop may change gradients in place
         if self._has_rows:
             self.sparse.push_rest(carried)
 
-    def _start(self, bucket: _Bucket, carried: Carried) -> None:
+    def _send_later(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
-        if not self._sides:
-            self._send(bucket, carried)
-            return
         copies = [side.mark() for side in self._sides]
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
         self._pusher.after(partial(all_copied, copies), partial(self._send, bucket, carried), what)
@@ -313,7 +311,7 @@ class ServerExchange(Exchange):
             self._store.session.wait(calls)
             if self._has_rows:
                 self.sparse.settle()
-            changed = _first_unlike(self._compared)
+            changed = _first_unlike(self._compared) if self._compared else None
             if changed is not None:
                 raise changed_here(self._store, changed.name)
         finally:

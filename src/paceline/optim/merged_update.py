@@ -23,8 +23,7 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
-from paceline.updaters import Options
-from paceline.updaters.spec import plain
+from paceline.updaters import Options, option_groups
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +31,7 @@ logger = logging.getLogger(__name__)
 class MergedUpdate(ExchangingStrategy):
     """Merges gradients at the end of each backward pass, and steps on the merged ones.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: merges the gradients.
-        exchange: the store's exchange, without parameters.
-        weighs: whether the numbers of samples decide how much a push counts.
-        buffers: the model's buffers, if workers share them.
-        hides_nan: the store's codec hides NaN and Inf from other workers.
+    The exchange has no parameters yet. ``hides_nan``: the store's codec hides NaN and Inf from other workers.
     """
 
     def __init__(
@@ -46,11 +39,10 @@ class MergedUpdate(ExchangingStrategy):
         setup: StrategySetup,
         store: KVStoreBase,
         exchange: Exchange,
-        weighs: bool,
         buffers: Buffers | None = None,
         hides_nan: bool = False,
     ) -> None:
-        super().__init__(setup, store, exchange, weighs, buffers)
+        super().__init__(setup, store, exchange, buffers)
         self._nan = "skip" if hides_nan and self.choices.on_nan != "pass" else "pass"
         self._overlap = self.choices.overlap is not False
         self._adds_up = self.choices.reduction == "sum"
@@ -118,7 +110,7 @@ class MergedUpdate(ExchangingStrategy):
             self._refuse_shared()
             for param in list(self._sums):
                 self._refuse_merged(param)
-        self._exchange.push_rest(self._carried())
+        self._exchange.push_rest(self._open or self._carried())
         self._exchange.settle()
         self._open = None
         self._exchange.take()
@@ -176,18 +168,7 @@ class MergedUpdate(ExchangingStrategy):
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
     def _current_options(self) -> list[Options]:
-        """Return the options of all param groups that are plain data: numbers, strings, tuples of numbers."""
-        found = []
-        for group in self.inner.param_groups:
-            options: Options = {}
-            for name, value in group.items():
-                if name != "params":
-                    try:  # noqa: SIM105 - contextlib would take as long as all else here, in each step
-                        options[name] = plain(name, value)
-                    except (TypeError, ValueError):
-                        pass
-            found.append(options)
-        return found
+        return option_groups(self.inner, skips=True)
 
     def close(self) -> None:
         """Stop watching backward passes."""

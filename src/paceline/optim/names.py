@@ -21,9 +21,7 @@ def name_parameters(
     Frozen parameters are included: they may be trained later. Integers, as those of quantised layers, are not. Of
     several names of a parameter the first counts.
 
-    Args:
-        groups: the optimizer's ``param_groups``.
-        named: names of the parameters, e.g. ``model.named_parameters()``; without it, names are positions.
+    Names are those of ``named``, e.g. ``model.named_parameters()``; without it, they are positions.
 
     Raises:
         ValueError: two parameters have one name, a parameter has none, or its shape is not known yet.
@@ -59,12 +57,7 @@ def name_added(
     """Return (name, parameter, group) of the parameters that are not known yet; no name is used twice.
 
     A layer that replaces another one has its name in the model, while the optimizer still has the other one's
-    parameters. So a name that is taken gets a number.
-
-    Args:
-        groups: the optimizer's ``param_groups``.
-        named: names of parameters in the model; other parameters are named by their position.
-        known: parameters that have names already.
+    parameters. So a name that is taken gets a number. Parameters that are not among ``named`` are named by position.
     """
     names = {id(param): name for name, param in named}
     taken, old = {name for name, _, _ in known}, {id(param) for _, param, _ in known}

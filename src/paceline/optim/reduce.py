@@ -18,7 +18,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.optim.binding import is_finite, merged_not_finite
 from paceline.optim.buffers import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.exchange import Exchange
-from paceline.optim.names import NamedParameter
+from paceline.optim.names import NamedParameter, may_have_gradient
 from paceline.optim.sparse_exchange import find_sparse
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import floats, real_view
@@ -51,19 +51,20 @@ class ReduceExchange(Exchange):
 
     Args:
         store: only broadcasts and reduces.
+        optimizer: the user's.
         model: the network, if it is known.
-        trained: the parameters of the optimizer.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
     """
 
     def __init__(
         self,
         store: KVStoreBase,
+        optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
-        trained: Sequence[torch.nn.Parameter],
         reduction: Literal["mean", "sum"],
     ) -> None:
-        self._store, self._model, self._reduction = store, model, reduction
+        self._store, self._optimizer, self._model, self._reduction = store, optimizer, model, reduction
+        self.weighs = reduction == "mean"
         self._named: list[NamedParameter] = []
         self._sparse: set[torch.nn.Parameter] = set()
         """Parameters of which other workers may have sparse gradients where this one has none."""
@@ -76,12 +77,14 @@ class ReduceExchange(Exchange):
         self._is_suspicious = True
         if model is not None and not self._alone:
             refuse_renormalising(model)
-            broadcast(store, shared_of([[model]], trained))
+            params = (param for group in optimizer.param_groups for param in group["params"])
+            broadcast(store, shared_of([[model]], filter(may_have_gradient, params)))
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights. Every worker calls it."""
         self._named += named
-        self._sparse.update(param for _, param in find_sparse([(one[0], one[1]) for one in named], None, self._model))
+        pairs = [(name, param) for name, param, _ in named]
+        self._sparse.update(param for _, param in find_sparse(pairs, self._optimizer, self._model))
         broadcast(self._store, _alone(_real((name, param.data) for name, param, _ in named)))
 
     def push_rest(self, carried: Carried) -> None:

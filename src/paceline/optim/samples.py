@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -67,15 +68,14 @@ class Count:
 
 
 class SampleCounter:
-    """Counts the samples behind each push of one worker.
+    """Counts the samples behind each push of one worker, unless the user gives those of every local batch.
 
-    Args:
-        given: samples of every local batch, or None to count.
-        batch_dim: dimension of the inputs that counts samples, if the user has said so.
+    ``batch_dim`` is the dimension of the inputs that counts samples, if the user has said so.
     """
 
     def __init__(self, given: float | None, batch_dim: int | None) -> None:
-        self.given, self.batch_dim = given, batch_dim
+        self.give(given)
+        self.batch_dim = batch_dim
         self.last = 1.0
         """Weight of the last push."""
         self._last: Count | None = None
@@ -89,8 +89,8 @@ class SampleCounter:
         self._waiting: WeakSet[Tally] = WeakSet()
         """Calls through which no pass has gone, as long as their graph exists."""
         self._touched = False
-        self._reached = self._reaching = False
-        """Whether a pass since the last push, or the running one, has reached a parameter."""
+        self._reached = self.is_reaching = False
+        """Whether a pass since the last push, or the running one, has reached a parameter of the optimizer."""
         self._is_pushed = False
         """Whether a push has counted the running pass."""
         self._told: Tally | None = None
@@ -103,14 +103,22 @@ class SampleCounter:
         self._warned = False
         dealt.note_uses()
 
+    def give(self, samples: float | None) -> None:
+        """Set the samples of every local batch; None: count them.
+
+        Raises:
+            ValueError: the number is negative or not finite.
+        """
+        if samples is not None and not 0 <= float(samples) < math.inf:
+            raise ValueError(f"samples is {samples}; it must be a finite number, 0 or more, or None")
+        self.given = samples
+
     # ---- calls of the model ----------------------------------------------------------------------------------------
 
     def see(self, inputs: Any, outputs: Any) -> None:
         """Register one call: it counts in each backward pass through its outputs.
 
-        Args:
-            inputs: positional and keyword inputs, nested or not.
-            outputs: likewise. If they are objects whose tensors cannot be found, the call counts at once.
+        If the outputs are objects whose tensors cannot be found, the call counts at once.
         """
         if self.given is not None or self._told is not None:
             return
@@ -158,22 +166,17 @@ class SampleCounter:
 
     # ---- backward passes -------------------------------------------------------------------------------------------
 
-    @property
-    def is_reaching(self) -> bool:
-        """Whether the running backward pass has reached a parameter of the optimizer."""
-        return self._reaching
-
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
-        self._touched = self._reaching = True
+        self._touched = self.is_reaching = True
 
     def ended(self) -> None:
         """Note that an outermost backward pass has ended."""
         dealt.note_use()
-        if self._reaching and not self._is_pushed:
+        if self.is_reaching and not self._is_pushed:
             self._note_batch()
             self._reached, self._ended = True, len(self._seen)
-        self._reaching = self._is_pushed = False
+        self.is_reaching = self._is_pushed = False
 
     def forget(self) -> None:
         """Note that the gradients of all passes since the last push were dropped: their samples do not count."""
@@ -199,24 +202,23 @@ class SampleCounter:
     ) -> Count:
         """Return the samples of the push that begins now.
 
-        Args:
-            has_gradients: whether any parameter has a gradient; asked if no backward pass has reached one.
-            repeats: whether the gradients are those of the last push; asked likewise.
+        If no backward pass has reached a parameter, it asks whether any has a gradient, and whether these are those of
+        the last push.
         """
         dealt.note_use()
         if self.given is not None:
             count = Count(float(self.given), float(self.given))
         else:
-            reached = self._reached or self._reaching
+            reached = self._reached or self.is_reaching
             if not reached and self._last is not None and has_gradients() and repeats():
                 count = self._last
             elif reached or has_gradients():
-                if self._reaching or not reached:
+                if self.is_reaching or not reached:
                     self._note_batch()
                 count = self._count([*self._seen, *self._pending])
             else:
                 count = Count(0.0, 0.0)
-        self._is_pushed, self._reached = self._reaching, False
+        self._is_pushed, self._reached = self.is_reaching, False
         self._seen, self._pending, self._ended = [], [], 0
         self._newest, self._batches, self._is_dealt = dealt.count(), [], True
         self.last, self._rows, self._last = count.samples, count.rows or self._rows, count
@@ -278,12 +280,7 @@ class Tally:
 
 
 def tally(inputs: Any, batch_dim: int | None) -> Tally:
-    """Return the tally of one call's inputs.
-
-    Args:
-        inputs: positional and keyword inputs, nested or not.
-        batch_dim: dimension that counts samples, if the user has said so.
-    """
+    """Return the tally of one call's inputs, nested or not; the user may have said which dimension counts samples."""
     leaves = _leaves(inputs)
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     own = {size for size in map(_own_size, leaves) if size is not None}

@@ -26,11 +26,10 @@ from paceline.compression.base import UNSENT
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.keys import Key
 from paceline.kvstore.dist import DistStore
-from paceline.optim.backward import BackwardWatch
+from paceline.optim.backward import BackwardWatch, KeptGradients
 from paceline.optim.binding import all_finite
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
-from paceline.optim.kept import KeptGradients
 from paceline.optim.strategy import (
     Closure,
     ExchangingStrategy,
@@ -82,24 +81,17 @@ class ServedState(defaultdict[torch.Tensor, Any]):
 class ServerUpdate(ExchangingStrategy):
     """Pushes gradients, and copies the servers' new weights to the parameters.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store.
-        weighs: whether the numbers of samples decide how much a push counts.
-        buffers: the model's buffers, if workers share them.
-
     Raises:
         ValueError: servers cannot run this optimizer, or not with these options; the text says what to do instead.
         TypeError: an option of the optimizer is not plain data.
     """
 
     #: All workers take part in each round, so the servers must know of a step that a GradScaler skips.
-    scales_by_itself = True
     steps_here = False
     store: DistStore
     _exchange: ServerExchange
 
-    def __init__(self, setup: StrategySetup, store: DistStore, weighs: bool, buffers: Buffers | None) -> None:
+    def __init__(self, setup: StrategySetup, store: DistStore, buffers: Buffers | None) -> None:
         or_worker = ", or use update='worker'" if store.policy.merge == "all" else ""
         advice = (
             "The servers have stepped on the first one: call optimizer.step() after every backward, set "
@@ -107,7 +99,7 @@ class ServerUpdate(ExchangingStrategy):
             "torch.utils.checkpoint with use_reentrant=False"
         )
         exchange = ServerExchange(store, setup.inner, setup.model, "server", advice)
-        super().__init__(setup, store, exchange, weighs, buffers)
+        super().__init__(setup, store, exchange, buffers)
         self._or_worker = or_worker
         spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
@@ -314,10 +306,6 @@ class ServerUpdate(ExchangingStrategy):
             "the servers step, and they need all param groups from the start: give the optimizer its parameters before "
             f"it is given to DistributedOptimizer{self._or_worker}"
         )
-
-    def add(self, named: Named) -> None:
-        """Raise an error; see :meth:`check_extendable`."""
-        self.check_extendable()
 
     def close(self) -> None:
         """Stop watching backward passes, after the weights of the last step have arrived."""

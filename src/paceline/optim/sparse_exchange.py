@@ -29,18 +29,11 @@ Named = tuple[str, nn.Parameter]
 _PART_BYTES = 16 * 1024 * 1024
 
 
-def find_sparse(
-    named: Iterable[Named], optimizer: torch.optim.Optimizer | None, model: nn.Module | None
-) -> list[Named]:
+def find_sparse(named: Iterable[Named], optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[Named]:
     """Return the parameters whose gradients will be sparse: known before any backward, the same on every worker.
 
     These are: all of ``SparseAdam``; those that belong only to modules with ``sparse=True`` (another module would make
     the gradient dense); and those that the user has marked: ``parameter.sparse_grad = True``.
-
-    Args:
-        named: names and parameters of the optimizer.
-        optimizer: the user's optimizer, if it is known.
-        model: the network, if it is known.
     """
     owners: dict[nn.Parameter, list[bool]] = {}
     for module in () if model is None else model.modules():
@@ -63,10 +56,7 @@ class SparseExchange:
     Collective: every worker creates it with the same parameters, after the store has its updater, and before its first
     push. In a round every worker pushes every parameter once, also those without a gradient.
 
-    Args:
-        store: the store of the optimizer's keys.
-        named: names (the keys) and parameters, as :func:`find_sparse` returns them.
-        update: where the optimizer runs; ``worker`` needs ``dist_sync``.
+    The names of the parameters are the keys.
 
     Raises:
         ValueError: ``worker`` in another mode; ``server`` with an optimizer that torch does not run on rows, or with
@@ -99,10 +89,6 @@ class SparseExchange:
     def __contains__(self, param: nn.Parameter) -> bool:
         """Return whether a parameter is exchanged here."""
         return param in self._places
-
-    def __len__(self) -> int:
-        """Return the number of parameters."""
-        return len(self._places)
 
     # ---- a round, as of paceline.optim.exchange ----------------------------------------------------------------------
 
@@ -187,7 +173,8 @@ class SparseExchange:
 def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     """Send rank 0's weights to all workers, part by part: rank 0 pushes rows, the others push none."""
     other = store.sibling("rest")
-    carried = Carried(float(other.rank == 0))
+    own = float(other.rank == 0)
+    carried = Carried(own, own)
     names = [name for name, _ in named]
     other.add_row_keys(names, [param for _, param in named], "merged")
     for (_, param), place in zip(named, other.table.locate(names), strict=True):

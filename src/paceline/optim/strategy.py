@@ -21,11 +21,10 @@ from paceline.compression import Compression
 from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
-from paceline.optim.backward import is_watched
+from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers, untrained_of
 from paceline.optim.exchange import Exchange
-from paceline.optim.kept import KeptGradients
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
@@ -63,8 +62,8 @@ class MergeChoices:
         """
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', not {self.reduction!r}")
-        if self.passes < 1:
-            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be at least 1")
+        if self.passes < 1 or self.passes != int(self.passes):
+            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be a whole number, at least 1")
         if self.on_nan not in get_args(OnNan):
             raise ValueError(f"on_nan is 'error', 'skip' or 'pass', not {self.on_nan!r}")
         for name, limit in (("clip_grad_norm", self.clip_norm), ("clip_grad_value", self.clip_value)):
@@ -76,36 +75,26 @@ class MergeChoices:
 
 @dataclass(frozen=True)
 class StrategySetup:
-    """Arguments of a strategy, except its store.
-
-    Attributes:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: the user's options.
-        model: the network, if it is known.
-        samples: counts this worker's samples.
-        compression: settings of codecs; None or empty: no compression.
-    """
+    """Arguments of a strategy, except its store."""
 
     inner: torch.optim.Optimizer
+    """The user's optimizer."""
     named: Named
+    """Its parameters."""
     choices: MergeChoices
     model: torch.nn.Module | None
+    """The network, if it is known."""
     samples: SampleCounter
     compression: Compression | None
+    """Settings of codecs; None or empty: no compression."""
 
 
 class Strategy:
     """Steps on this process's own gradients. Base of the other strategies.
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store.
-        exchange: the store's exchange; by default one that gives gradients to no other worker.
-
     Attributes:
-        steps_here: the wrapped optimizer steps, in this process.
-        scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
+        steps_here: the wrapped optimizer steps, in this process, and a GradScaler divides by its scale as with any
+            other; else ``step`` of the strategy divides.
         buffers: the model's buffers, where workers share them.
         model_watch: the watch of the model, if it is known. Hooks of parameters keep the strategy alive, and so the
             watch, also after a loop has dropped the DistributedOptimizer.
@@ -113,7 +102,6 @@ class Strategy:
         weights: to which round the parameters belong.
     """
 
-    scales_by_itself = False
     steps_here = True
 
     def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange | None = None) -> None:
@@ -132,7 +120,7 @@ class Strategy:
 
         Args:
             closure: computes the loss. It is merged too, so that all workers decide the same.
-            scale: scale of a GradScaler, if the strategy scales by itself; gradients are divided by it.
+            scale: scale of a GradScaler, unless ``steps_here``; gradients are divided by it.
             found_inf: whether the GradScaler found Inf; then the step is skipped.
         """
         loss = None
@@ -224,22 +212,12 @@ class Strategy:
 
 
 class ExchangingStrategy(Strategy):
-    """Gives the gradients of backward passes to an exchange. Base of the strategies for several workers.
+    """Gives the gradients of backward passes to an exchange. Base of the strategies for several workers."""
 
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store.
-        exchange: the store's exchange.
-        weighs: whether the numbers of samples decide how much a push counts.
-        buffers: the model's buffers, if workers share them.
-    """
-
-    def __init__(
-        self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, weighs: bool, buffers: Buffers | None
-    ) -> None:
+    def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, buffers: Buffers | None) -> None:
         super().__init__(setup, store, exchange)
-        self.buffers, self._samples, self._weighs = buffers, setup.samples, weighs
-        self._says_doubt = weighs and store.rank == 0 and store.num_workers > 1
+        self.buffers, self._samples = buffers, setup.samples
+        self._says_doubt = exchange.weighs and store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
         self._steps = 0
@@ -273,10 +251,11 @@ class ExchangingStrategy(Strategy):
             if self._says_doubt:
                 self._samples.say(count.doubt)
             self._options = self._current_options()
+            weighs = self._exchange.weighs
             self._open = Carried(
-                count.samples if self._weighs or count.inputs is None else count.rows,
+                count.samples if weighs or count.inputs is None else count.rows,
                 count.rows,
-                count.inputs if self._weighs else None,
+                count.inputs if weighs else None,
                 self._exchange.encoded(self._options),
                 round=self._round,
                 nan=self._nan,
@@ -291,7 +270,7 @@ class ExchangingStrategy(Strategy):
     def _push(self) -> None:
         """Push complete gradients while backward runs, once the samples of the round are counted."""
         if self._open is not None or not self._samples.may_rise:
-            self._exchange.push(self._carried())
+            self._exchange.push(self._open or self._carried())
 
     def ended_step(self) -> None:
         """After some of the steps, let the workers' weights be compared."""
@@ -331,24 +310,14 @@ _ENTRY = "codec_states"
 
 
 def codec_entry(store: KVStoreBase, unsent: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the entry; an empty dict when codecs keep no state.
-
-    Args:
-        store: the store that has the codecs.
-        unsent: residuals of this worker's pulls, by key.
-    """
+    """Return the entry, with the residuals of this worker's pulls by key; empty when codecs keep no state."""
     if not (store.keeps_residuals or unsent):
         return {}
     return {_ENTRY: {"rank": store.rank, "pushes": store.codec_states(), "unsent": unsent}}
 
 
 def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
-    """Set the residuals of this worker's pushes; if the entry is another worker's, they become 0.
-
-    Args:
-        store: the store that has the codecs.
-        saved: a ``state_dict``.
-    """
+    """Set the residuals of this worker's pushes from a ``state_dict``; if they are another worker's, they become 0."""
     entry = saved.get(_ENTRY, {})
     if store.keeps_residuals:
         store.set_codec_states(entry["pushes"] if entry.get("rank") == store.rank else {})
@@ -356,5 +325,4 @@ def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
 
 def unsent_in(saved: Mapping[str, Any]) -> Mapping[Any, Any]:
     """Return the residuals of pulls, by key."""
-    unsent: Mapping[Any, Any] = saved.get(_ENTRY, {}).get("unsent", {})
-    return unsent
+    return saved.get(_ENTRY, {}).get("unsent", {})  # type: ignore[no-any-return]

@@ -28,8 +28,7 @@ class _NotCompiledError(PacelineError, AttributeError):
 class ModelHook:
     """A hook of a model. Copies of the model, and pickled ones, have a hook that does nothing.
 
-    Args:
-        call: function to call; held weakly, so that the model does not keep the optimizer alive.
+    The method that it calls is held weakly, so that the model does not keep the optimizer alive.
     """
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
@@ -89,13 +88,8 @@ _OWN_BUFFERS = ", and buffers such as running means may be this worker's own"
 class ModelWatch:
     """Counts samples, and brings weights and buffers up to date before the model reads them.
 
-    Args:
-        model: the network.
-        samples: counts the inputs.
-        buffers: the model's buffers, if workers share them.
-        synchronize: waits for the weights of the last step.
-        lazy: new weights may not have arrived, so reads by any part of the model wait for them.
-        weights: can be read also when the job has failed and nothing new arrives.
+    With ``lazy`` new weights may not have arrived, so reads by any part of the model wait for them. Weights can be read
+    also when the job has failed and nothing new arrives.
     """
 
     def __init__(

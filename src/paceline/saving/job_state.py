@@ -139,7 +139,7 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     _set_weights(model, optimizer, content["model"])
     optimizer.load_state_dict(content["optimizer"])
     if store is not None:
-        _set_residuals(store, own["residuals"], loaded.workers)
+        _set_residuals(store, own["residuals"], loaded.told["workers"])
     if isinstance(store, KVStore):
         store.barrier()
     if rng and own["rng"] is not None:
@@ -212,9 +212,8 @@ def _set_residuals(store: KVStoreBase, residuals: Any, workers: int) -> None:
     if residuals is None:
         logger.warning(
             "worker %d: no residuals were saved for it (%d workers saved); its residuals start at 0",
-            store.rank,
-            workers,
-        )
+            store.rank, workers,
+        )  # fmt: skip
     elif store.rank == 0 and workers > store.num_workers:
         logger.warning(
             "residuals of workers %d to %d are lost: the job has fewer workers now", store.num_workers, workers - 1
@@ -229,7 +228,7 @@ def _check(
     path, name = common.path, _name_of(optimizer)
     if common.manifest["optimizer"] != name:
         raise CheckpointError(f"{path} holds the state of {common.manifest['optimizer']}, but the optimizer is {name}")
-    _check_same(path, "model", _shapes(content["model"]), _shapes(model.state_dict()))
+    _check_same(path, _shapes(content["model"]), _shapes(model.state_dict()))
     if isinstance(optimizer, torch.optim.Optimizer):
         groups = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
         ours = [len(group["params"]) for group in optimizer.param_groups]
@@ -246,14 +245,14 @@ def _shapes(state: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(one.shape) if name in with_shape else None for name, one in state.items()}
 
 
-def _check_same(path: os.PathLike[str], what: str, saved: dict[str, Any], ours: dict[str, Any]) -> None:
+def _check_same(path: os.PathLike[str], saved: dict[str, Any], ours: dict[str, Any]) -> None:
     for name in [*saved, *ours]:
         if name not in ours or name not in saved:
-            whose = "the checkpoint" if name in saved else f"this {what}"
-            raise CheckpointError(f"{path} is of another {what}: only {whose} has {name!r}")
+            whose = "the checkpoint" if name in saved else "this model"
+            raise CheckpointError(f"{path} is of another model: only {whose} has {name!r}")
         if saved[name] != ours[name] and ours[name] is not None:
             raise CheckpointError(
-                f"{path} is of another {what}: {name!r} has shape {saved[name]} there and {ours[name]} here"
+                f"{path} is of another model: {name!r} has shape {saved[name]} there and {ours[name]} here"
             )
 
 

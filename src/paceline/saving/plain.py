@@ -28,14 +28,11 @@ class Packer:
         self._names: dict[tuple[Any, ...], str] = {}
 
     def pack(self, data: Any, where: str) -> Any:
-        """Return data as JSON; their tensors are added to :attr:`tensors`.
-
-        Args:
-            data: numbers, strings, None, tensors, and lists, tuples, dictionaries and counters of them.
-            where: name of the data, and prefix of the names of its tensors.
+        """Return data as JSON; their tensors are added to :attr:`tensors`, with ``where`` as prefix of their names.
 
         Raises:
-            TypeError: other data; the text says where it is.
+            TypeError: they are not numbers, strings, None, tensors, or lists, tuples, dictionaries and counters of
+                these; the text says where.
         """
         if data is None or isinstance(data, bool | int | float | str):
             return data
@@ -77,12 +74,7 @@ class Packer:
 
 
 def unpack(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the data that a :class:`Packer` has converted.
-
-    Args:
-        data: result of ``pack``.
-        tensors: tensors by name.
-    """
+    """Return the data that a :class:`Packer` has converted."""
     if isinstance(data, list):
         return [unpack(one, tensors) for one in data]
     if not isinstance(data, dict):

@@ -122,12 +122,7 @@ class DelayedMessages(Generic[Peer]):
 
 
 class FaultyHub(SocketHub):
-    """A hub whose answers arrive late, twice or never. Only channels that carry tensors lose messages.
-
-    Args:
-        security: the job's key.
-        chance: random numbers of this process.
-    """
+    """A hub whose answers arrive late, twice or never. Only channels that carry tensors lose messages."""
 
     def __init__(self, security: Security, chance: Chance) -> None:
         super().__init__(security)
@@ -157,13 +152,7 @@ class FaultyHub(SocketHub):
 
 
 class FaultyListener(SocketListener):
-    """A listener whose requests arrive late, twice or never.
-
-    Args:
-        chance: random numbers of this process.
-        *arguments: those of :class:`~paceline.net.sockets.SocketListener`.
-        **options: likewise.
-    """
+    """A listener whose requests arrive late, twice or never."""
 
     def __init__(self, chance: Chance, *arguments: Any, **options: Any) -> None:
         self._chance = chance

@@ -17,11 +17,7 @@ from paceline.worker import current
 
 
 def install(who: str) -> None:
-    """Replace the ends of the transport in this process by faulty ones, if it was started with faults.
-
-    Args:
-        who: this process, such as ``worker 1``.
-    """
+    """Replace the ends of the transport of this process, e.g. ``worker 1``, by faulty ones, if there are faults."""
     faults = asked_for()
     if faults is None:
         return

@@ -122,7 +122,7 @@ class LocalJob:
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
         program = "paceline.testing.faulty" if self._faults is not None and role == "server" else "paceline"
         argv = self._placed(role, rank, [sys.executable, "-m", program, role])
-        process = Process(name, argv, env, self._directory, self._guardian, pass_fds, self.start_process)
+        process = Process(name, argv, env, self._directory, self._guardian, pass_fds, type(self).start_process)
         self._stack.callback(process.close)
         return process
 
@@ -181,7 +181,7 @@ class LocalJob:
         argv = self._placed("worker", rank, [sys.executable, "-m", "paceline.testing.worker", str(task)])
         env = self.environment("worker", rank) | dict(environment or {})
         name = f"worker {rank} ({number})"
-        worker = Worker(name, argv, env, self._directory, self._guardian, result, self.start_process)
+        worker = Worker(name, argv, env, self._directory, self._guardian, result, type(self).start_process)
         self.workers.append(worker)
         self._stack.callback(worker.close)
         return worker

@@ -4,70 +4,39 @@ from __future__ import annotations
 
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer
+from paceline.observe.meter import Meter
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
 from paceline.worker.session import Session
-from paceline.worker.stores import Store, WorkerStores
+from paceline.worker.stores import WorkerStores
 
 
-class _Session:
-    """Stands for a worker's session; waiting delivers messages until the answers are here."""
+class _Session(Session):
+    """A session without connections; waiting delivers messages until the answers are here."""
 
     def __init__(self, job: OneProcess, rank: int) -> None:
-        self._job, self.rank, self.settings = job, rank, job.settings
-        self.stores = WorkerStores()
-        self.workers, self.servers = job.workers, job.servers
-        self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
-        self.waited_s = 0.0
-        self.lock_step, self.group = False, 0
-        self.auto = self.grouped_store = ""
-        self.fitting_groups: tuple[int, list[list[int]]] = (0, [])
-        self.round = 0
-        self.gone: dict[int, int] = {}
-        self.dead: frozenset[int] = frozenset()
-        self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
-
-    def local_merge(self, policy: Policy) -> LocalMerge:
-        workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
-        units = policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else range(len(workers))
-        return LocalMerge(workers, servers, units)
-
-    def close_store(self, store: Store) -> None:
-        """Nothing more: the servers refuse a worker that has left."""
-        self.stores.remove(store)
+        self._job, self.settings, self._pid, self._closed = job, job.settings, os.getpid(), False
+        self._lifeline: Any = SimpleNamespace(
+            rank=rank, me=job.workers[rank], members=[*job.workers, *job.servers], groups=(0, []), round=0,
+            failure=None, check=lambda: None,
+        )  # fmt: skip
+        self.stores, self.meter, self._gathers = WorkerStores(), Meter(), Counter()
+        self.gone, self.dead = {}, frozenset()
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""
-
-    def check(self) -> None:
-        """Nothing: no process dies here."""
-
-    def check_process(self) -> None:
-        """Nothing: no process forks here."""
-
-    @property
-    def is_own(self) -> bool:
-        return True
-
-    @property
-    def has_left(self) -> bool:
-        return False
-
-    @property
-    def failure(self) -> None:
-        return None
 
     def barrier(self, name: str, store: str = "", pauses: bool = False) -> bool:
         """Deliver all there is; a test calls its workers one after the other, so others do not pause."""
@@ -84,12 +53,6 @@ class _Session:
         call = Call(f"server {server}", what, body, frames, on_answer)
         call.seq = self._job.send(f"worker {self.rank}", server, body, frames, call.complete)
         return call
-
-    def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
-        call = self.ask_server(server, body, what, frames)
-        self.wait([call])
-        assert call.body is not None
-        return call.body
 
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         if isinstance(body, m.Publish):
@@ -152,7 +115,7 @@ class OneProcess:
 
     def session(self, rank: int) -> Session:
         """Return a worker's session."""
-        return cast(Session, _Session(self, rank))
+        return _Session(self, rank)
 
     def stores(self, policy: Policy = Policy(), mean: bool = False, **options: Any) -> list[DistStore]:  # noqa: B008
         """Return the store of every worker, rank 0 first: what all of them call, they call in this order."""

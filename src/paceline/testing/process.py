@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -16,41 +16,15 @@ from paceline.launch.supervise.guardian import Guardian
 from paceline.systems import signal
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
 
-
-class StartedProcess(Protocol):
-    """A running process: the part of ``subprocess.Popen`` that is used."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-
-    def poll(self) -> int | None:
-        """Return its exit code (negative: the signal that ended it), None while it runs."""
-
-    def wait(self, timeout: float) -> int:
-        """Wait for its end and return the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs.
-        """
-
-    def send_signal(self, signum: int) -> None:
-        """Send it a signal."""
-
-
-class Start(Protocol):
-    """Starts a process that leads its own session and ends with this one."""
-
-    def __call__(
-        self, argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
-    ) -> StartedProcess:
-        """Start a command, with its whole environment, and a file descriptor for its stdout and stderr."""
+#: Starts a process that leads its own session and ends with this one: a command with its whole environment, the file
+#: descriptor for its stdout and stderr, the guardian, and file descriptors that it inherits.
+Start: TypeAlias = Callable[[Sequence[str], Mapping[str, str], int, Guardian, Sequence[int]], "subprocess.Popen[bytes]"]
 
 
 def start_program(
     argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a program; see :class:`Start`."""
+    """Start a program; see :data:`Start`."""
     with forks.passing_on():
         return subprocess.Popen(
             list(argv),
@@ -71,14 +45,7 @@ class WorkerFailedError(AssertionError):
 class Process:
     """A process that leads its own session.
 
-    Args:
-        name: its name in messages, and for the file that takes its output.
-        argv: the command.
-        env: its whole environment.
-        directory: where its output goes.
-        guardian: ends it if this process is killed.
-        pass_fds: file descriptors that it inherits.
-        start: starts it.
+    The file that takes its output has its name. The guardian ends it if this process is killed.
     """
 
     def __init__(
@@ -134,12 +101,7 @@ class Process:
 
 
 class Worker(Process):
-    """A process that runs a worker function.
-
-    Args:
-        env: its environment, without the ends of the pipes.
-        result: the file in which its result will be.
-    """
+    """A process that runs a worker function, whose result will be in a file."""
 
     def __init__(
         self,

@@ -39,24 +39,13 @@ ROWS_ONLY: dict[str, type[Optimizer]] = {"sparseadam": torch.optim.SparseAdam}
 
 #: Optimizers that use norms or shapes of whole tensors: their keys are never split.
 WHOLE_TENSOR: dict[str, type[Optimizer]] = {
-    name: cls
-    for name, cls in {
-        "lamb": LAMB,
-        "lars": LARS,
-        "adafactor": getattr(torch.optim, "Adafactor", None),
-        "muon": getattr(torch.optim, "Muon", None),
-    }.items()
-    if cls is not None
-}
+    "lamb": LAMB, "lars": LARS, "adafactor": torch.optim.Adafactor, "muon": torch.optim.Muon,
+}  # fmt: skip
 
 #: Updaters of stores that are not optimizers: they replace the value by pushes, or add them. ``test`` is MXNet's name.
 SIMPLE: dict[str, type[Optimizer]] = {"assign": Assign, "add": Add, "test": Add}
 
 _BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY | SIMPLE
-
-_IMPOSSIBLE = {
-    "lbfgs": "L-BFGS evaluates a closure, which a server cannot",
-}
 
 #: Names of optimizers in other libraries, and our nearest equivalent.
 _ELSEWHERE = {
@@ -91,8 +80,10 @@ def check_name(name: str) -> str:
     if ":" in name:
         return name
     lower = name.lower()
-    if lower in _IMPOSSIBLE:
-        raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
+    if lower == "lbfgs":
+        raise ValueError(
+            f"optimizer {name!r} cannot run where the values are stored: it evaluates a closure, which a server cannot"
+        )
     if lower in _BY_NAME:
         return lower
     own = next((one for one in extensions.names("updater") if one.lower() == lower), "")
@@ -126,11 +117,7 @@ def is_whole_tensor(name: str) -> bool:
 
 
 def find_class(name: str, allowed: Collection[str] = ()) -> type[Optimizer]:
-    """Return the class behind a name.
-
-    Args:
-        name: registered name or import path.
-        allowed: import paths that may be loaded here.
+    """Return the class behind a registered name, or behind an import path that may be loaded here.
 
     Raises:
         ValueError: the name is unknown, or the path is not allowed or is not an optimizer class.

@@ -98,15 +98,12 @@ class FlatUpdater(abc.ABC):
         """Return one updater with the states of this one and its right neighbour. After that neither must be used.
 
         It is the reverse of :meth:`split`. No copy is made if the states are adjacent in memory, as after a split;
-        else they are copied once.
+        else they are copied once. None if one updater would not do the same as the two; both are unchanged.
 
         Args:
             right: updates the elements after this one's.
             value: 1-D tensor, the values of both.
             pieces: its pieces, in order.
-
-        Returns:
-            None if one updater would not do the same as the two; both are unchanged. By default it is None.
         """
         return None
 

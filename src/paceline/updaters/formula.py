@@ -17,10 +17,6 @@ class Formula(torch.optim.Optimizer):
     A subclass lists its options in ``__init__``, passes them to this class, and defines :meth:`_update`. Its name must
     be added to ``classes.py``. State that does not exist yet counts as zeros, so it can be loaded range by range.
 
-    Args:
-        params: parameters or groups.
-        defaults: options.
-
     Raises:
         ValueError: a negative rate, or a momentum outside of [0, 1).
     """
@@ -51,14 +47,7 @@ class Formula(torch.optim.Optimizer):
         return loss
 
     def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
-        """Update one tensor in place.
-
-        Args:
-            param: the tensor.
-            grad: its gradient, not to be changed.
-            state: its state; tensors in its shape or of no dimension.
-            group: its options.
-        """
+        """Update one tensor and its state (tensors in its shape or of no dimension) in place, but not the gradient."""
         raise NotImplementedError
 
 

@@ -53,13 +53,9 @@ def check(groups: Sequence[Mapping[str, Any]]) -> None:
 def prepared(
     grads: list[torch.Tensor], options: Mapping[str, Any], scale: float = 1.0, *, ours: bool = True
 ) -> list[torch.Tensor]:
-    """Return the gradients of merged pushes, scaled and clipped.
+    """Return the gradients of merged pushes of one param group, scaled by ``rescale_grad`` and ``scale``, and clipped.
 
-    Args:
-        grads: merged pushes, of any shape.
-        options: options of their param group.
-        scale: further factor, beside ``rescale_grad``.
-        ours: ``grads`` may be overwritten; else the results are new tensors if they differ.
+    Unless they are ``ours``, and may be overwritten, the results are new tensors if they differ.
     """
     factor, clip = scale * factor_of(options), clip_of(options)
     if not grads or (factor == 1.0 and clip is None):

@@ -32,10 +32,6 @@ class KeyedOptimizer:
     Keys with the same options, dtype and device form one param group, so that torch's fused and multi-tensor kernels
     process them together. Sparse gradients update only their rows (MXNet's lazy update) if the optimizer supports it.
     Not thread-safe.
-
-    Args:
-        spec: options per param group, and the groups of keys.
-        cls: the optimizer's class.
     """
 
     def __init__(self, spec: UpdaterSpec, cls: type[torch.optim.Optimizer]) -> None:
@@ -69,10 +65,7 @@ class KeyedOptimizer:
     def add(self, key: Key, value: torch.Tensor, place: tuple[Key, int] | None = None) -> None:
         """Add a tensor; updates change it in place.
 
-        Args:
-            key: its name here.
-            value: the tensor.
-            place: key and first element there, for optimizers that need it; None: the whole of ``key``.
+        ``place`` is its key and first element there, for optimizers that need it; None: the whole of ``key``.
         """
         self._params[key] = torch.nn.Parameter(value.detach(), requires_grad=True)
         self._places[key] = place or (key, 0)
@@ -141,10 +134,8 @@ class KeyedOptimizer:
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float = 1.0, *, ours: bool = True) -> None:
         """Run one step of the given keys.
 
-        Args:
-            merged: dense or sparse gradient per key, in the key's shape.
-            scale: factor that turns ``merged`` into the gradient.
-            ours: ``merged`` may be overwritten.
+        ``scale`` turns ``merged`` into the gradients: dense or sparse, in the shapes of their keys. If they are
+        ``ours``, they may be overwritten.
         """
         optimizer, dense = self._built, {}
         for key, grad in merged.items():

@@ -19,12 +19,7 @@ def _ratio(param: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
 class LARS(Formula):
     """SGD with momentum and layer-wise adaptive rates (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
 
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum: momentum factor.
-        weight_decay: L2 coefficient, part of the norm of the update.
-        trust_coefficient: the paper's eta.
+    Weight decay is part of the norm of the update; ``trust_coefficient`` is the paper's eta.
     """
 
     def __init__(
@@ -50,12 +45,7 @@ class LARS(Formula):
 class LAMB(Formula):
     """Adam with layer-wise adaptive rates (You et al. 2019, arXiv:1904.00962), with bias correction.
 
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        betas: decay of the running averages.
-        eps: added to the denominator.
-        weight_decay: decoupled decay, part of the norm of the update.
+    Weight decay is decoupled, and part of the norm of the update.
     """
 
     def __init__(

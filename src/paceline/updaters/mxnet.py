@@ -6,12 +6,15 @@ act element by element.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, ClassVar
 
 import torch
 
 from paceline.updaters.formula import Formula, Group, State, buffer, decayed
-from paceline.updaters.sgld_noise import normal
+
+#: Elements of the noise of SGLD that are drawn together: few calls for large tensors, little waste for small ones.
+_CHUNK = 4096
 
 
 class MXNetSGD(Formula):
@@ -24,12 +27,6 @@ class MXNetSGD(Formula):
 
     In torch the rate is outside of the momentum (``v = momentum * v + g; w = w - lr * v``), so a change applies at once
     to all past gradients in v. The two are equal while the rate does not change.
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum: momentum factor.
-        weight_decay: L2 coefficient.
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
@@ -50,12 +47,6 @@ class NAG(Formula):
         w = w + momentum * v - lr * (g + weight_decay * w)
 
     torch's SGD with ``nesterov=True`` is equal to it while the rate does not change.
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum: momentum factor.
-        weight_decay: L2 coefficient.
     """
 
     def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
@@ -76,14 +67,8 @@ class Ftrl(Formula):
         w = -sign(z) * max(|z| - lamda1, 0) / ((beta + sqrt(n)) / lr + weight_decay)
 
     A weight is a function of its z and n, so a weight that never had a gradient becomes 0 at its first step. With
-    row-sparse gradients only their rows are updated, as in MXNet. With a rate of 0 no weight is updated.
-
-    Args:
-        params: parameters or groups.
-        lr: the paper's alpha.
-        lamda1: L1 coefficient.
-        beta: the paper's beta.
-        weight_decay: L2 coefficient, the paper's lambda2.
+    row-sparse gradients only their rows are updated, as in MXNet. With a rate of 0 no weight is updated. ``lr`` is the
+    paper's alpha, ``lamda1`` the L1 coefficient, ``weight_decay`` the L2 coefficient (lambda2).
     """
 
     def __init__(
@@ -112,13 +97,6 @@ class Signum(Formula):
     With a momentum of 0 it is signSGD; then both decays are decoupled, as in MXNet::
 
         w = (1 - lr * (weight_decay + wd_lh)) * w - lr * sign(g)
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum: momentum factor.
-        wd_lh: decoupled decay.
-        weight_decay: L2 coefficient.
     """
 
     def __init__(
@@ -139,14 +117,7 @@ class Signum(Formula):
 
 
 class SignSGD(Signum):
-    """The sign of the gradient (Bernstein et al. 2018, arXiv:1802.04434): :class:`Signum` without momentum.
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        wd_lh: decoupled decay.
-        weight_decay: decoupled decay too.
-    """
+    """The sign of the gradient (Bernstein et al. 2018, arXiv:1802.04434): :class:`Signum` without momentum."""
 
     def __init__(self, params: Any, lr: float = 0.01, wd_lh: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr, 0.0, wd_lh, weight_decay)
@@ -163,14 +134,7 @@ class DCASGD(Formula):
     In the paper ``previous`` is the weight with which the worker computed g, one per worker. MXNet keeps one for all
     workers: the weight before the last update of any worker. So does this class. It is exact for a gradient that has
     missed one update, and an approximation if it has missed more or none. ``w - previous`` is the last v, so only v is
-    kept.
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum: momentum factor.
-        lamda: strength of the compensation, the paper's lambda.
-        weight_decay: L2 coefficient.
+    kept. ``lamda`` is the strength of the compensation, the paper's lambda.
     """
 
     def __init__(
@@ -192,12 +156,7 @@ class SGLD(Formula):
 
     The noise of an element is a function of ``seed``, its key, its position there and the number of the step. So a run
     can be repeated, and it is the same with any number of servers and after a checkpoint. Give each chain its own seed.
-
-    Args:
-        params: parameters or groups.
-        lr: learning rate, and variance of the noise.
-        weight_decay: L2 coefficient: a Gaussian prior.
-        seed: seed of the noise.
+    Weight decay is a Gaussian prior.
     """
 
     per_key: ClassVar[bool] = True
@@ -209,7 +168,7 @@ class SGLD(Formula):
         steps = state.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu"))
         steps += 1
         key = group["key"] if "key" in group else self._index(param)
-        noise = normal((group["seed"], key, int(steps)), group.get("key_start", 0), param.numel())
+        noise = sgld_noise((group["seed"], key, int(steps)), group.get("key_start", 0), param.numel())
         param.add_(decayed(grad, param, group), alpha=-group["lr"] / 2)
         param.add_(noise.view(param.shape).to(param.device, param.dtype), alpha=group["lr"] ** 0.5)
 
@@ -217,6 +176,25 @@ class SGLD(Formula):
         """Return the index of a parameter, which names it if it has no key."""
         every = [id(one) for group in self.param_groups for one in group["params"]]
         return every.index(id(param))
+
+
+def sgld_noise(seed: tuple[object, ...], start: int, length: int) -> torch.Tensor:
+    """Return a range of a standard normal sequence, as float32 in CPU memory.
+
+    The elements of the sequence that a seed names are the same in every process, and for any cut into ranges.
+    """
+    out = torch.empty(length, dtype=torch.float32, device="cpu")
+    position, stop = start, start + length
+    while position < stop:
+        chunk = position // _CHUNK
+        first = chunk * _CHUNK
+        last = min(stop, first + _CHUNK)
+        digest = hashlib.blake2b(repr((*seed, chunk)).encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        noise = torch.randn(_CHUNK, generator=generator, dtype=torch.float32, device="cpu")
+        out[position - start : last - start] = noise[position - first : last - first]
+        position = last
+    return out
 
 
 class Assign(Formula):
@@ -230,12 +208,7 @@ class Assign(Formula):
 
 
 class Add(Formula):
-    """Adds pushes to the value: MXNet's ``test`` optimizer. ``w = w + rate * g``.
-
-    Args:
-        params: parameters or groups.
-        rate: the factor.
-    """
+    """Adds pushes to the value: MXNet's ``test`` optimizer. ``w = w + rate * g``."""
 
     def __init__(self, params: Any, rate: float = 1.0) -> None:
         super().__init__(params, {"rate": rate})

@@ -77,20 +77,11 @@ def to_rows(value: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def copy_rows(value: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy some rows of a stored value.
-
-    Args:
-        value: the stored value.
-        rows: distinct row numbers, sorted.
-        target: sparse (then it holds only these rows) or dense (its other rows are not changed).
-    """
-    put_rows(value.detach()[rows.to(value.device)], rows, target)
-
-
-@torch.no_grad()
 def put_rows(picked: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy values of rows into a target, as :func:`copy_rows` does."""
+    """Copy values of rows, whose numbers are distinct and sorted, into a target.
+
+    A sparse target then holds only these rows; the other rows of a dense one are not changed.
+    """
     picked = picked.to(target.device, target.dtype)
     if target.is_sparse:
         target.copy_(of_rows(rows.to(target.device), picked, target.shape))

@@ -36,14 +36,9 @@ def runs_of(
     per_key: bool = False,
     apart: Collection[int] = (),
 ) -> list[Run]:
-    """Join adjacent pieces with equal options.
+    """Join adjacent pieces with equal options, but not at the positions ``apart``.
 
-    Args:
-        pieces: pieces of the value, in order.
-        keys: options of keys that differ from the default.
-        whole: the optimizer gets each key separately, in its shape.
-        per_key: the optimizer gets each key separately, with its name.
-        apart: positions at which pieces are not joined.
+    An optimizer gets each key separately in its shape (``whole``), or with its name (``per_key``).
     """
     runs: list[Run] = []
     for piece in pieces:

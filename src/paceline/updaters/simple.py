@@ -16,9 +16,9 @@ from paceline.updaters.spec import StepOptions, UpdaterSpec
 class AssignUpdater(FlatUpdater):
     """Replaces the stored value by the merged one."""
 
-    def __init__(self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec | None = None) -> None:
+    def __init__(self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec) -> None:
         super().__init__(value, pieces)
-        self._spec = spec or UpdaterSpec()
+        self._spec = spec
         self._use(StepOptions())
 
     def _use(self, options: StepOptions) -> None:

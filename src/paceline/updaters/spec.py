@@ -27,8 +27,12 @@ _FINITE = frozenset(
     }
 )  # fmt: skip
 
-#: Options of how torch computes. They do not change the result, and the store sets them itself.
-_IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
+#: Entries of a param group that do not change an update, most of them options of how torch computes. The store sets
+#: these itself, and workers on machines that are not alike may differ in them.
+IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
+
+#: Types of options that are plain data as they are.
+_PLAIN = frozenset({float, int, bool, str, type(None)})
 
 
 class KeyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,10 +65,6 @@ class UpdaterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_numbers(groups: Sequence[Options], keys: Mapping[Any, KeyOptions] | None = None) -> None:
     """Check all numbers of an optimizer: torch accepts a NaN, and all weights become NaN.
-
-    Args:
-        groups: options per param group.
-        keys: multipliers of keys.
 
     Raises:
         TypeError: an option of the gradient is not a number.
@@ -102,13 +102,29 @@ def plain(name: str, value: Any) -> Option:
     )
 
 
-def option_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
-    """Return the options of every param group of an optimizer, as plain data."""
-    left_out = _IMPLEMENTATION | {"param_names"}
-    return [
-        {name: plain(name, value) for name, value in group.items() if name not in left_out}
-        for group in optimizer.param_groups
-    ]
+def option_groups(optimizer: torch.optim.Optimizer, *, skips: bool = False) -> list[Options]:
+    """Return the options of every param group of an optimizer, as plain data.
+
+    Args:
+        optimizer: any optimizer.
+        skips: options that cannot be sent by value are left out.
+
+    Raises:
+        TypeError: an option cannot be sent by value.
+    """
+    found = []
+    for group in optimizer.param_groups:
+        options: Options = {}
+        for name, value in group.items():
+            if name in IMPLEMENTATION:
+                continue
+            try:
+                options[name] = value if type(value) in _PLAIN else plain(name, value)
+            except (TypeError, ValueError):
+                if not skips:
+                    raise
+        found.append(options)
+    return found
 
 
 def make_spec(
@@ -179,7 +195,7 @@ def _check_names(name: str, cls: type[torch.optim.Optimizer], options: Options) 
     parameters = inspect.signature(cls).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return
-    known = set(parameters) - _IMPLEMENTATION
+    known = set(parameters) - IMPLEMENTATION
     for option in sorted(set(options) - known):
         raise TypeError(f"optimizer {name!r} has no option {option!r}{suggestion(option, known)}")
 
@@ -192,7 +208,11 @@ def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -
     """
     known = inspect.signature(cls.__init__).parameters
     for group in groups:
-        cls([_any_parameter()], **tuples({name: group[name] for name in group if name in known}))
+        options = tuples({name: group[name] for name in group if name in known})
+        try:
+            cls([_any_parameter()], **options)
+        except (TypeError, LookupError, AttributeError) as error:  # of a value with another type or length
+            raise ValueError(f"the options {options} do not fit {cls.__name__}: {error}") from error
 
 
 def _any_parameter() -> torch.nn.Parameter:
@@ -222,13 +242,7 @@ _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
 def options_apart(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
     """Return how the options of two workers differ; empty when they are the same, to rounding.
 
-    Machines that are not alike work out a schedule's cosine with other last bits.
-
-    Args:
-        one: options of the one.
-        other: options of the other.
-        first: rank of the one.
-        second: rank of the other.
+    Machines that are not alike work out a schedule's cosine with other last bits. The text names both ranks.
     """
     if len(one.groups) != len(other.groups):
         return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"

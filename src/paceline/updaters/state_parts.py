@@ -15,12 +15,7 @@ COUNTERS = frozenset({"step", "mu_product", "eta", "mu"})
 
 
 def part(state: Mapping[str, Any], where: slice | None) -> dict[str, Any]:
-    """Return the state of some elements: views of state per element, copies of other state.
-
-    Args:
-        state: state of all elements.
-        where: the elements; None: all, and everything is copied.
-    """
+    """Return the state of some elements: views of state per element, copies of other state; None: copies of all."""
     return {name: _part(one, where) if isinstance(one, torch.Tensor) else one for name, one in state.items()}
 
 

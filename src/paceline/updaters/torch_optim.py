@@ -22,12 +22,8 @@ class TorchUpdater(FlatUpdater):
     """Runs a torch optimizer on one stored flat value, whose runs are the keys of a :class:`KeyedOptimizer`.
 
     Elementwise optimizers get adjacent keys with equal options as one tensor. Whole-tensor optimizers get every key in
-    its own shape.
-
-    Args:
-        options: current options; None: those of the spec.
-        master: float32 masters to use instead of new copies of half precision values.
-        apart: positions at which adjacent keys do not become one tensor.
+    its own shape. Adjacent keys do not become one tensor at the positions ``apart``. Float32 masters that are given are
+    used instead of new copies of half precision values.
     """
 
     def __init__(
@@ -37,7 +33,7 @@ class TorchUpdater(FlatUpdater):
         spec: UpdaterSpec,
         cls: type[torch.optim.Optimizer],
         *,
-        options: StepOptions | None = None,
+        options: StepOptions = StepOptions(),  # noqa: B008 - it is frozen
         master: torch.Tensor | None = None,
         apart: Collection[int] = (),
     ) -> None:
@@ -46,15 +42,14 @@ class TorchUpdater(FlatUpdater):
         self._whole = is_whole_tensor(spec.name)
         self._master = master_of(value, spec) if master is None else master
         self._runs = self._runs_of(self._keys, apart)
-        self._optimizer = self._optimizer_of(self._runs, self._groups)
+        self._optimizer = self._optimizer_of(self._runs, options.groups)
         self._has_loaded = False
         """All pieces are separate, because state was loaded."""
 
     @property
     def _keys(self) -> Mapping[str | int, KeyOptions]:
         """Current options of keys that differ from the default."""
-        applied = None if self._applied is None else self._applied.keys
-        return self._spec.keys if applied is None else applied
+        return self._spec.keys if self._applied.keys is None else self._applied.keys
 
     def _runs_of(self, keys: Mapping[str | int, KeyOptions], apart: Collection[int] = ()) -> list[Run]:
         per_key = getattr(self._cls, "per_key", False)
@@ -86,12 +81,7 @@ class TorchUpdater(FlatUpdater):
         edges = {edge for one in absent for edge in one} - {0, self.value.numel()}
         known = {run.start for run in self._runs}
         if edges - known:
-            self._rebuild(self._runs_of(self._keys, apart=known | edges), self._groups)
-
-    @property
-    def _groups(self) -> Sequence[Options]:
-        """Current options per param group; empty: those of the spec."""
-        return () if self._applied is None else self._applied.groups
+            self._rebuild(self._runs_of(self._keys, apart=known | edges), self._applied.groups)
 
     def _rebuild(self, runs: list[Run], groups: Sequence[Options]) -> None:
         """Go on with other runs. The state is kept: keys that become one run have equal counters."""
@@ -105,7 +95,7 @@ class TorchUpdater(FlatUpdater):
         """Separate all pieces: each may be given counters of its own (Adam's step), or no state."""
         runs = self._runs_of(self._keys, apart=[piece.start for piece in self.pieces])
         if len(runs) != len(self._runs):
-            self._rebuild(runs, self._groups)
+            self._rebuild(runs, self._applied.groups)
         self._has_loaded = True
 
     def _join_alike(self) -> None:
@@ -116,7 +106,7 @@ class TorchUpdater(FlatUpdater):
             self._keys, apart=[run.start for run, fits_left in zip(self._runs[1:], alike, strict=True) if not fits_left]
         )
         if len(runs) != len(self._runs):
-            self._rebuild(runs, self._groups)
+            self._rebuild(runs, self._applied.groups)
         self._has_loaded = False
 
     def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
@@ -273,13 +263,9 @@ class TorchUpdater(FlatUpdater):
 def make_updater(
     spec: UpdaterSpec, value: torch.Tensor, pieces: Sequence[Piece], allowed: Collection[str] = ()
 ) -> FlatUpdater:
-    """Build the updater that a spec describes for one stored flat value.
+    """Build the updater that a spec describes for one stored flat value, which it updates in place.
 
-    Args:
-        spec: name and options.
-        value: 1-D tensor, updated in place.
-        pieces: its pieces, in order.
-        allowed: import paths of user classes that may be loaded here.
+    Classes of import paths are loaded only if they are ``allowed``.
 
     Raises:
         ValueError: the name is unknown, or the optimizer rejects an option's value.

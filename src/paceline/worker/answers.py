@@ -41,13 +41,7 @@ def store_known(
 ) -> None:
     """Store the answer of a server that compresses pulls. Ranges that have this version already are not changed.
 
-    Args:
-        blocks: blocks by number.
-        entries: the requested entries.
-        shared: the server has written the values in place, and there are no frames.
-        codec: codec of the pull leg.
-        known: ranges of the answer.
-        frames: one for each of them, unless ``shared``.
+    There is one frame for each range of the answer, unless the server has written the values in place (``shared``).
 
     Raises:
         ConfigError: the answer holds a difference, but this worker has no codec for it.
@@ -60,10 +54,12 @@ def store_known(
     for one, frame in zip(known, [None] * len(known) if shared else frames, strict=True):
         block = blocks[one.block]
         versions = block.buckets[one.bucket].versions
-        if shared or _is_new(one, versions.of(one.start, one.length)):
+        stop = one.start + one.length
+        held = set(versions.touched(one.start, stop)) if one.length else set()
+        if shared or _is_new(one, held):
             if not shared:
                 _store(block, one, codec, frame)
-            versions.set(one.start, one.length, one.version)
+            versions.put(one.start, stop, one.version)
 
 
 def _check_requested(entries: Sequence[m.Entry], known: Sequence[m.KnownRange]) -> None:
@@ -125,12 +121,7 @@ def gaps(absent: Sequence[m.Span], entry: m.Entry) -> Ranges:
 
 @contextlib.contextmanager
 def held_back(residual: torch.Tensor | None, ranges: Ranges) -> Iterator[None]:
-    """Set the residuals of absent ranges to 0 inside the context, so that a codec does not add them; then restore them.
-
-    Args:
-        residual: residual of the entry, if the codec has one.
-        ranges: absent ranges of the entry.
-    """
+    """Set the residuals of absent ranges to 0 inside the context, so that a codec does not add them."""
     kept = [] if residual is None else [residual[start:stop].clone() for start, stop in ranges]
     parts = [] if residual is None else [residual[start:stop] for start, stop in ranges]
     for part in parts:

@@ -12,7 +12,7 @@ import torch
 
 from paceline.compression import Codec, CodecState
 from paceline.errors import ProtocolError
-from paceline.interval_map import IntervalMap, same
+from paceline.interval_map import IntervalMap
 from paceline.local_merge import Route
 from paceline.net.call import Call
 from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
@@ -36,30 +36,8 @@ class Rounds:
             return [(0, length, rounds.values[0])]
         pushed = [(first, last, round + 1) for first, last, round in rounds.over(start, stop)]
         for one in pushed:
-            rounds.set(*one)
-        rounds.join(start - 1, stop + 1, same)
+            rounds.put(*one)
         return [(first, last - first, round) for first, last, round in pushed]
-
-
-class Versions:
-    """Versions of the elements of one bucket; 0 until the server sends a version.
-
-    Args:
-        length: length of the bucket, in elements.
-    """
-
-    def __init__(self, length: int) -> None:
-        self._versions = IntervalMap(length, 0)
-
-    def of(self, start: int, length: int) -> set[int]:
-        """Return the versions that occur in a range."""
-        return set(self._versions.touched(start, start + length)) if length else set()
-
-    def set(self, start: int, length: int, version: int) -> None:
-        """Set the version of a range."""
-        stop = start + length
-        self._versions.set(start, stop, version)
-        self._versions.join(start - 1, stop + 1, same)
 
 
 #: If the list of requests of a bucket is longer, answered ones are removed: perhaps no caller has waited for them.
@@ -70,24 +48,22 @@ _MIN_CODEC_STATES = 64
 
 
 @dataclass
-class _Sending:
-    span: m.Span
-    call: Call
-
-
-@dataclass
 class BucketSide:
     """The worker's side of one bucket."""
 
     rounds: Rounds
-    sending: list[_Sending] = field(default_factory=list)
+    versions: IntervalMap[int]
+    """Versions of the values from servers that compress pulls; 0 until the server sends one."""
+    sending: list[tuple[m.Span, Call]] = field(default_factory=list)
     """Requests that are not answered yet. Some answered ones may still be in the list."""
     codec_states: dict[tuple[int, int], CodecState] = field(default_factory=dict)
     """States of the codec of pushes, per range, the last used one last; residuals are views of the block's."""
     most_codec_states: int = _MIN_CODEC_STATES
     """Ranges beyond which the one that was used least recently is forgotten."""
-    versions: Versions = field(default_factory=lambda: Versions(0))
-    """Versions of the values from servers that compress pulls."""
+
+    def forget_answered(self) -> None:
+        """Remove the requests that were answered without an error."""
+        self.sending = [(span, call) for span, call in self.sending if not call.done or call.error is not None]
 
 
 class WorkerBlock:
@@ -135,7 +111,7 @@ class WorkerBlock:
         self.buckets = [
             BucketSide(
                 Rounds(bucket.length),
-                versions=Versions(bucket.length),
+                IntervalMap(bucket.length, 0),
                 most_codec_states=max(_MIN_CODEC_STATES, 2 * len(bucket.parts)),
             )
             for bucket in self.layout.buckets
@@ -258,15 +234,15 @@ class WorkerBlock:
         side = self.buckets[span.bucket]
         if not side.sending:
             return []
-        side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
-        return [sent.call for sent in side.sending if sent.span.overlaps(span)]
+        side.forget_answered()
+        return [call for sent, call in side.sending if sent.overlaps(span)]
 
     def note_sent(self, span: m.Span, call: Call) -> None:
         """Record a request on a range."""
         side = self.buckets[span.bucket]
         if len(side.sending) >= _MOST_SENDING:
-            side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
-        side.sending.append(_Sending(span, call))
+            side.forget_answered()
+        side.sending.append((span, call))
 
     def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
         """Map a server's values of some buckets, in place of this worker's copy.

@@ -13,6 +13,7 @@ from paceline.net.sockets import SocketHub
 from paceline.observe import ring
 from paceline.worker import guard
 from paceline.worker.leaving import Exit
+from paceline.worker.profile import Profile
 from paceline.worker.session import Session
 
 
@@ -20,20 +21,20 @@ class _Current:
     """The session of this process, made at the first use."""
 
     def __init__(self) -> None:
-        self._session: Session | None = None
         self._lock = threading.Lock()
         self._exit = Exit()
+        """It holds the session, which it closes."""
         self._forked_from = ""
         forks.in_children(self, _Current._forget)
 
     def _forget(self) -> None:
         """In a forked child: note that the job is joined already, or that another thread was joining it."""
-        session = self._session
+        session = self._exit.session
         if self._lock.locked() or (session is not None and not session.has_left):
             whom = "a worker" if session is None else f"worker {session.rank}"
             self._forked_from = self._forked_from or forks.error_text(whom, os.getppid())
         self._lock = threading.Lock()
-        self._session = self._exit.session = None
+        self._exit.session = None
 
     def get(self) -> Session:
         """Return the session, joining the job if there is none.
@@ -44,7 +45,8 @@ class _Current:
         with self._lock:
             if self._forked_from:
                 raise PacelineError(self._forked_from)
-            if self._session is None or self._session.has_left:
+            session = self._exit.session
+            if session is None or session.has_left:
                 settings = from_environment()
                 if not settings.scheduler and settings.rank >= 0:
                     raise ConfigError(
@@ -60,8 +62,10 @@ class _Current:
                 ring.start(settings)
                 security = Security.of(settings)
                 self._exit.install()
-                self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
-            return self._session
+                session = self._exit.session = Session(settings, lambda: SocketHub(security))
+                if settings.profile:
+                    session.before_wait = Profile(session).check
+            return session
 
 
 _current = _Current()

@@ -112,9 +112,7 @@ def residuals(table: KeyTable) -> dict[Key, dict[str, torch.Tensor]]:
 def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
     """Set the residuals of keys. Residuals of all other keys become 0.
 
-    Args:
-        table: the store's keys.
-        states: per key, the tensor ``residual``: float32, in the key's shape.
+    The state of a key is the tensor ``residual``: float32, in the key's shape.
 
     Raises:
         KeyMismatchError: unknown key.

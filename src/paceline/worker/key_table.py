@@ -16,6 +16,7 @@ through sockets, and a warning is logged.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -55,12 +56,8 @@ class _Relayed(NamedTuple):
 class KeyTable:
     """The keys of one store on one worker.
 
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        reads_in_place: stored values change only after this worker has pushed, so it may map the values of servers of
-            this host.
-        local_merge: servers that merge the pushes of each host.
+    ``reads_in_place``: stored values change only after this worker has pushed, so it may map the values of servers of
+    this host.
     """
 
     def __init__(self, session: Session, store: str, reads_in_place: bool, local_merge: LocalMerge) -> None:
@@ -230,11 +227,6 @@ class KeyTable:
     def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str) -> list[WorkerBlock]:
         """Return the blocks in which rank 0 has placed keys. The other workers call it.
 
-        Args:
-            keys: new keys.
-            values: only their shapes and dtypes are used.
-            answers: as in :meth:`add`.
-
         Raises:
             KeyMismatchError: shape, dtype or sparsity differ from rank 0's.
             DeadlineError: rank 0 did not initialise the keys in time.
@@ -323,8 +315,9 @@ class KeyTable:
         value_fd = -1 if block.value_file is None else block.value_file.fd
         size = block.layout.numel * block.dtype.itemsize
         starts = [bucket.start for bucket in block.layout.buckets]
-        pid, grad_fd = self._session.pid, block.grad_file.fd
-        body = m.MapArena(self._store, block.spec.block, pid, value_fd, grad_fd, size, starts)
+        body = m.MapArena(
+            self._store, block.spec.block, os.getpid(), value_fd, block.grad_file.fd, size, starts
+        )  # fmt: skip
         self._session.call_server(server, body, "offering shared memory")
 
     def _look_at(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:

@@ -20,25 +20,14 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
-from paceline.errors import PacelineError, PeerDiedError
+from paceline.errors import PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.net.sockets import close_all
 from paceline.worker import guard
+from paceline.worker.session import Session
 
 _PACKAGE = str(Path(__file__).parents[1])
-
-
-class Leaver(Protocol):
-    """The part of a session that this module uses."""
-
-    @property
-    def failure(self) -> PacelineError | None:
-        """The error with which the job has failed; None while it has not failed."""
-
-    def close(self, reason: str = "") -> None:
-        """Leave the job; with a reason as a failure."""
 
 
 class Exit:
@@ -49,7 +38,7 @@ class Exit:
     """
 
     def __init__(self) -> None:
-        self.session: Leaver | None = None
+        self.session: Session | None = None
         self._is_installed = self._has_no_guard = False
 
     def install(self) -> None:

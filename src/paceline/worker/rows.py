@@ -13,7 +13,6 @@ from paceline.net.call import Call, OnAnswer
 from paceline.tensors import from_frame, to_frame
 from paceline.updaters.rows import of_rows, sum_rows
 from paceline.wire import messages as m
-from paceline.worker.block import WorkerBlock
 from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Carried, Traffic
@@ -37,10 +36,7 @@ def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class RowExchange:
-    """A push of rows, or a request for rows, that is answered with rows.
-
-    Args:
-        place: the key.
+    """A push of rows of a key, or a request for them, that is answered with rows.
 
     Attributes:
         call: the call; wait for it with ``Session.wait``.
@@ -76,13 +72,7 @@ class RowExchange:
 
 
 class RowTraffic:
-    """Pushes rows to the servers, and pulls rows from them.
-
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        traffic: traffic of dense values.
-    """
+    """Pushes rows to the servers, and pulls rows from them, beside the traffic of dense values."""
 
     def __init__(self, session: Session, store: str, traffic: Traffic) -> None:
         self._session, self._store, self._traffic = session, store, traffic
@@ -95,12 +85,8 @@ class RowTraffic:
     def exchange(self, place: Place, gradient: torch.Tensor | None, carried: Carried) -> RowExchange:
         """Push the rows of a key of ``DistStore.add_row_keys``; the answer brings rows. Does not wait.
 
-        Args:
-            place: the key.
-            gradient: row-sparse, in the shape of the key, on any device; it may change after this returns. None: this
-                worker has no gradient. It takes part in the round, and its gradient counts as zeros unless no worker
-                has one.
-            carried: all that the push carries besides rows.
+        The gradient is row-sparse, in the shape of the key, on any device; it may change after this returns. None: this
+        worker has no gradient. It takes part in the round, and its gradient counts as zeros unless no worker has one.
         """
         done = RowExchange(place)
         done.sent = None if gradient is None or carried.skip else _own_rows(gradient)
@@ -112,7 +98,7 @@ class RowTraffic:
         done = RowExchange(place)
         one = self._free(place)
         body = m.PullRows(self._store, m.Entry(*one.place, 0, one.length, 0))
-        server = self._server(place[0], one)
+        server = place[0].routes[one.bucket].owner
         done.call = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
         place[0].note_sent(one, done.call)
         return done
@@ -132,8 +118,10 @@ class RowTraffic:
         parts = [_NO_ELEMENTS] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         frames = [] if skip else [to_frame(part) for part in parts]
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
-        server = self._server(block, one)
-        self._traffic.note_push(server, [entry], round, carried)
+        server = block.routes[one.bucket].owner
+        self._session.note_round(round, carried.rows)
+        if self._traffic.clip_norm:
+            self._traffic.note_unclipped(server, [entry])
         call = self._session.ask_server(server, body, what, frames, keep)
         block.note_sent(one, call)
         return call
@@ -150,7 +138,8 @@ class RowTraffic:
 
         body = m.PullRows(self._store, m.Entry(*one.place, 0, one.length, 0))
         ids = [to_frame(rows.cpu().contiguous())]
-        self._session.wait([self._session.ask_server(self._server(block, one), body, "pull of rows", ids, keep)])
+        server = block.routes[one.bucket].owner
+        self._session.wait([self._session.ask_server(server, body, "pull of rows", ids, keep)])
         return found
 
     def _free(self, place: Place) -> m.Span:
@@ -159,6 +148,3 @@ class RowTraffic:
         assert one is not None, "checked before"
         self._session.wait(place[0].outstanding(one))
         return one
-
-    def _server(self, block: WorkerBlock, one: m.Span) -> int:
-        return block.layout.buckets[one.bucket].server

@@ -33,7 +33,7 @@ from paceline.observe.account import GC, WAIT, Steps
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker.profile import Profile, RoundTimes
+from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,23 @@ class Session:
         DeadlineError: a server did not answer in time.
     """
 
+    grouped_store = ""
+    """The store whose workers may change their groups; a job has one at a time."""
+    auto = ""
+    """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
+    group = 0
+    """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
+    lock_step = False
+    """Whether a store of this worker has all workers in lock step."""
+    is_ddp = False
+    """Whether the rounds of this worker are those of a DDP script."""
+    has_measured_shares = False
+    """Whether samples of this job go to workers by measured speed."""
+    store_type = ""
+    """Type of the store that this worker has made last, as in ``dist_sync``."""
+    hands_out = False
+    """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+
     def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
         set_up_worker_logging(settings)
         self.settings = settings
@@ -68,28 +85,12 @@ class Session:
         self._gathers: Counter[str] = Counter()
         self.stores = WorkerStores()
         self._closed = False
-        self.grouped_store = ""
-        """The store whose workers may change their groups; a job has one at a time."""
-        self.auto = ""
-        """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
-        self.group = 0
-        """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
-        self.lock_step = False
-        """Whether a store of this worker has all workers in lock step."""
-        self.is_ddp = False
-        """Whether the rounds of this worker are those of a DDP script."""
-        self.has_measured_shares = False
-        """Whether samples of this job go to workers by measured speed."""
-        self.store_type = ""
-        """Type of the store that this worker has made last, as in ``dist_sync``."""
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died."""
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
-        self.hands_out = False
-        """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
         self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
         """Sums of weights for the next heartbeat."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
@@ -97,9 +98,8 @@ class Session:
         self._urgency = Urgency(3)
         self.meter.on_round = self._round_ended
         meter.start(self.meter)
-        self._profile = (
-            Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
-        )
+        self.before_wait: Callable[[], None] | None = None
+        """Called before every wait."""
         self._client = Client(make_hub(), check=self._check_open)
         self._failed = threading.Event()
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, pace=self._how_fast)
@@ -146,11 +146,6 @@ class Session:
         """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
 
-    @property
-    def pid(self) -> int:
-        """Process id of this worker."""
-        return self._lifeline.me.pid
-
     def local_merge(self, policy: Policy) -> LocalMerge:
         """Return the servers that merge the pushes of each host, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
@@ -179,12 +174,7 @@ class Session:
         return self.meter.waited_s
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
-        """Report the round with the next heartbeat, and end the account of the one before.
-
-        Args:
-            round: number of the push's round.
-            samples: number of samples behind it.
-        """
+        """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
         if round > self._lifeline.round:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
@@ -289,8 +279,8 @@ class Session:
             DeadlineError: the answers did not arrive in time; the text names the missing processes.
             Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
-        if self._profile is not None:
-            self._profile.check(self)
+        if self.before_wait is not None:
+            self.before_wait()
         advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         calls, began, before = list(calls), self.meter.now(), self.meter.enter(WAIT)
@@ -342,13 +332,8 @@ class Session:
     def barrier(self, name: str, store: str = "", pauses: bool = False) -> bool:
         """Wait until all live workers have called this with the same name; of a store, all that have not left it.
 
-        Args:
-            name: name of the barrier.
-            store: store of the barrier; empty: the job's.
-            pauses: whether the servers know that this worker pauses.
-
-        Returns:
-            Whether they know it of some of the workers, and of others not.
+        ``pauses``: the servers know that this worker pauses. Returns whether they know it of some of the workers, and
+        of others not.
         """
         answer = self.call_scheduler(m.Enter(name, store, self.round, pauses), f"barrier {name!r}")
         if not isinstance(answer, m.Gathered):

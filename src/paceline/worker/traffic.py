@@ -42,7 +42,7 @@ class Carried:
 
     Attributes:
         samples: samples behind it: its weight if the store merges to the mean.
-        rows: how many samples there may be, for speeds; None: ``samples``.
+        rows: how many samples there may be, for speeds.
         inputs: None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs.
         options: encoded options of the optimizer; empty: unchanged.
         skip: no server may apply this round, for example because gradients are not finite. Neither gradients nor
@@ -53,7 +53,7 @@ class Carried:
     """
 
     samples: float = 1.0
-    rows: float | None = None
+    rows: float = 1.0
     inputs: str | None = None
     options: bytes = b""
     skip: bool = False
@@ -65,12 +65,9 @@ class Carried:
 class Traffic:
     """Pushes the arenas' gradients, and stores pulled values in the arenas.
 
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        blocks: blocks of the store by number, those that are still to come too.
-        merges_rounds: each update is made of one round of this worker's unit, so the values in the answer to a push
-            stay valid until this worker's next push. Answers always bring them: one round trip instead of two.
+    ``blocks`` are those of the store by number, those that are still to come too. ``merges_rounds``: each update is
+    made of one round of this worker's unit, so the values in the answer to a push stay valid until this worker's next
+    push. Answers always bring them: one round trip instead of two.
     """
 
     def __init__(self, session: Session, store: str, blocks: Mapping[int, WorkerBlock], merges_rounds: bool) -> None:
@@ -197,7 +194,9 @@ class Traffic:
             skip=carried.skip, note=note, inputs=carried.inputs,
         )  # fmt: skip
         done = partial(self._answered, entries, shared, want)
-        self.note_push(route.owner, entries, round, carried)
+        self._session.note_round(round, carried.rows)
+        if self.clip_norm:
+            self.note_unclipped(route.owner, entries)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self._told = call if note else self._told
         for one in spans:
@@ -205,14 +204,9 @@ class Traffic:
         meter.active.leave(before)
         return call
 
-    def note_push(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
-        """Note entries whose push to an owner follows, for the speed of this worker, and for :meth:`clip`.
-
-        A round that begins with the push has all of it then, in traces too.
-        """
-        self._session.note_round(round, carried.samples if carried.rows is None else carried.rows)
-        if self.clip_norm:
-            self._unclipped.setdefault(owner, []).extend(entries)
+    def note_unclipped(self, owner: int, entries: Sequence[m.Entry]) -> None:
+        """Note entries whose push to an owner follows, for :meth:`clip`."""
+        self._unclipped.setdefault(owner, []).extend(entries)
 
     # ---- notes -----------------------------------------------------------------------------------------------------
 

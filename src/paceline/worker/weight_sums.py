@@ -41,9 +41,7 @@ def is_due(step: int) -> bool:
 def sums_of(weights: Mapping[str, torch.Tensor], step: int) -> list[tuple[str, float, float]]:
     """Return the name of each parameter, its sum, and by how much that may differ on another machine.
 
-    Args:
-        weights: tensors by name, at least one.
-        step: number of the step, which is the same on all workers.
+    There is at least one; the step is the same on all workers.
     """
     named = {name: real_view(one).detach() for name, one in weights.items() if one.layout is torch.strided}
     signs = _Signs(step)
@@ -69,9 +67,6 @@ def _may_differ(dtype: torch.dtype, step: int) -> float:
 
 class _Signs:
     """The random signs of one step.
-
-    Args:
-        step: number of the step.
 
     Attributes:
         elements: those of the elements of a row.

@@ -52,3 +52,12 @@ def test_name_that_no_message_can_carry_is_refused(store: DistStore, key: str, w
     with pytest.raises(ValueError, match=words):
         store.init(["fine", key], [torch.ones(2), torch.ones(2)])
     store.init(["fine", "k" * 1024], [torch.ones(2), torch.ones(2)])
+
+
+def test_options_without_an_optimizer_are_refused(store: DistStore) -> None:
+    """They changed nothing, in silence."""
+    with pytest.raises(ValueError, match="updater 'add' has no options to change"):
+        store.set_options([{"lr": 0.1}])
+    [other] = OneProcess("a").stores()
+    with pytest.raises(ValueError, match="has no optimizer, so it has no state or options to change"):
+        other.set_options([{"lr": 0.1}])

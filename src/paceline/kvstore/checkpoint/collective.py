@@ -60,11 +60,6 @@ class Loaded:
     own: TensorFile | None
     told: Mapping[str, Any]
 
-    @property
-    def workers(self) -> int:
-        """Number of workers that saved."""
-        return int(self.told["workers"])
-
 
 def save(
     store: KVStoreBase | None,
@@ -80,8 +75,8 @@ def save(
         store: store whose workers save; None: this process is the only one.
         path: path of the common file.
         kind: kind of file.
-        common: function that returns the content of the common file; called on worker 0.
-        own: function that returns this worker's own content, or None.
+        common: returns the content of the common file; called on worker 0.
+        own: returns this worker's own content, or None.
         step: number of steps so far, if the caller counts them.
 
     Raises:
@@ -112,7 +107,7 @@ def save(
         }
         with _Telling(store, "the common file", {}) as done:
             if rank == 0:
-                _write_common(path, kind, common(), content, listed, _world(store) | {"step": step})
+                save_alone(store, path, kind, common(), step, content, listed)
         done.answers()
     except CheckpointError:  # after any other error worker 0 may have written the common file
         _remove(path, {mine["file"]} - before if "file" in mine else set())
@@ -122,28 +117,37 @@ def save(
 
 
 def save_alone(
-    store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content, step: int | None = None
+    store: KVStoreBase | None,
+    path: str | os.PathLike[str],
+    kind: str,
+    content: Content,
+    step: int | None = None,
+    own: Content | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint without any worker's own state. Only the calling worker writes.
+    """Write the common file of a checkpoint, with worker 0's own state and a list of the others' files, if any.
 
-    Args:
-        store: store whose workers share the content; None: this process is the only one.
-        path: path of the file.
-        kind: kind of file.
-        content: content of the file.
-        step: number of steps so far, if the caller counts them.
+    Only the calling worker writes.
     """
-    _write_common(path, kind, content, None, {}, _world(store) | {"step": step})
+    tensors = dict(content.tensors)
+    if own is not None:
+        tensors |= {OWN + name: tensor for name, tensor in own.tensors.items()}
+    session = getattr(store, "session", None)
+    manifest = {
+        **content.manifest,
+        "workers": 1 if store is None else store.num_workers,
+        "servers": len(session.servers) if session else 0,
+        "step": step,
+        "own": None if own is None else own.manifest,
+        "beside": beside or {},
+    }
+    tensor_file.write(path, kind, tensors, manifest)
 
 
 def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, everywhere: bool) -> Loaded:
-    """Read a checkpoint. Every worker of the store calls it, with any number of workers.
+    """Read a checkpoint. Every worker of the store calls it, with any number of workers; without a store, this process.
 
-    Args:
-        store: store whose workers load; None: this process is the only one.
-        path: path of the common file.
-        kind: required kind of file.
-        everywhere: every worker needs the common file, not only worker 0.
+    The file has the required kind. Every worker needs the common file (``everywhere``), or only worker 0.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
@@ -176,12 +180,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
-    """Run a check on every worker, and raise on all if it fails on one.
-
-    Args:
-        store: store whose workers run the check; None: this process is the only one.
-        what: name of the check, for messages.
-        check: raises if something is wrong.
+    """Run a check on every worker, and raise on all if it fails on one. Messages name the check by ``what``.
 
     Raises:
         CheckpointError: the check failed on another worker.
@@ -231,28 +230,8 @@ class _Telling:
         return [one["mine"] for one in answers] if session else [dict(self._mine)]
 
 
-def _world(store: KVStoreBase | None) -> dict[str, int | None]:
-    session = getattr(store, "session", None)
-    return {"workers": 1 if store is None else store.num_workers, "servers": len(session.servers) if session else 0}
-
-
 def _own_kind(kind: str) -> str:
     return f"{kind} of one worker"
-
-
-def _write_common(
-    path: str | os.PathLike[str],
-    kind: str,
-    content: Content,
-    own: Content | None,
-    beside: Mapping[str, Any],
-    world: Mapping[str, int | None],
-) -> None:
-    tensors = dict(content.tensors)
-    if own is not None:
-        tensors |= {OWN + name: tensor for name, tensor in own.tensors.items()}
-    manifest = {**content.manifest, **world, "own": None if own is None else own.manifest}
-    tensor_file.write(path, kind, tensors, {**manifest, "beside": beside})
 
 
 def _own_of(common: TensorFile) -> TensorFile | None:

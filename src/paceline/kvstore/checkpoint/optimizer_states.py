@@ -31,12 +31,8 @@ def save(
 ) -> None:
     """Write the optimizer's state. If a codec keeps residuals every worker calls this, else one worker is enough.
 
-    Args:
-        store: the store that has the codec; None: there is no codec.
-        fname: path of the file.
-        states: function that returns the optimizer's state by key.
-        step: number of steps so far, if the caller counts them.
-        **manifest: plain data that describe the optimizer.
+    The store has the codec; without a store there is none. ``states`` returns the state by key. The manifest is plain
+    data about the optimizer.
 
     Raises:
         CheckpointError: the file cannot be written; an old file is unchanged.
@@ -46,16 +42,14 @@ def save(
         tensors, keys = flatten(states(), "state/")
         return Content(tensors, {**manifest, "keys": keys})
 
+    def own() -> Content:
+        tensors, keys = flatten({} if store is None else store.codec_states(), "residual/")
+        return Content(tensors, {"residuals": keys})
+
     if store is None or not store.keeps_residuals:
         collective.save_alone(store, fname, KIND, content(), step)
     else:
-        collective.save(store, fname, KIND, content, lambda: residuals_of(store), step)
-
-
-def residuals_of(store: KVStoreBase) -> Content:
-    """Return the residuals of this worker's codec."""
-    tensors, keys = flatten(store.codec_states(), "residual/")
-    return Content(tensors, {"residuals": keys})
+        collective.save(store, fname, KIND, content, own, step)
 
 
 class LoadedStates(NamedTuple):
@@ -85,13 +79,7 @@ class LoadedStates(NamedTuple):
 def load(
     store: KVStoreBase | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
 ) -> LoadedStates:
-    """Read the optimizer's state. Every worker calls this.
-
-    Args:
-        store: the store that has the codec; None: there is no codec.
-        fname: path of the file.
-        everywhere: every worker needs the state, not only worker 0.
-        optimizer: name of the optimizer that the state must belong to; None: any.
+    """Read the optimizer's state: every worker needs it (``everywhere``), or only worker 0. Every worker calls this.
 
     Raises:
         CheckpointError: a file is missing or damaged, is of another save, or is not a file of optimizer states.
@@ -107,11 +95,7 @@ def load(
 
 
 def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
-    """Set the residuals of this worker's codec, if it keeps any. If none were saved, they become 0.
-
-    Args:
-        store: the store that has the codec; None: there is no codec.
-        own: this worker's own file of a checkpoint.
+    """Set the residuals of this worker's codec from its own file, if it keeps any. If none were saved, they become 0.
 
     Raises:
         ValueError: the residuals are of another model. Then none is changed.
@@ -132,12 +116,7 @@ def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
 def flatten(
     states: Mapping[Key, Mapping[str, Any]], prefix: str
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Return the tensors of a state by name, and the plain data that :func:`restore` needs.
-
-    Args:
-        states: per key, tensors and numbers by name.
-        prefix: prefix of the tensors' names.
-    """
+    """Return the tensors of a state by name, with a prefix, and the plain data that :func:`restore` needs."""
     tensors: dict[str, torch.Tensor] = {}
     keys = []
     for key, state in states.items():

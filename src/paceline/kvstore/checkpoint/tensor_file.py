@@ -104,12 +104,7 @@ def write(
 
 
 def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> TensorFile:
-    """Read a file of :func:`write`, and check all of it.
-
-    Args:
-        path: path of the file.
-        kind: required kind of file.
-        with_tensors: False: read only the header.
+    """Read a file of :func:`write`, which has the required kind, and check all of it; or only the header.
 
     Raises:
         CheckpointNotFoundError: there is no such file.

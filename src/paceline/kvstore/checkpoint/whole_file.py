@@ -54,9 +54,6 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
     Several processes may write the same file: each has a temporary file, and the last rename wins. Temporary files of
     dead processes for this path are removed. If ``path`` is a symbolic link, its target is replaced.
 
-    Args:
-        path: path of the file.
-
     Raises:
         CheckpointError: the file cannot be written: the disk is full or read-only, or the folder does not exist;
             or ``path`` is no regular file.

@@ -55,7 +55,9 @@ def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows
         return known, {}
     targets = by_key(key, outs)
     rows = {one: sparse for one, tensors in targets.items() if (sparse := [t for t in tensors if t.is_sparse])}
-    _check_shapes(table, rows)
+    for (one, sparse), (block, index) in zip(rows.items(), table.locate(list(rows)), strict=True):
+        for tensor in sparse:
+            check.same_shape(one, tensor, block.value_of(index).shape, "out")
     dense = {one: kept for one, tensors in targets.items() if (kept := [t for t in tensors if not t.is_sparse])}
     return _planned(table, dense), rows
 
@@ -73,7 +75,7 @@ def _planned(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> P
     plan = table.plan(tuple(values))
     for (one, tensors), shape in zip(values.items(), plan.shapes, strict=True):
         for tensor in tensors:
-            _check_shape(one, shape, tensor)
+            check.same_shape(one, tensor, shape, "given")
             if tensor.layout is not torch.strided:
                 raise TypeError(f"the tensor for key {one!r} is {tensor.layout}; a store takes dense tensors and rows")
     if all(len(tensors) == 1 for tensors in values.values()):
@@ -92,17 +94,6 @@ def _by_rows(table: KeyTable, values: Mapping[Key, list[torch.Tensor]]) -> ByRow
         if place[0].spec.rows and own_bucket(place) is not None and all(tensor.is_sparse for tensor in tensors):
             found[one] = tensors
     return found
-
-
-def _check_shapes(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-    for (one, tensors), (block, index) in zip(values.items(), table.locate(list(values)), strict=True):
-        for tensor in tensors:
-            _check_shape(one, block.value_of(index).shape, tensor)
-
-
-def _check_shape(key: Key, shape: torch.Size, tensor: torch.Tensor) -> None:
-    if tensor.shape != shape:
-        raise ValueError(f"key {key!r} was initialised with shape {tuple(shape)}, not {tuple(tensor.shape)}")
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,24 +118,16 @@ def pull_as_rows(table: KeyTable, traffic: Traffic, key: Key, targets: Sequence[
             target.copy_(to_rows(whole).to(target.device, target.dtype))
 
 
-def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, row_ids: Values) -> None:
+def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, row_ids: Values | None) -> None:
     """Pull rows of keys that were initialised with sparse values, after this worker's own pushes.
-
-    Args:
-        table: the store's keys.
-        rows: the store's row-sparse pushes and pulls.
-        key: keys that were initialised with sparse values.
-        out: as in ``DistStore.row_sparse_pull``.
-        row_ids: row numbers, one tensor per key or per target.
 
     Raises:
         ValueError: numbers outside of the value, another shape, or a key that is not row-sparse.
     """
-    outs, ids = by_key(key, out), by_key(key, row_ids)
+    outs = by_key(key, out)
     places = dict(zip(outs, table.locate(list(outs)), strict=True))
     values = {one: block.value_of(index) for one, (block, index) in places.items()}
-    check.outputs(values, outs)
-    chosen = {one: check.row_ids(one, values[one], ids[one], len(targets)) for one, targets in outs.items()}
+    chosen = check.chosen_rows(values, outs, key, row_ids)
     for one, place in places.items():
         if own_bucket(place) is None:
             raise ValueError(f"key {one!r} has no bucket of its own for rows: initialise it with a sparse value")

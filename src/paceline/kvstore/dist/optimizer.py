@@ -11,7 +11,7 @@ import msgspec
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
-from paceline.kvstore.options import Schedule, class_of, in_force, plain_keys, schedule_of
+from paceline.kvstore.options import Schedule, in_force, own_class, plain_keys, schedule_of
 from paceline.updaters import (
     KeyOptions,
     Options,
@@ -22,7 +22,6 @@ from paceline.updaters import (
     make_spec,
 )
 from paceline.wire import messages as m
-from paceline.worker.block import WorkerBlock
 from paceline.worker.key_states import check_states, set_states
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
@@ -68,7 +67,9 @@ class ServerOptimizer:
         self._lifecycle.barrier()
 
     def _send(self, spec: UpdaterSpec, fresh: bool) -> None:
-        if is_whole_tensor(spec.name) and any(_is_split(block) for block in self._table.blocks.values()):
+        blocks = self._table.blocks.values()
+        parts = [(block, part) for block in blocks for bucket in block.layout.buckets for part in bucket.parts]
+        if is_whole_tensor(spec.name) and any(part.length != block.numel(part.key) for block, part in parts):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
         self._lifecycle.open()
         if self._table.keys:  # the old updater applies all earlier pushes of all workers
@@ -105,17 +106,16 @@ class ServerOptimizer:
 
     def options(self) -> list[Options]:
         """Return the current options, per param group."""
-        return in_force(self.groups, class_of(self.spec))
+        try:
+            return in_force(self.groups, own_class(self.spec))
+        except (ImportError, ValueError):  # only servers load it
+            return in_force(self.groups, None)
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
-    def check_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
-        """Raise if the servers cannot take the optimizer's state of keys."""
-        check_states(self._table, states, self.spec)
-
     def set_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
         """Set the optimizer's state of keys, after this worker's own pushes are applied; checks all of it before."""
-        self.check_states(states)
+        check_states(self._table, states, self.spec)
         self._lifecycle.wait_for_own_requests()
         set_states(self._session, self._name, self._table, states)
 
@@ -134,6 +134,3 @@ class ServerOptimizer:
         if self._schedule is not None:
             self.set_options(self._schedule.groups(key, self.groups))
 
-
-def _is_split(block: WorkerBlock) -> bool:
-    return any(part.length != block.numel(part.key) for bucket in block.layout.buckets for part in bucket.parts)

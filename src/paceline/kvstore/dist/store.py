@@ -20,13 +20,13 @@ from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
-from paceline.kvstore.options import no_optimizer
+from paceline.kvstore.options import no_optimizer, refuse_changes
 from paceline.net.call import Call
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
-from paceline.worker.key_states import get_states, merge_stats, residuals, set_residuals
+from paceline.worker.key_states import check_states, get_states, merge_stats, residuals, set_residuals
 from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
@@ -42,7 +42,7 @@ class DistStore(KVStore):
     Args:
         store_type: the type as the user wrote it, in lower case.
         session: this worker's connection to the job.
-        policy: merge, bound, weighting and age limit.
+        policy: its rule.
         name: namespace of the keys.
         mean: merge to the mean over samples instead of the sum.
         clip_norm: largest norm of a merged gradient over all keys; 0: no limit. With a limit, every worker calls
@@ -180,7 +180,7 @@ class DistStore(KVStore):
 
     def carried(self) -> Carried:
         """Return the arguments of the next push: the weight and the options that were set."""
-        return Carried(self.samples, options=self.optimizer.encoded)
+        return Carried(self.samples, self.samples, options=self.optimizer.encoded)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`."""
@@ -213,18 +213,14 @@ class DistStore(KVStore):
         Raises:
             ValueError: a key was not, too.
         """
-        pull_some_rows(self.table, self.rows, key, out, check.needed_row_ids(row_ids))
+        pull_some_rows(self.table, self.rows, key, out, row_ids)
 
     def set_values(self, key: Keys, value: Values) -> None:
         """Overwrite stored values, after this worker's own pushes. When it returns, the servers have the values.
 
         One worker calls it between rounds: while no worker waits for an answer to a push. The other workers get the
         values with their next ``pull`` after a barrier. The optimizer's state is not changed, but float32 masters of
-        2-byte values are.
-
-        Args:
-            key: initialised keys.
-            value: one dense tensor per key, in its shape.
+        2-byte values are. There is one dense tensor per key, in its shape.
         """
         self.session.wait(self.send_values(key, value))
 
@@ -277,6 +273,8 @@ class DistStore(KVStore):
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
+        self._need_optimizer("change")
+        refuse_changes(self.spec, groups)
         self.optimizer.set_options(groups, keys)
 
     def options(self) -> list[Options]:
@@ -351,7 +349,7 @@ class DistStore(KVStore):
             CheckpointError: worker 0 raises the error of :meth:`set_optimizer_states`. No state changes.
         """
         mine = states if self.rank == 0 else {}
-        collective.agree(self, "comparing states with keys", lambda: self.optimizer.check_states(mine))
+        collective.agree(self, "comparing states with keys", lambda: check_states(self.table, mine, self.spec))
         self.optimizer.replace_states(mine)
 
     @property
@@ -397,7 +395,7 @@ class DistStore(KVStore):
         self._need_optimizer("load")
         loaded = state_files.load(self, fname, everywhere=False, optimizer=self.spec.name)
         options, mine = loaded.options(len(self.optimizer.groups)), loaded.states or {}
-        collective.agree(self, "comparing states with keys", lambda: self.optimizer.check_states(mine))
+        collective.agree(self, "comparing states with keys", lambda: check_states(self.table, mine, self.spec))
         collective.agree(self, "setting residuals", lambda: state_files.set_residuals(self, loaded.own))
         self.optimizer.replace_states(mine)
         self.set_options(options)
@@ -411,12 +409,7 @@ class DistStore(KVStore):
     def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait.
 
-        Only workers in lock step are compared.
-
-        Args:
-            name: name of the optimizer, the same on all workers.
-            step: number of the step, which is the same on all workers.
-            weights: tensors by name.
+        Only workers in lock step are compared. Name of the optimizer and number of the step are the same on all of them.
         """
         if self.policy.merge == "all" and self.num_workers > 1 and weights:
             self.session.note_weights(m.WeightSums(name, step, sums_of(weights, step)))

@@ -89,7 +89,7 @@ class StoreLifecycle:
     def wait_for_own_requests(self) -> None:
         """Wait for the answers to all of this worker's pushes and pulls."""
         sides = [side for block in self._table.blocks.values() for side in block.buckets]
-        self._session.wait([sent.call for side in sides for sent in side.sending])
+        self._session.wait([call for side in sides for _, call in side.sending])
 
     def barrier(self) -> None:
         """Wait until all workers that have not left the store have called this.
@@ -141,15 +141,13 @@ class StoreLifecycle:
         All workers do, each when it learns of the groups. Others wait for its first push in the new group.
         """
         generation, groups = self._session.fitting_groups
-        if generation <= self._generation or not self._may_regroup:
+        if generation <= self._generation:
+            return
+        policy = self._policy
+        if not self.is_open or policy.merge != "groups" or policy.bound is not None or self._traffic.clip_norm:
             return
         self._generation = generation
         self.ask_all_servers(m.Regroup(self.name, generation, groups), f"moving to groups {groups}")
-
-    @property
-    def _may_regroup(self) -> bool:
-        policy = self._policy
-        return self.is_open and policy.merge == "groups" and policy.bound is None and not self._traffic.clip_norm
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.

@@ -12,18 +12,8 @@ from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError
 from paceline.hetero import Choice
 from paceline.hetero.files import parse_choice, parse_measured
+from paceline.kvstore.store_options import OPTIONS
 from paceline.worker.session import Session
-
-_COMMON_OPTIONS = frozenset({"mean", "namespace"})
-#: Options of each type of store.
-OPTIONS: Mapping[str, frozenset[str]] = {
-    "dist_sync": _COMMON_OPTIONS,
-    "dist_async": _COMMON_OPTIONS | {"weighting", "lr_scale", "age"},
-    "dist_ssync": _COMMON_OPTIONS | {"weighting", "lr_scale", "age", "staleness"},
-    "dist_gsync": _COMMON_OPTIONS | {"weighting", "lr_scale", "staleness", "groups"},
-    "dist_ksync": _COMMON_OPTIONS | {"weighting", "lr_scale", "age", "staleness", "k"},
-    "dist_auto": _COMMON_OPTIONS,
-}
 
 
 def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
@@ -97,19 +87,14 @@ def _warn_of_unused(store_type: str, session: Session) -> None:
             warnings.warn(text, stacklevel=2)
 
 
-def _while_measuring(session: Session) -> tuple[tuple[int, ...], ...]:
-    """Return one group of all workers: they step together while their speeds are measured."""
-    if not session.settings.profile:
-        raise ConfigError("groups are auto, but nothing measures them here; start the job with --groups auto")
-    return (tuple(range(session.settings.num_workers)),)
-
-
 def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:
     """Turn a groups file, its text in one line, or lists of members, into ranks."""
     if not given:
         return ()
-    if given == "auto":
-        return _while_measuring(session)
+    if given == "auto":  # all workers step together while their speeds are measured
+        if not session.settings.profile:
+            raise ConfigError("groups are auto, but nothing measures them here; start the job with --groups auto")
+        return (tuple(range(session.settings.num_workers)),)
     if isinstance(given, str) and ";" in given:
         members = parse_groups(given.replace(";", "\n"))
     elif isinstance(given, str | Path):
