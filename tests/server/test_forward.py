@@ -481,7 +481,7 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     ("answer", "why"),
     [
         (m.Failed("RemoteError", "the update failed"), "RemoteError: server 1: the update failed"),
-        (m.Values([1]), "ProtocolError: server 1 answered 1 sums with 0 frames of values"),
+        (m.Values(), "ProtocolError: server 1 answered 1 sums with 0 frames of values"),
     ],
 )
 def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster, answer: m.Reply, why: str) -> None:

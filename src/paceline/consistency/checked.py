@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.consistency.actions import Action, Pushed
 from paceline.consistency.activity import Cohort
-from paceline.consistency.objections import objection_to_sum
+from paceline.consistency.objections import objection
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
@@ -21,7 +21,7 @@ class CheckedRule(Rule):
 
     def take(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes, and check, also that there is no objection to it."""
-        assert not (reason := objection_to_sum(self, pushes)), f"a push was not checked: {reason}"
+        assert not (reason := objection(self, pushes)), f"a push was not checked: {reason}"
         actions = super().take(pushes)
         self._check()
         return actions

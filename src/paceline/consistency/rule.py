@@ -64,7 +64,7 @@ from collections.abc import Collection, Sequence
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.activity import Activity, Cohort
-from paceline.consistency.objections import objection_to_regrouping, objection_to_sum
+from paceline.consistency.objections import objection, objection_to_regrouping
 from paceline.consistency.policy import Policy
 from paceline.consistency.scale import Samples
 from paceline.consistency.stats import Stats
@@ -129,7 +129,7 @@ class Rule:
 
     def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes of workers of one unit as one push; returns the actions, in order."""
-        reason = objection_to_sum(self, pushes)
+        reason = objection(self, pushes)
         return [Refuse(pushes[0].worker, reason)] if reason else self.take(pushes)
 
     def take(self, pushes: Sequence[Pushed]) -> list[Action]:

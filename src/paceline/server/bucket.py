@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ Known: TypeAlias = tuple[m.KnownRange, Any]
 
 
 @dataclass(eq=False, kw_only=True)
-class PushRequest(abc.ABC):
+class PushRequest:
     """A push, or a sum of pushes, that is not answered yet.
 
     | state | event | next |
@@ -49,7 +48,6 @@ class PushRequest(abc.ABC):
 
     What breaks the guarantees: a slot that forgets a request without `release` or an error (its worker waits until its
     timeout), and a `waits` that is missing (the answer is sent before all updates are made).
-
     """
 
     asker: Asker
@@ -58,6 +56,8 @@ class PushRequest(abc.ABC):
     """The worker that pushes; of a sum, the first worker behind it."""
     unreleased: int
     """Releases to come: one of each slot for each worker behind the push. At first, one for each of its entries."""
+    reply: Callable[[PushRequest], None]
+    """Sends the answer, once all slots have released the push."""
     want: bool = True
     """The answer brings new values."""
     shared: bool = False
@@ -69,15 +69,14 @@ class PushRequest(abc.ABC):
     notes: Notes | None = None
     """The notes that all slots have; None before the first slot is released."""
 
-    @abc.abstractmethod
-    def answer(self) -> None:
-        """Send the answer; all slots have released the push."""
-
     def release(self) -> None:
         """Note that one slot has done its part; answer after the last."""
         self.unreleased -= 1
         if self.unreleased == 0 and not self.asker.is_answered:
-            self.answer()
+            try:
+                self.reply(self)
+            except Exception as error:  # noqa: BLE001 - process border: the update is made, and nobody else answers
+                self.asker.fail(error)
 
 
 @dataclass(eq=False)
@@ -325,12 +324,11 @@ class StoredBucket:
 
     # ---- readers ---------------------------------------------------------------------------------------------------
 
-    def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
-        """Note that a worker reads a range now; returns its oldest version, and the values, not to be changed."""
-        versions = []
+    def read(self, worker: int, span: m.Span) -> torch.Tensor:
+        """Note that a worker reads a range now; returns the values, not to be changed."""
         for slot in self.slots_over(span):
-            versions.append(slot.readers.read(slot.rule, worker, slot.span, span))
-        return min(versions), self.visible(slot.rule.unit[worker])[span.start : span.stop]
+            slot.readers.read(slot.rule, worker, slot.span, span)
+        return self.visible(slot.rule.unit[worker])[span.start : span.stop]
 
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""

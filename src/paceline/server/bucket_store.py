@@ -295,8 +295,8 @@ class BucketStore:
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
-    def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
-        """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
+    def read(self, worker: int, span: m.Span) -> torch.Tensor:
+        """Note that a worker reads a range now; returns the values, not to be changed."""
         bucket = self.buckets.get(span.block, span.bucket)
         self.sink.before_read(bucket, worker, span)
         return bucket.read(worker, span)

@@ -137,9 +137,9 @@ class Asker:
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
         if not self.is_answered:
-            self.is_answered = True
             ring.note_message(events.ANSWERED, self.seq, self._sender.number, body)
             self._send(self.peer, self.seq, body, make_frames, urgency)
+            self.is_answered = True  # else frames could not be made, and the error is the answer
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""

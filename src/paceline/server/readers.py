@@ -106,8 +106,8 @@ class Readers:
         parts, told = self.parts.beside(right.parts, at), self.told.beside(right.told, at)
         return Readers(parts, absent, notes, self.versions, self.holds, told)
 
-    def read(self, rule: Rule, worker: int, slot: m.Span, span: m.Span) -> int:
-        """Note that a worker reads a range now that overlaps the slot; returns the slot's version.
+    def read(self, rule: Rule, worker: int, slot: m.Span, span: m.Span) -> None:
+        """Note that a worker reads a range now that overlaps the slot.
 
         The rule hears of it when the worker has read all of this version, in one part or several: staleness counts
         from the oldest version that a push was computed from.
@@ -119,13 +119,13 @@ class Readers:
             span: the range.
         """
         if span.start <= slot.start and span.stop >= slot.stop:
-            return rule.pull(worker)
+            rule.pull(worker)
+            return
         version, part = rule.readable(worker), slot.part(span.start, span.stop)
         if version > rule.read[worker]:
             start, stop = part.start - slot.start, part.stop - slot.start
             if self.parts.add(worker, version, start, stop, slot.length):
-                return rule.pull(worker)
-        return version
+                rule.pull(worker)
 
     # ---- compressed pulls ------------------------------------------------------------------------------------------
 

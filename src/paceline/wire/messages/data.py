@@ -168,7 +168,6 @@ class Values(Reply, tag=26):
     In a store that compresses pulls it is one frame per known range, or none when the values lie in shared memory.
     """
 
-    versions: list[Number]
     known: list[KnownRange] = msgspec.field(default_factory=list)
     absent: list[Span] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which no worker had a gradient in that update."""
