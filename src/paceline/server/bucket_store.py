@@ -40,7 +40,6 @@ from paceline.consistency import (
     Merge,
     Policy,
     Pushed,
-    Refuse,
     Release,
     Repeat,
     Rule,
@@ -191,8 +190,6 @@ class BucketStore:
                 return
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
-        if actions and isinstance(actions[0], Refuse):
-            raise ProtocolError(actions[0].reason)
         try:
             for action in actions:
                 if isinstance(action, Merge):
