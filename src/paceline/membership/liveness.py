@@ -27,7 +27,6 @@ the one before only the CPU time that the member has used counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from paceline.config import Settings, variable
 from paceline.membership.effects import Action, Warn
@@ -62,17 +61,6 @@ _STATES = {
 _STALLED = "its process is stalled, for instance in a call that holds Python's lock"
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A silent member, of which the scheduler wants to know more."""
-
-    role: str
-    rank: int
-    peer: bytes
-    pid: int
-    host_id: str
-
-
 class Liveness:
     """Judges the members of a job.
 
@@ -104,13 +92,9 @@ class Liveness:
                 record.closed_since = min(now, record.closed_since + lost_s)
         return lost_s
 
-    def suspects(self, records: Iterable[MemberRecord], now: float) -> list[Suspect]:
+    def suspects(self, records: Iterable[MemberRecord], now: float) -> list[MemberRecord]:
         """Return the members of which more should be known."""
-        return [
-            Suspect(one.member.role, one.member.rank, one.peer, one.member.pid, one.member.host_id)
-            for one in records
-            if self._is_suspect(one, now)
-        ]
+        return [one for one in records if self._is_suspect(one, now)]
 
     def is_quiet(self, record: MemberRecord, now: float) -> bool:
         """Tell whether the kernel of a member's host should be asked for how long it is silent."""

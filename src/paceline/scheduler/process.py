@@ -104,8 +104,8 @@ class Scheduler:
         for peer in self._membership.lifelines(now):
             self._membership.note_host(peer, self._listener.host_silent_s(peer))
         for suspect in self._membership.suspects(now):
-            if suspect.host_id == self._host_id:
-                self._membership.note_state(suspect, *process_state(suspect.pid), now)
+            if suspect.member.host_id == self._host_id:
+                self._membership.note_state(suspect, *process_state(suspect.member.pid), now)
 
     def _note(self, kind: int, peer: bytes, seq: int, body: m.Body) -> None:
         """Note a request of a member, or its answer."""

@@ -26,7 +26,7 @@ from paceline.net.base import Frames
 from paceline.net.call import OnAnswer
 from paceline.net.client import Client
 from paceline.net.hosts import address_for, server_addresses
-from paceline.net.lifeline import Lifeline, StepPace
+from paceline.net.lifeline import Lifeline
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter, ring
 from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS, Steps
@@ -256,10 +256,11 @@ def main(settings: Settings) -> int:
     speed = _measured_speed() if settings.measures_servers else 0.0
     ring.start(settings)
     account = meter.Meter(SERVER_PARTS, REST, SERVER_GC)
-    lifeline = Lifeline(
-        settings, SocketHub(security), " ".join(listener.addresses), listener.wake,
-        lambda: StepPace(account=account.report()), speed,
-    )  # fmt: skip
+
+    def add_figures(beat: m.Heartbeat) -> None:
+        beat.account = account.report()
+
+    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake, add_figures, speed)
     account.on_round = _beats_soon(lifeline, account)
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)
