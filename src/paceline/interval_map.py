@@ -52,13 +52,7 @@ class IntervalMap(Generic[T]):
         return self.values[first:last]
 
     def cut(self, start: int, stop: int, split: Split[T]) -> list[T]:
-        """Return the values of the intervals that make up a range, cut at those of its ends that are no edges.
-
-        Args:
-            start: start of the range.
-            stop: end of the range.
-            split: divides the value of an interval that is cut.
-        """
+        """Return the values of the intervals that make up a range, cut at those of its ends that are no edges."""
         if start < stop:
             self._cut_at(start, split)
             self._cut_at(stop, split)
@@ -73,13 +67,7 @@ class IntervalMap(Generic[T]):
         self._starts[first:last], self.values[first:last] = [start], [value]
 
     def join(self, start: int, stop: int, joined: Joined[T]) -> None:
-        """Join neighbours whose common edge lies inside of a range, not at its ends.
-
-        Args:
-            start: start of the range.
-            stop: end of the range.
-            joined: makes one value of two, from left to right.
-        """
+        """Join neighbours whose common edge lies inside of a range, not at its ends."""
         index = max(1, bisect_right(self._starts, start))
         while index < len(self._starts) and self._starts[index] < stop:
             one = joined(self.values[index - 1], self.values[index])

@@ -24,13 +24,7 @@ class Cohort:
     """Per contributor."""
 
     def join(self, worker: int, samples: float, read: int) -> None:
-        """Count a push.
-
-        Args:
-            worker: the worker that pushed.
-            samples: number of samples behind the push.
-            read: version that the worker had read.
-        """
+        """Count a push."""
         self.workers.append(worker)
         self.samples[worker] = self.samples.get(worker, 0.0) + samples
         self.oldest = min(self.oldest, read)

@@ -28,12 +28,7 @@ class Progress(Protocol):
 
 
 def objection(rule: Progress, pushes: Sequence[Pushed]) -> str:
-    """Return why a rule would refuse a push, or a sum of pushes, or an empty string.
-
-    Args:
-        rule: the rule of the slot.
-        pushes: at least one.
-    """
+    """Return why a rule would refuse a push, or a sum of pushes, or an empty string."""
     for one in pushes:
         worker, round = one.worker, one.round
         if not 0 <= worker < len(rule.pushed):
@@ -59,13 +54,7 @@ def objection(rule: Progress, pushes: Sequence[Pushed]) -> str:
 
 
 def objection_to_regrouping(rule: Progress, worker: int, groups: Sequence[Sequence[int]]) -> str:
-    """Return why a rule would refuse to let a worker step with other groups, or an empty string.
-
-    Args:
-        rule: the rule of the slot.
-        worker: the worker that moves.
-        groups: ranks per group.
-    """
+    """Return why a rule would refuse to let a worker step with other groups, or an empty string."""
     members = [rank for group in groups for rank in group]
     if rule.policy.merge != "groups" or rule.policy.bound is not None:
         return "only groups without a bound can change"

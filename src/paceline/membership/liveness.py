@@ -62,12 +62,7 @@ _STALLED = "its process is stalled, for instance in a call that holds Python's l
 
 
 class Liveness:
-    """Judges the members of a job.
-
-    Args:
-        settings: settings with the time limits.
-        now: seconds on the caller's clock.
-    """
+    """Judges the members of a job."""
 
     def __init__(self, settings: Settings, now: float) -> None:
         self._settings = settings
@@ -139,13 +134,7 @@ class Liveness:
     # ---- verdicts ----------------------------------------------------------------------------------------------------
 
     def why_dead(self, record: MemberRecord, is_complete: bool, now: float) -> str:
-        """Return the reason why a member counts as dead now, or an empty string.
-
-        Args:
-            record: the member.
-            is_complete: all members have joined.
-            now: seconds on the caller's clock.
-        """
+        """Return the reason why a member counts as dead now, or an empty string."""
         if not record.live or record.goodbye_since is not None:
             return ""
         closed = record.closed_since

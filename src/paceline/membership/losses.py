@@ -25,11 +25,7 @@ from paceline.wire import messages as m
 
 
 class Losses:
-    """The workers that are gone, and their last rounds.
-
-    Args:
-        choice: the setting ``on_worker_death``.
-    """
+    """The workers that are gone, and their last rounds."""
 
     def __init__(self, choice: str) -> None:
         self._choice = choice

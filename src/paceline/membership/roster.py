@@ -98,11 +98,7 @@ class MemberRecord:
 
 
 class Roster(Mapping[MemberKey, MemberRecord]):
-    """The members of a job by role and rank, in the order in which they joined.
-
-    Args:
-        settings: numbers of workers and servers.
-    """
+    """The members of a job by role and rank, in the order in which they joined."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -29,8 +29,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.errors import ProtocolError
-from paceline.net.base import Damaged, Frames, Listener
+from paceline.net.base import Damaged, Frames
 from paceline.net.call import failed
+from paceline.net.sockets import SocketListener
 from paceline.wire import FramingError, Inbox, decode_request, encode
 from paceline.wire import messages as m
 
@@ -61,7 +62,7 @@ class Answerer:
     """
 
     def __init__(
-        self, listener: Listener, is_member: Callable[[bytes], bool], clock: Callable[[], float] = time.monotonic
+        self, listener: SocketListener, is_member: Callable[[bytes], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._listener, self._clock = listener, clock
         self._is_member = is_member

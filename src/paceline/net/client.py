@@ -38,8 +38,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.errors import PacelineError, ProtocolError
-from paceline.net.base import Damaged, Frames, Hub
+from paceline.net.base import Damaged, Frames
 from paceline.net.call import Call, ChannelRequests, OnAnswer, OnFailed
+from paceline.net.sockets import SocketHub
 from paceline.observe import events, ring
 from paceline.wire import FramingError, decode
 from paceline.wire import messages as m
@@ -73,7 +74,7 @@ class Client:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: SocketHub,
         *,
         on_news: Callable[[m.Body], None] = lambda body: None,
         check: Callable[[], None] = lambda: None,

@@ -160,11 +160,7 @@ def unsent_bytes(sock: socket.socket) -> int:
 
 
 class HostWatch:
-    """Tells for how long the host at the other end of a connection is silent.
-
-    Args:
-        sock: connected.
-    """
+    """Tells for how long the host at the other end of a connection is silent."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

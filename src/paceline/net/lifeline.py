@@ -43,12 +43,12 @@ import psutil
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
-from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.call import LONGEST_TEXT
 from paceline.net.client import Client
 from paceline.net.hosts import host_id, own_address, process_state
 from paceline.net.records import traffic
+from paceline.net.sockets import SocketHub
 from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording
@@ -103,7 +103,7 @@ class Lifeline:
     def __init__(
         self,
         settings: Settings,
-        hub: Hub,
+        hub: SocketHub,
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
         add_figures: Callable[[m.Heartbeat], None] = lambda beat: None,

@@ -16,7 +16,7 @@ from paceline.config import Settings
 from paceline.errors import PacelineError
 from paceline.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
-from paceline.net import Listener, Security
+from paceline.net import Security
 from paceline.net.answerer import Answerer
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
@@ -35,16 +35,9 @@ CHECK_INTERVAL_S = 0.2
 
 
 class Scheduler:
-    """Runs :class:`~paceline.membership.Membership` over a listener.
+    """Runs :class:`~paceline.membership.Membership` over a listener."""
 
-    Args:
-        settings: the scheduler's settings.
-        listener: where members connect; it notices closed connections.
-        launcher: the pipes to the launcher.
-        exports: the user's tools.
-    """
-
-    def __init__(self, settings: Settings, listener: Listener, launcher: Launcher, exports: Exports) -> None:
+    def __init__(self, settings: Settings, listener: SocketListener, launcher: Launcher, exports: Exports) -> None:
         self._listener, self._launcher, self._exports = listener, launcher, exports
         self._host_id = host_id()
         self._membership = Membership(

@@ -185,12 +185,7 @@ class Slot:
         return bool(self.cohorts or self.pending or self.broken is not None or self.clipping.is_busy)
 
     def joined(self, right: Slot, updater: FlatUpdater) -> Slot:
-        """Return the slot and its right neighbour as one.
-
-        Args:
-            right: neighbour that stands like this one.
-            updater: updater of both.
-        """
+        """Return the slot and its right neighbour as one."""
         self.rule.join(right.rule)
         at = self.span.length
         span = m.Span(*self.span.place, self.span.start, at + right.span.length)
@@ -199,15 +194,7 @@ class Slot:
 
 
 class StoredBucket:
-    """The values of one bucket.
-
-    Args:
-        values: flat, owned by the bucket.
-        pieces: places of the keys.
-        rule: rule of the whole bucket, at its start.
-        updater: updater of the whole bucket.
-        place: number of its block, and its index there.
-    """
+    """The values of one bucket."""
 
     def __init__(
         self,
@@ -265,24 +252,14 @@ class StoredBucket:
         return None if updater is None else left.joined(right, updater)
 
     def keep_first_version(self, units: Iterable[int], is_coded: bool = False) -> None:
-        """Keep the values as some units will read them until their own first updates.
-
-        Args:
-            units: units of readers.
-            is_coded: the store compresses pulls.
-        """
+        """Keep the values as some units will read them until their own first updates."""
         self._is_coded |= is_coded
         for unit in units:
             if unit not in self.snapshots:
                 self.snapshots[unit] = self.values.clone()
 
     def regroup(self, worker: int, units: Units) -> None:
-        """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
-
-        Args:
-            worker: worker whose unit has changed.
-            units: as they are now.
-        """
+        """Let a worker that has changed its unit read the values as they are now, and forget units without workers."""
         unit = units.of[worker]
         if self._is_coded or not units.is_alone(unit):
             self.snapshots[unit] = self.values.clone()  # not in place: others of the unit may be reading it
@@ -336,12 +313,6 @@ class StoredBucket:
 
     def advance(self, slot: Slot, unit: int, codec: Codec | None, waiting: Iterable[int]) -> Bytes | None:
         """Let a unit of readers see a slot as it is now, where it does not read the values themselves.
-
-        Args:
-            slot: slot of this bucket.
-            unit: the readers.
-            codec: codec of the pull leg, if that is compressed.
-            waiting: workers of the unit that are told at once.
 
         Returns:
             The encoded difference to the values that they saw before, if there is a codec and somebody can use it.

@@ -110,12 +110,6 @@ class Members:
 class Asker:
     """The member that waits for the answer to one request, and gets one: later ones are not sent.
 
-    Args:
-        peer: the member's connection.
-        seq: number of the request.
-        sender: the member, or :data:`STRANGER` before it has said who it is.
-        send: function that sends an answer.
-
     Attributes:
         rank: rank of the member in its role.
         is_answered: an answer was given; it may be the error of a request that could be carried out only in part.

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.extensions import load_all
 from paceline.logs import set_up_logging
-from paceline.net import Hub, Listener, Security
+from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
@@ -59,14 +59,9 @@ class OwnerClient:
 
     No request has a deadline: the workers behind it have theirs, and ask who is missing when it has passed. The
     scheduler tells everybody of the death of a server.
-
-    Args:
-        hub: a transport of its own.
-        me: this server.
-        servers: all servers of the job, by rank.
     """
 
-    def __init__(self, hub: Hub, me: m.Member, servers: Sequence[m.Member]) -> None:
+    def __init__(self, hub: SocketHub, me: m.Member, servers: Sequence[m.Member]) -> None:
         self._me, self._servers = me, servers
         self._client = Client(hub)
         self._channels: dict[int, int] = {}
@@ -98,16 +93,9 @@ class OwnerClient:
 
 
 class Server:
-    """Runs a :class:`~paceline.server.requests.RequestHandler` over a listener.
+    """Runs a :class:`~paceline.server.requests.RequestHandler` over a listener."""
 
-    Args:
-        settings: settings of the server.
-        listener: listener to which workers connect.
-        lifeline: the server's membership; it has joined the job.
-        hub: a transport to other servers.
-    """
-
-    def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline, hub: Hub) -> None:
+    def __init__(self, settings: Settings, listener: SocketListener, lifeline: Lifeline, hub: SocketHub) -> None:
         self._listener, self._lifeline = listener, lifeline
         listener.watch_hub(hub)
         self._owners = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])

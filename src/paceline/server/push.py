@@ -122,12 +122,6 @@ def _check(
 ) -> list[StoredBucket]:
     """Refuse a push or sum that cannot be carried out as a whole; returns the buckets of its entries.
 
-    Args:
-        part: the part of the store that takes it.
-        sender: rank of the worker, or of the server that brings the sum.
-        push: the push, or the sum.
-        pushes: those of the workers behind each entry.
-
     Raises:
         KeyMismatchError: a bucket is not here.
         ProtocolError: values of a kind that is not taken here, entries that do not exist, rounds that make no sense, or

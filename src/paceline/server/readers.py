@@ -27,11 +27,7 @@ from paceline.wire import messages as m
 
 
 class Parts:
-    """For each worker, the parts that it has seen at one version.
-
-    Args:
-        seen: (version, parts) by worker.
-    """
+    """For each worker, the parts that it has seen at one version."""
 
     def __init__(self, seen: Mapping[int, tuple[int, Ranges]] | None = None) -> None:
         self._seen = dict(seen or {})
@@ -111,12 +107,6 @@ class Readers:
 
         The rule hears of it when the worker has read all of this version, in one part or several: staleness counts
         from the oldest version that a push was computed from.
-
-        Args:
-            rule: rule of the slot.
-            worker: the reader.
-            slot: range of the slot.
-            span: the range.
         """
         if span.start <= slot.start and span.stop >= slot.stop:
             rule.pull(worker)
@@ -164,12 +154,6 @@ class Readers:
 
         It holds that version when it was told all parts of it. Until then the next answer brings the values as they
         are: a difference fits only where all of the slot is known.
-
-        Args:
-            worker: the reader.
-            unit: unit of the worker.
-            slot: range of the slot.
-            part: range of the part.
         """
         version, start, stop = self.version(unit), part.start - slot.start, part.stop - slot.start
         if self.holds.get(worker) != version and self.told.add(worker, version, start, stop, slot.length):

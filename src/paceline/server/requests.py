@@ -74,14 +74,7 @@ HANDLERS: Mapping[str, Handlers] = {"worker": OF_WORKERS, "server": OF_SERVERS, 
 
 
 class RequestHandler(ServerState):
-    """The stores of one server, and the requests on them.
-
-    Args:
-        settings: settings of the server.
-        answer: function that sends an answer.
-        ask: function that sends a request to another server.
-        members: members of the job, who may be admitted later.
-    """
+    """The stores of one server, and the requests on them."""
 
     def __init__(
         self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection, members: Members | None = None

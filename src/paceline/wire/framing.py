@@ -46,10 +46,6 @@ def _digest_of_fields() -> bytes:
 class FramingError(ProtocolError):
     """A message that cannot be read.
 
-    Args:
-        text: why.
-        frames: the message.
-
     Attributes:
         seq: its number; 0: that cannot be read either.
         acked: all requests up to here are answered.
@@ -70,10 +66,6 @@ def encode(seq: int, acked: int, body: Body, held: int = 0) -> bytes:
 
 def _read(decoder: msgspec.msgpack.Decoder[Decoded], frames: Sequence[Any]) -> tuple[Decoded, Sequence[Any]]:
     """Read a message; returns the envelope and its payload frames.
-
-    Args:
-        decoder: decoder of its envelope.
-        frames: header first, as buffers.
 
     Raises:
         FramingError: too large, or not a message of this protocol.

@@ -107,11 +107,6 @@ class Inbox(Generic[Result]):
     def arrive(self, seq: int, acked: int, now: float = 0.0) -> bool:
         """Note a request; returns True when it is the next one and must be carried out.
 
-        Args:
-            seq: its number.
-            acked: all up to here are answered.
-            now: seconds on the caller's clock.
-
         Raises:
             ValueError: numbers that no correct sender uses.
         """

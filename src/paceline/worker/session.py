@@ -21,12 +21,12 @@ from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
-from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client
 from paceline.net.hosts import address_for
 from paceline.net.lifeline import Lifeline
+from paceline.net.sockets import SocketHub
 from paceline.observe import meter
 from paceline.observe.account import GC, WAIT, Steps
 from paceline.observe.urgency import Urgency
@@ -60,7 +60,7 @@ class Session:
         DeadlineError: a server did not answer in time.
     """
 
-    def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
+    def __init__(self, settings: Settings, make_hub: Callable[[], SocketHub]) -> None:
         set_up_worker_logging(settings)
         self.settings = settings
         self._pid = os.getpid()
