@@ -21,7 +21,7 @@ from paceline.consistency import Policy
 from paceline.net.memory import MappedArena
 from paceline.observe import meter
 from paceline.server.bucket import PushRequest, Slot
-from paceline.server.members import STRANGER, Asker
+from paceline.server.members import STRANGER, Asker, Members
 from paceline.server.merge import Accumulator, Contribution, Scratch
 from paceline.server.requests import RequestHandler
 from paceline.tensors import to_frame
@@ -51,8 +51,8 @@ class OneServer:
         self, policy: Policy, spec: UpdaterSpec | None, mean: bool = True, lengths: tuple[int, int] = (5, 7)
     ) -> None:
         self.answers: dict[tuple[bytes, int], tuple[m.Reply, Sequence[Any]]] = {}
-        self.service = RequestHandler(Settings(num_workers=3), self._keep)
-        self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(3)])
+        members = Members([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(3)], "", 0)
+        self.service = RequestHandler(Settings(num_workers=3), self._keep, Mock(), members)
         self.seq = 0
         for rank in range(3):
             self.ask(rank, m.Claim("worker", rank, b"t"))

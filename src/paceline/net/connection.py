@@ -24,6 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from paceline import systems
@@ -213,7 +214,7 @@ class Connection(Generic[Source]):
 
     def _send_now(self, sock: socket.socket, pieces: Iterator[Any]) -> None:
         """Send as much of a message as the kernel takes at once; the thread that sends has the rest."""
-        rest = None
+        rest: Iterator[Any] | None = None
         for piece in pieces:
             try:
                 sent = systems.send_at_once(sock, piece)
@@ -224,7 +225,7 @@ class Connection(Generic[Source]):
                 self._read_again()
                 break
             if sent < len(piece):
-                rest = _following(memoryview(piece)[sent:], pieces)
+                rest = chain([memoryview(piece)[sent:]], pieces)
                 break
         with self._lock:
             if rest is not None and self._writer is not None:
@@ -307,11 +308,6 @@ class Connection(Generic[Source]):
         for thread in (self._reading, self._sending):
             if thread is not None:
                 thread.join(max(0.0, until - time.monotonic()))
-
-
-def _following(piece: memoryview, pieces: Iterator[Any]) -> Iterator[Any]:
-    yield piece
-    yield from pieces
 
 
 def close_connections(connections: Sequence[Connection[Any]], linger_s: float) -> None:

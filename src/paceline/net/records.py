@@ -106,7 +106,10 @@ class RecordSender:
 
     def __init__(self, cipher: Cipher, encrypts: bool) -> None:
         self._cipher, self._encrypts = cipher, encrypts
-        self._buffer: memoryview | None = None
+
+    @functools.cached_property
+    def _buffer(self) -> memoryview:
+        return memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
 
     def pieces(self, frames: Sequence[Any], sizes: Sequence[int]) -> Iterator[bytes | memoryview]:
         """Return the bytes to send for a message, in order; each piece is good until the next one is asked for."""
@@ -123,8 +126,6 @@ class RecordSender:
         if not (self._encrypts or index == _BODY):
             yield frame
             return
-        if self._buffer is None:
-            self._buffer = memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
         for start in range(0, len(frame), CHUNK_BYTES):
             plain = frame[start : start + CHUNK_BYTES]
             record = self._buffer[: len(plain) + self._cipher.overhead]

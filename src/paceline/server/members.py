@@ -41,20 +41,12 @@ class Members:
         worker_hosts: host ids of the workers, by rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
         self.senders: dict[bytes, Sender] = {}
-        self.rank = 0
-        self.worker_hosts: list[str] = []
-        self._members: dict[tuple[str, int], m.Member] = {}
-        """By role and rank, in the order of ranks."""
-        self._host_id = ""
-        self._dead: set[int] = set()
-
-    def admit(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
-        """Learn who the members of the job are, and which of them this server is."""
         self._host_id, self.rank = host_id, rank
         self._members = {(one.role, one.rank): one for one in sorted(members, key=lambda one: one.rank)}
         self.worker_hosts = self._hosts("worker")
+        self._dead: set[int] = set()
 
     def _hosts(self, role: str) -> list[str]:
         return [one.host_id for one in self._members.values() if one.role == role]

@@ -99,8 +99,7 @@ class Server:
         self._listener, self._lifeline = listener, lifeline
         listener.watch_hub(hub)
         self._owners = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
-        members = Members()
-        members.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
+        members = Members(lifeline.members, lifeline.me.host_id, lifeline.rank)
         self._answerer = Answerer(listener, members.knows)
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False

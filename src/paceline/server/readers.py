@@ -108,7 +108,7 @@ class Readers:
         The rule hears of it when the worker has read all of this version, in one part or several: staleness counts
         from the oldest version that a push was computed from.
         """
-        if span.start <= slot.start and span.stop >= slot.stop:
+        if span.start <= slot.start and span.start + span.length >= slot.start + slot.length:
             rule.pull(worker)
             return
         version, part = rule.readable(worker), slot.part(span.start, span.stop)
