@@ -94,11 +94,6 @@ def check_every_rule() -> None:
 def new_rule(policy: Policy, num_workers: int, stats: Stats | None = None) -> Rule:
     """Return the rule of a new slot: a :class:`Rule`, or a :class:`CheckedRule` after :func:`check_every_rule`.
 
-    Args:
-        policy: merge, bound, weighting and age limit.
-        num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters, shared by the slots of a store.
-
     Raises:
         ValueError: the policy does not fit this many workers.
     """

@@ -84,11 +84,6 @@ class Rule:
     Ringmaster ASGD with delay threshold R (Maranjyan, Tyurin and Richtarik, ICML 2025), and ``first`` with age 0
     Rennala SGD with batch size K (Tyurin and Richtarik, NeurIPS 2023): K counts gradients of the current version, of
     which one worker may bring several.
-
-    Args:
-        policy: merge, bound, weighting and age limit.
-        num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters of this slot.
     """
 
     def __init__(self, policy: Policy, num_workers: int, stats: Stats | None = None) -> None:
@@ -289,12 +284,7 @@ class Rule:
         return copy.deepcopy(self, kept)
 
     def story(self, key: str, last: int = KEPT) -> str:
-        """Return a line for each of the last events, oldest first, and one for the present state.
-
-        Args:
-            key: names the slot, such as by its keys.
-            last: at most so many events.
-        """
+        """Return a line for each of the last events, oldest first, and one for the present state."""
         return "\n  ".join([f"what happened to {key}:", *sentences(self._events, last), self._present()])
 
     def _present(self) -> str:

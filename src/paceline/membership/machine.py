@@ -141,8 +141,8 @@ class Membership:
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         record = self._roster[key]
-        if record.dead and key[1] in self.losses.ranks and key[0] == "worker":
-            return [Answer(peer, seq, death_reply(self.losses.death_of(key[1]), body))]
+        if record.dead and key[1] in self.losses.deaths and key[0] == "worker":
+            return [Answer(peer, seq, death_reply(self.losses.deaths[key[1]], body))]
         return [*self.heard(peer, now), *self._handle(record, key, peer, seq, body, now)]
 
     def heard(self, peer: bytes, now: float) -> list[Action]:
@@ -432,14 +432,14 @@ class Membership:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
-        out = sorted(self.losses.rounds.keys() | self.losses.ranks)
+        out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending is not None, self.advice.following.groups
-        lost, trace = list(self.losses.deaths), self.traces.number
+        lost, trace = list(self.losses.deaths.values()), self.traces.number
         return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
-        return self.advice.status([*self.losses.deaths, *self.deaths], now)
+        return self.advice.status([*self.losses.deaths.values(), *self.deaths], now)
 
     def check(self) -> None:
         """Assert the invariants."""

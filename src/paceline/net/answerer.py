@@ -52,11 +52,6 @@ def _no_frames() -> Frames:
 class Answerer:
     """Takes requests that arrive at a listener, and sends answers. Used by the listener's thread.
 
-    Args:
-        listener: the transport.
-        is_member: returns whether a peer has proved that it is a member; only members are remembered.
-        clock: seconds; another one in tests.
-
     Attributes:
         damaged: counts messages that were refused.
     """

@@ -82,12 +82,6 @@ class Outgoing(list[tuple[int, int, int, Item]]):
 class Connection(Generic[Source]):
     """One end of a way to a peer, which may be connected several times in a row.
 
-    Args:
-        name: name of its threads.
-        source: the queue's name for the peer.
-        arrived: function that takes the messages that arrive.
-        keeps: messages wait for a connection; else they are dropped without one.
-
     Attributes:
         socket: the present one; it may be in its handshake, or closed.
     """

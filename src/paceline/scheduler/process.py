@@ -120,11 +120,11 @@ class Scheduler:
 
     def _report(self) -> None:
         """Tell the launcher how the job goes."""
-        deaths = [*self._membership.losses.deaths, *self._membership.deaths]
+        deaths = [*self._membership.losses.deaths.values(), *self._membership.deaths]
         for death in deaths[self._deaths :]:
             ring.note(events.DIED, 0, events.member(death.role, death.rank))
         self._deaths = len(deaths)
-        for death in self._membership.losses.deaths:
+        for death in self._membership.losses.deaths.values():
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         if self._membership.complete:
             self._launcher.report_complete()
@@ -140,7 +140,7 @@ class Scheduler:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
                     logger.error("the job failed: %s", describe(death))
-                for death in self._membership.losses.deaths:
+                for death in self._membership.losses.deaths.values():
                     logger.warning("%s; the others went on", describe(death))
                 return action.code
             if isinstance(action, Warn):

@@ -268,11 +268,7 @@ class StoredBucket:
             slot.readers.regroup(worker, units.of)
 
     def keep_known_apart(self, make: Callable[[torch.Tensor, Sequence[Piece]], FlatUpdater]) -> None:
-        """Leave the memory to the values that the one unit of readers knows, and go on with values elsewhere.
-
-        Args:
-            make: function that makes an updater of new values; it gets the state of the one before.
-        """
+        """Leave the memory to the values that the one unit of readers knows, and go on with values elsewhere."""
         unit = self.slots[0].rule.unit[0]
         if unit in self.snapshots:
             return
@@ -366,13 +362,7 @@ class StoredBucket:
             known[part].copy_(self.visible(unit)[part])
 
     def tell_range(self, worker: int, span: m.Span, shared: bool) -> list[Known]:
-        """Note that a worker is told how it sees a range, slot by slot; of slots that overlap it, the part inside.
-
-        Args:
-            worker: the reader.
-            span: range of this bucket.
-            shared: the values were written to its memory, so that no frame is needed.
-        """
+        """Note that a worker is told how it sees a range, slot by slot; if ``shared``, its memory has the values."""
         found = []
         for slot in self.slots_over(span):
             unit, part = slot.rule.unit[worker], slot.span.part(span.start, span.stop)

@@ -128,16 +128,7 @@ class BucketStore:
         all_absent: Sequence[m.Span],
         request: PushRequest,
     ) -> None:
-        """Take one entry of a push that was checked.
-
-        Args:
-            bucket: bucket of the entry.
-            entry: entry of the push.
-            pushes: pushes of the workers behind it.
-            one: their contribution; its values are those of the whole entry.
-            all_absent: ranges where the push has no gradient.
-            request: the request, answered when all slots have released all workers behind the push.
-        """
+        """Take one entry of a push that was checked; ``one`` has the values of the whole entry."""
         slots = bucket.cut(entry)
         request.unreleased += len(slots) * len(pushes) - 1
         if len(slots) == 1 and not all_absent:
@@ -231,11 +222,7 @@ class BucketStore:
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
     def change(self, event: Callable[[Rule], Sequence[Action]]) -> None:
-        """Let all rules take an event of a worker, those of slots to come too, and carry out their actions.
-
-        Args:
-            event: gives the event to a rule; returns the rule's actions.
-        """
+        """Let all rules take an event of a worker, those of slots to come too, and carry out their actions."""
         event(self.unpushed)
         self._expected.clear()
         for bucket in self.buckets:

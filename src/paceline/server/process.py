@@ -67,14 +67,7 @@ class OwnerClient:
         self._channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
-        """Send a request; requests to one server arrive there in the order of asking.
-
-        Args:
-            server: rank of the server.
-            body: the request.
-            frames: payload; unchanged until the answer.
-            on_answer: called by :meth:`poll` with the answer, which may be a failure.
-        """
+        """Send a request; those to one server arrive in order. Frames stay unchanged until the answer."""
         if server not in self._channels:
             self._channels[server] = self._connect(self._servers[server])
         what = type(body).__name__
