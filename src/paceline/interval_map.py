@@ -35,10 +35,6 @@ class IntervalMap(Generic[T]):
         self.values = [value]
         self._starts = [0]
 
-    def __len__(self) -> int:
-        """Return the number of intervals."""
-        return len(self.values)
-
     def over(self, start: int, stop: int) -> list[tuple[int, int, T]]:
         """Return (start, stop, value) of the intervals that overlap a range, clipped to it, without a cut."""
         first, last = self._touched(start, stop)

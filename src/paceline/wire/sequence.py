@@ -101,9 +101,6 @@ class Inbox(Generic[Result]):
         self._arrived: dict[int, float] = {}
         """By number of a request in progress, when it arrived."""
 
-    def __len__(self) -> int:
-        return len(self._seen)
-
     def arrive(self, seq: int, acked: int, now: float = 0.0) -> bool:
         """Note a request; returns True when it is the next one and must be carried out.
 
