@@ -176,7 +176,10 @@ AREAS = (
         "server/readers.py",
         ("server/test_parts.py", *JOINS),
         (
-            ("        if span.start <= slot.start and span.stop >= slot.stop:", "        if True:"),
+            (
+                "        if span.start <= slot.start and span.start + span.length >= slot.start + slot.length:",
+                "        if True:",
+            ),
             ("            if self.parts.add(worker, version, start, stop, slot.length):", "            if False:"),
             ("            self.parts.within(start, stop),", "            Parts(),"),
             ("((at + a, at + b) for a, b in right.absent.get(worker, ()))", "right.absent.get(worker, ())"),
@@ -246,7 +249,7 @@ AREAS = (
             ("self._driver is None or self._closed or (call is not", "(call is not"),
             ("                self._hub.wake()\n                if not", "                if not"),
             ("return call.error if call.crashed else None", "return None"),
-            ("requests.probe(now, at_once)", "requests.probe(now)"),
+            ("partial(requests.probe, now, at_once=True)", "partial(requests.probe, now)"),
             ("self._send(requests, lambda: requests.admit(self._clock()))", "pass"),
         ),
     ),

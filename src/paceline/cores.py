@@ -19,9 +19,5 @@ def share_of(cores: int, members: int) -> int:
     """Return the number of threads of a server on a host.
 
     Updates are limited by the speed of memory, which a few threads use up.
-
-    Args:
-        cores: number of the host's cores.
-        members: number of the job's members on this host.
     """
     return max(1, min(MAX_THREADS, cores // max(1, members)))

@@ -35,10 +35,6 @@ class IntervalMap(Generic[T]):
         self.values = [value]
         self._starts = [0]
 
-    def __len__(self) -> int:
-        """Return the number of intervals."""
-        return len(self.values)
-
     def over(self, start: int, stop: int) -> list[tuple[int, int, T]]:
         """Return (start, stop, value) of the intervals that overlap a range, clipped to it, without a cut."""
         first, last = self._touched(start, stop)
@@ -52,13 +48,7 @@ class IntervalMap(Generic[T]):
         return self.values[first:last]
 
     def cut(self, start: int, stop: int, split: Split[T]) -> list[T]:
-        """Return the values of the intervals that make up a range, cut at those of its ends that are no edges.
-
-        Args:
-            start: start of the range.
-            stop: end of the range.
-            split: divides the value of an interval that is cut.
-        """
+        """Return the values of the intervals that make up a range, cut at those of its ends that are no edges."""
         if start < stop:
             self._cut_at(start, split)
             self._cut_at(stop, split)
@@ -78,13 +68,7 @@ class IntervalMap(Generic[T]):
         self.join(start - 1, stop + 1, lambda left, right: left if left == right else None)
 
     def join(self, start: int, stop: int, joined: Joined[T]) -> None:
-        """Join neighbours whose common edge lies inside of a range, not at its ends.
-
-        Args:
-            start: start of the range.
-            stop: end of the range.
-            joined: makes one value of two, from left to right.
-        """
+        """Join neighbours whose common edge lies inside of a range, not at its ends."""
         index = max(1, bisect_right(self._starts, start))
         while index < len(self._starts) and self._starts[index] < stop:
             one = joined(self.values[index - 1], self.values[index])

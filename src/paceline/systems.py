@@ -33,11 +33,7 @@ class UnsupportedSystemError(PacelineError, AttributeError):
 
 
 class PosixOnly:
-    """A module of the standard library. A name that it does not have is an error that says the way out.
-
-    Args:
-        name: name of the module, which may not exist.
-    """
+    """A module of the standard library. A name that it does not have is an error that says the way out."""
 
     def __init__(self, name: str) -> None:
         self._name = name

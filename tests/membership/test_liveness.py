@@ -63,8 +63,8 @@ class Job:
                 since = self.hosts.get(SEATS[[f"{role}-{rank}".encode() for role, rank in SEATS].index(peer)], self.now)
                 self.members.note_host(peer, None if since is None else self.now - since)
             for suspect in self.members.suspects(self.now):
-                if (suspect.role, suspect.rank) in self.states:
-                    state = self.states[suspect.role, suspect.rank]
+                if (suspect.member.role, suspect.member.rank) in self.states:
+                    state = self.states[suspect.member.role, suspect.member.rank]
                     self.members.note_state(suspect, state, self.cpu_share * self.now, self.now)
             self._note(self.members.tick(self.now))
             self.members.check()

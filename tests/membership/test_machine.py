@@ -763,7 +763,7 @@ class Job(RuleBasedStateMachine):
         for record in sorted(self.live) if beating else []:
             self.ask(record, m.Heartbeat(1, [m.Sighting("worker", 0, state, cpu_s)]))
         for suspect in self.members.suspects(self.now):
-            assert (suspect.role, suspect.rank) in self.live
+            assert (suspect.member.role, suspect.member.rank) in self.live
             self.members.note_state(suspect, state, cpu_s, self.now)
         for peer in self.members.lifelines(self.now):
             self.members.note_host(peer, host_silent_s)

@@ -187,10 +187,10 @@ def test_a_sender_that_fails_ends_its_connection_only(
     pieces = RecordSender.pieces
     failures = iter([error("in the middle")])
 
-    def fail_once(self: RecordSender, frames: object) -> Iterator[object]:
+    def fail_once(self: RecordSender, frames: object, sizes: object) -> Iterator[object]:
         for one in failures:
             raise one
-        yield from pieces(self, frames)
+        yield from pieces(self, frames, sizes)
 
     monkeypatch.setattr(connection.RecordSender, "pieces", fail_once)
     try:
@@ -285,9 +285,9 @@ def test_a_message_of_moderate_size_is_sent_by_the_thread_that_brings_it(
     exchange(hub, listener, [b"before"])
     pieces, threads = RecordSender.pieces, set[str]()
 
-    def noted(self: RecordSender, frames: object) -> Iterator[object]:
+    def noted(self: RecordSender, frames: object, sizes: object) -> Iterator[object]:
         threads.add(threading.current_thread().name)
-        return pieces(self, frames)
+        return pieces(self, frames, sizes)
 
     monkeypatch.setattr(connection.RecordSender, "pieces", noted)
     exchange(hub, listener, [b"body", bytes(connection.AT_ONCE_BYTES // 2)])

@@ -90,7 +90,7 @@ class Lent:
             self.raised.append(error)
 
     def bytes_of(self, *frames: bytes) -> bytes:
-        return b"".join(map(bytes, self.sender.pieces(frames)))
+        return b"".join(map(bytes, self.sender.pieces(frames, list(map(len, frames)))))
 
     def close(self) -> None:
         self.loan.give_back()
@@ -190,7 +190,7 @@ def test_messages_before_an_error_are_taken(inbox: ReceivedQueue[int]) -> None:
 
 @linux
 def test_a_head_that_does_not_fit_the_buffer_is_left_to_the_thread_of_its_connection(inbox: ReceivedQueue[int]) -> None:
-    one, frames = Lent(inbox, 1), [bytes(SMALL_BYTES - 1)] * 4
+    one, frames = Lent(inbox, 1), [bytes(SMALL_BYTES - 1)] * 4 + [b""] * 60
     until(lambda: inbox._loans, inbox)
     sending = threading.Thread(target=one.peer.sendall, args=(one.bytes_of(*frames),))
     sending.start()

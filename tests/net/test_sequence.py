@@ -147,7 +147,7 @@ def test_memory_of_what_was_answered_does_not_grow() -> None:
         assert inbox.arrive(seq, outbox.acked)
         inbox.finish(seq, "result")
         assert outbox.answer(seq)
-        assert (len(outbox), len(inbox)) == (0, 1)
+        assert (len(outbox), len(inbox._seen), len(inbox._arrived)) == (0, 1, 1)
         assert outbox.acked == number
 
 

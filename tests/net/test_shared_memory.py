@@ -59,8 +59,7 @@ def member(role: str, rank: int, host_id: str, pid: int) -> m.Member:
 @pytest.mark.parametrize(("worker", "pid"), [(0, 12), (1, 12), (1, 11)])
 def test_workers_offer_their_own_memory_only(worker: int, pid: int) -> None:
     """Process 12 of this host is nobody's, and 11 is a number of another host."""
-    peers = Members()
-    peers.admit([member("worker", 0, "here", 10), member("worker", 1, "there", 11)], "here", 0)
+    peers = Members([member("worker", 0, "here", 10), member("worker", 1, "there", 11)], "here", 0)
     peers.check_memory(0, 10)
     with pytest.raises(ProtocolError, match=f"worker {worker} offers memory of process {pid}"):
         peers.check_memory(worker, pid)

@@ -14,7 +14,7 @@ from paceline.config import Settings
 from paceline.membership import Action, Membership
 from paceline.net.client import Client
 from paceline.net.endpoints import end
-from paceline.net.lifeline import Lifeline, StepPace
+from paceline.net.lifeline import Lifeline
 from paceline.net.security import Security, new_job_key
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.scheduler.exports import Exports
@@ -116,7 +116,7 @@ def test_member_that_waits_for_others_to_join_is_back_with_its_first_message() -
 def test_member_whose_figures_cannot_be_had_stays_in_the_job(caplog: pytest.LogCaptureFixture) -> None:
     """Such as one that has no file descriptor left, or whose accelerator answers every call with an error."""
 
-    def fail() -> StepPace:
+    def fail(beat: m.Heartbeat) -> None:
         raise OSError(24, "Too many open files")
 
     settings = Settings(role="scheduler", job_id="j", job_key=new_job_key(), num_workers=1, num_servers=1)
@@ -127,7 +127,7 @@ def test_member_whose_figures_cannot_be_had_stays_in_the_job(caplog: pytest.LogC
         server = next(number for number, (role, _) in enumerate(members.members) if role == "server")
         channel = client.connect(address, "server", "scheduler")
         joining = client.ask(channel, members.hello(server, "j"), "joining")
-        lifeline = Lifeline(own, SocketHub(Security.of(settings)), pace=fail)
+        lifeline = Lifeline(own, SocketHub(Security.of(settings)), add_figures=fail)
         lifeline.round = 7
         lifeline.join()
         assert client.wait([joining], TIMEOUT_S) is None

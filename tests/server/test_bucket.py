@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -19,10 +20,9 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.net.memory import MappedArena
 from paceline.observe import meter
-from paceline.server.bucket import Slot
-from paceline.server.members import STRANGER, Asker
+from paceline.server.bucket import PushRequest, Slot
+from paceline.server.members import STRANGER, Asker, Members
 from paceline.server.merge import Accumulator, Contribution, Scratch
-from paceline.server.push import SumPush
 from paceline.server.requests import RequestHandler
 from paceline.tensors import to_frame
 from paceline.updaters import UpdaterSpec, make_spec
@@ -51,8 +51,8 @@ class OneServer:
         self, policy: Policy, spec: UpdaterSpec | None, mean: bool = True, lengths: tuple[int, int] = (5, 7)
     ) -> None:
         self.answers: dict[tuple[bytes, int], tuple[m.Reply, Sequence[Any]]] = {}
-        self.service = RequestHandler(Settings(num_workers=3), self._keep)
-        self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(3)])
+        members = Members([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(3)], "", 0)
+        self.service = RequestHandler(Settings(num_workers=3), self._keep, Mock(), members)
         self.seq = 0
         for rank in range(3):
             self.ask(rank, m.Claim("worker", rank, b"t"))
@@ -174,11 +174,11 @@ def test_worker_is_answered_once_when_all_its_ranges_are_released() -> None:
     first = server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     parts = [server.push(1, [(0, 4, 1)], torch.ones(NUMEL)), server.push(1, [(4, 8, 1)], torch.ones(NUMEL))]
     assert server.push(2, [(0, 6, 1)], torch.ones(NUMEL))
-    assert server.answer(1, parts[0]) == m.Values([1])
+    assert server.answer(1, parts[0]) == m.Values()
     assert server.answer(0, first) is None
     server.push(2, [(6, 6, 1)], torch.ones(NUMEL))
-    assert server.answer(0, first) == m.Values([1])
-    assert server.answer(1, parts[1]) == m.Values([1])
+    assert server.answer(0, first) == m.Values()
+    assert server.answer(1, parts[1]) == m.Values()
 
 
 def test_without_an_optimizer_the_merged_value_replaces_the_stored_one() -> None:
@@ -207,7 +207,7 @@ def test_group_reads_what_its_own_last_update_left() -> None:
     ]
     assert got[0].tolist() == got[1].tolist() == start
     assert got[2].tolist() == server.values
-    assert [server.answer(rank, seq) for rank, seq in enumerate(read)] == [m.Values([0]), m.Values([0]), m.Values([1])]
+    assert server.bucket.slots[0].rule.read == [0, 0, 1]
 
 
 def test_group_of_one_reads_the_newest_values_and_keeps_none() -> None:
@@ -215,7 +215,7 @@ def test_group_of_one_reads_the_newest_values_and_keeps_none() -> None:
     for rank in (2, 0, 1):
         server.push(rank, [(0, NUMEL, 1)], torch.ones(NUMEL))
     seq = server.ask(2, m.Pull("s", [m.Entry(0, 0, 0, NUMEL, 0)], False))
-    assert server.answer(2, seq) == m.Values([2])
+    assert server.bucket.slots[0].rule.read[2] == 2
     sent = server.answers[b"worker-2", seq][1][0]
     after = server.values
     assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == after
@@ -266,7 +266,7 @@ def test_first_k_takes_what_was_pushed_and_not_what_the_worker_computes_next() -
     server.bucket.arenas.update(enumerate(arenas))
     server.bucket.values.zero_()
     push = m.Push("s", [m.Entry(0, 0, 0, NUMEL, 1)], 1.0, b"", False, True, True)
-    assert server.answer(0, server.ask(0, push)) == m.Values([]), "a worker goes on at once"
+    assert server.answer(0, server.ask(0, push)) == m.Values(), "a worker goes on at once"
     arenas[0].grads.fill_(1000.0)
     server.ask(1, push)
     assert server.values == [-3.0] * NUMEL
@@ -307,7 +307,8 @@ def test_server_steps_with_the_mean_over_samples_of_fresh_gradients(
         read[worker] = version
         torch.testing.assert_close(server.bucket.values, value)
         answer = server.answer(worker, seq)
-        assert answer == (m.Values([]) if shared else m.Values([version]))
+        assert answer == m.Values()
+        assert server.bucket.slots[0].rule.read[worker] == version
         new = arenas[worker].values if shared else torch.frombuffer(server.frames(worker, seq)[0], dtype=torch.float32)
         assert new is not None
         assert torch.equal(new, server.bucket.values), "what is answered is fresh"
@@ -335,11 +336,11 @@ def test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_las
     for rank in (1, 2):
         server.push(rank, [(0, NUMEL, 1)], torch.ones(NUMEL))
     assert server.answer(0, first) is None
-    assert server.answer(0, again) == m.Values([1])
+    assert server.answer(0, again) == m.Values()
     assert server.values == [3.0] * NUMEL
     assert not server.bucket.slots[0].cohorts, "what was applied is not kept"
     late = server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
-    assert server.answer(0, late) == m.Values([1])
+    assert server.answer(0, late) == m.Values()
     assert server.values == [3.0] * NUMEL
 
 
@@ -362,13 +363,24 @@ def test_answer_that_is_under_way_stays_as_it_is_while_others_go_on_without_the_
     assert bytes(sent[b"worker-1"][0]) != before
 
 
+def test_answer_that_cannot_be_made_is_an_error_and_the_update_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
+    start = server.values
+    with monkeypatch.context() as patch:
+        patch.setattr(server.store, "stands_still", Mock(side_effect=RuntimeError("no memory for a copy")))
+        assert "no memory for a copy" in server.refusal(0, server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL)))
+    server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    server.push(0, [(0, NUMEL, 2)], torch.ones(NUMEL))
+    assert server.values == pytest.approx([one - 2.0 for one in start])
+
+
 def test_leaver_is_not_waited_for_in_any_slot() -> None:
     server = OneServer(POLICIES["all"], None, mean=False)
     server.push(1, [(0, 4, 1)], torch.ones(NUMEL))
     waiting = server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     for rank in (1, 2):
         server.ask(rank, m.Leave("s"))
-    assert server.answer(0, waiting) == m.Values([1])
+    assert server.answer(0, waiting) == m.Values()
     assert server.values == [2.0] * 4 + [1.0] * 8
 
 
@@ -501,12 +513,8 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
         left.broken = right.broken = RuntimeError()
     elif what == "pending":
         asker = Asker(b"worker-0", 1, STRANGER, server._keep)
-        right.pending[0] = left.pending[0] = SumPush(
-            asker=asker,
-            worker=0,
-            unreleased=1,
-            store=server.store,
-            push=m.PushSum("s", [m.Entry(0, 0, 0, NUMEL, 1)], [m.Share(0, 1.0, [1])], 1.0, b""),
+        right.pending[0] = left.pending[0] = PushRequest(
+            asker=asker, worker=0, unreleased=1, reply=lambda request: None
         )
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())
@@ -564,7 +572,7 @@ def test_who_reads_a_slot_part_by_part_has_read_it_when_all_parts_are_of_one_ver
         body = server.answer(1, server.ask(1, m.Pull("s", [m.Entry(0, 0, start, length, 0)], False)))
         assert isinstance(body, m.Values)
         assert server.ranges == [(0, NUMEL)]
-        return body.versions[0]
+        return rule.readable(1)
 
     server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     assert [pull(0, 5), rule.read[1]] == [1, 0]

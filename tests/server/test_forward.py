@@ -18,6 +18,7 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.local_merge import LocalMerge
 from paceline.server.forward import ForwardStore
+from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import StepOptions, make_spec
@@ -104,11 +105,9 @@ class Cluster:
             )  # fmt: skip
 
         self.ask_owner.append(ask)
-        service = RequestHandler(Settings(num_workers=len(WORKERS)), answer, ask)
         members = [m.Member("worker", r, 0, "h", host, 1, "", b"t") for r, host in enumerate(WORKERS)]
         members += [m.Member("server", r, 0, "h", host, 1, "", b"s") for r, host in enumerate(SERVERS)]
-        service.admit(members, SERVERS[rank], rank)
-        return service
+        return RequestHandler(Settings(num_workers=len(WORKERS)), answer, ask, Members(members, SERVERS[rank], rank))
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         self.connections.setdefault((source, target), deque()).append(deliver)
@@ -481,7 +480,7 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     ("answer", "why"),
     [
         (m.Failed("RemoteError", "the update failed"), "RemoteError: server 1: the update failed"),
-        (m.Values([1]), "ProtocolError: server 1 answered 1 sums with 0 frames of values"),
+        (m.Values(), "ProtocolError: server 1 answered 1 sums with 0 frames of values"),
     ],
 )
 def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster, answer: m.Reply, why: str) -> None:

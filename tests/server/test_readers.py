@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from paceline import compression
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.net.memory import MappedArena
+from paceline.server.members import Members
 from paceline.server.readers import Readers
 from paceline.server.requests import RequestHandler
 from paceline.tensors import to_frame
@@ -41,8 +43,8 @@ class Job:
         made = compression.make(codec)
         assert made is not None
         self.codec = made
-        self.service = RequestHandler(Settings(num_workers=WORKERS), self._keep)
-        self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)])
+        members = Members([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)], "", 0)
+        self.service = RequestHandler(Settings(num_workers=WORKERS), self._keep, Mock(), members)
         keys = [m.KeySpec("a", [5], 0), m.KeySpec("b", [7], 0)]
         spec = m.BlockSpec(0, "float32", keys, [0], [], 1000, "balanced", False)
         self.blocks = [WorkerBlock(spec, 1, shared=False, still=False, via=lambda owner: owner) for _ in range(WORKERS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.server.rows import ChangedRows
 from paceline.tensors import dtype_name, from_frame, to_frame
@@ -55,8 +57,8 @@ class OneServer:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.answers: dict[tuple[bytes, int], tuple[m.Reply, Sequence[Any]]] = {}
-        self.service = RequestHandler(Settings(num_workers=WORKERS), self._keep)
-        self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)])
+        members = Members([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)], "", 0)
+        self.service = RequestHandler(Settings(num_workers=WORKERS), self._keep, Mock(), members)
         self.seq, self.dtype = 0, dtype
         self.numel = 1 if answers == "merged" else ROWS * WIDTH
         for rank in range(WORKERS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.kvstore.inprocess import LocalStore
+from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.tensors import from_frame, to_frame
 from paceline.updaters import make_spec
@@ -52,8 +54,8 @@ class OneServer:
 
     def __init__(self, policy: Policy, name: str = "sgd", **options: Any) -> None:
         self.answers: dict[tuple[bytes, int], tuple[m.Reply, Sequence[Any]]] = {}
-        self.service = RequestHandler(Settings(num_workers=WORKERS), self._keep)
-        self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)])
+        members = Members([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)], "", 0)
+        self.service = RequestHandler(Settings(num_workers=WORKERS), self._keep, Mock(), members)
         self.seq = 0
         for rank in range(WORKERS):
             self.ask(rank, m.Claim("worker", rank, b"t"))

@@ -24,13 +24,7 @@ class Cohort:
     """Per contributor."""
 
     def join(self, worker: int, samples: float, read: int) -> None:
-        """Count a push.
-
-        Args:
-            worker: the worker that pushed.
-            samples: number of samples behind the push.
-            read: version that the worker had read.
-        """
+        """Count a push."""
         self.workers.append(worker)
         self.samples[worker] = self.samples.get(worker, 0.0) + samples
         self.oldest = min(self.oldest, read)
@@ -40,13 +34,6 @@ class Activity:
     """The active workers of a slot, and the rounds that they have finished since the last barrier.
 
     It looks at the rule's own sets, which change only with :meth:`change`, and changes its rounds by :meth:`finish`.
-
-    Args:
-        live: workers that have not left.
-        paused: those of them that wait at a barrier.
-        away: those of them that wait for something else, or have waited and are not back yet.
-        units: the units that workers belong to.
-        finished: rounds that count for the bound, per worker.
     """
 
     def __init__(self, live: set[int], paused: set[int], away: set[int], units: Units, finished: list[int]) -> None:

@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from paceline.consistency.actions import Action, Pushed
 from paceline.consistency.activity import Cohort
-from paceline.consistency.objections import objection_to_sum
+from paceline.consistency.objections import objection
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
-from paceline.consistency.units import Groups
 from paceline.naming import workers_text
 
+Event = TypeVar("Event", bound=Callable[..., Any])
+
 _made: type[Rule] = Rule
+
+
+def _then_checked(event: Event) -> Event:
+    """Return an event of a rule after which the rule is checked."""
+
+    @functools.wraps(event)
+    def taken(self: CheckedRule, *arguments: Any) -> Any:
+        found = event(self, *arguments)
+        self._check()
+        return found
+
+    return cast(Event, taken)
 
 
 class CheckedRule(Rule):
     """The rule of a slot that asserts its invariants after every event; a failure tells the slot's story."""
 
+    leave = _then_checked(Rule.leave)
+    regroup = _then_checked(Rule.regroup)
+    pause = _then_checked(Rule.pause)
+    go_away = _then_checked(Rule.go_away)
+    come_back = _then_checked(Rule.come_back)
+    pull = _then_checked(Rule.pull)
+
     def take(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes, and check, also that there is no objection to it."""
-        assert not (reason := objection_to_sum(self, pushes)), f"a push was not checked: {reason}"
+        assert not (reason := objection(self, pushes)), f"a push was not checked: {reason}"
         actions = super().take(pushes)
         self._check()
         return actions
-
-    def leave(self, worker: int) -> list[Action]:
-        """Note that a worker has left, and check."""
-        actions = super().leave(worker)
-        self._check()
-        return actions
-
-    def regroup(self, worker: int, generation: int, groups: Groups) -> list[Action]:
-        """Let a worker step with another group, and check."""
-        actions = super().regroup(worker, generation, groups)
-        self._check()
-        return actions
-
-    def pause(self, worker: int) -> list[Action]:
-        """Note that a worker enters a barrier, and check."""
-        actions = super().pause(worker)
-        self._check()
-        return actions
-
-    def go_away(self, worker: int) -> list[Action]:
-        """Note that others do not wait for a worker, and check."""
-        actions = super().go_away(worker)
-        self._check()
-        return actions
-
-    def come_back(self, worker: int, phase: int) -> list[Action]:
-        """Note that others wait for a worker again, and check."""
-        actions = super().come_back(worker, phase)
-        self._check()
-        return actions
-
-    def pull(self, worker: int) -> int:
-        """Note that a worker reads, and check."""
-        version = super().pull(worker)
-        self._check()
-        return version
 
     def _check(self) -> None:
         try:
@@ -107,11 +93,6 @@ def check_every_rule() -> None:
 
 def new_rule(policy: Policy, num_workers: int, stats: Stats | None = None) -> Rule:
     """Return the rule of a new slot: a :class:`Rule`, or a :class:`CheckedRule` after :func:`check_every_rule`.
-
-    Args:
-        policy: merge, bound, weighting and age limit.
-        num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters, shared by the slots of a store.
 
     Raises:
         ValueError: the policy does not fit this many workers.

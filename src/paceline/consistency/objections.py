@@ -27,40 +27,22 @@ class Progress(Protocol):
     unit: list[int]
 
 
-def objection(rule: Progress, worker: int, round: int, samples: float) -> str:
-    """Return why a rule would refuse a push, or an empty string.
-
-    Args:
-        rule: the rule of the slot.
-        worker: the worker that pushes.
-        round: the worker's number of the push.
-        samples: number of samples behind the push.
-    """
-    if not 0 <= worker < len(rule.pushed):
-        return f"worker {worker} is not part of this job"
-    if worker not in rule.live:
-        return f"worker {worker} has left"
-    if round < 1 or round > rule.pushed[worker] + 1:
-        return f"round {round} of worker {worker} came after round {rule.pushed[worker]}"
-    if round > rule.pushed[worker] > rule.answered[worker]:
-        return f"round {round} of worker {worker} came before round {round - 1} was answered"
-    if not 0 <= samples < float("inf"):
-        return f"a push of {samples} samples: the number must be finite and not negative"
-    return ""
-
-
-def objection_to_sum(rule: Progress, pushes: Sequence[Pushed]) -> str:
-    """Return why a rule would refuse a sum of pushes, or an empty string.
-
-    Args:
-        rule: the rule of the slot.
-        pushes: at least one.
-    """
+def objection(rule: Progress, pushes: Sequence[Pushed]) -> str:
+    """Return why a rule would refuse a push, or a sum of pushes, or an empty string."""
+    for one in pushes:
+        worker, round = one.worker, one.round
+        if not 0 <= worker < len(rule.pushed):
+            return f"worker {worker} is not part of this job"
+        if worker not in rule.live:
+            return f"worker {worker} has left"
+        if round < 1 or round > rule.pushed[worker] + 1:
+            return f"round {round} of worker {worker} came after round {rule.pushed[worker]}"
+        if round > rule.pushed[worker] > rule.answered[worker]:
+            return f"round {round} of worker {worker} came before round {round - 1} was answered"
+        if not 0 <= one.samples < float("inf"):
+            return f"a push of {one.samples} samples: the number must be finite and not negative"
     if len(pushes) == 1:
-        return objection(rule, pushes[0].worker, pushes[0].round, pushes[0].samples)
-    reasons = [objection(rule, one.worker, one.round, one.samples) for one in pushes]
-    if any(reasons):
-        return next(filter(None, reasons))
+        return ""
     workers = [one.worker for one in pushes]
     if len(set(workers)) < len(workers):
         return f"a sum over workers {workers} counts one of them twice"
@@ -72,13 +54,7 @@ def objection_to_sum(rule: Progress, pushes: Sequence[Pushed]) -> str:
 
 
 def objection_to_regrouping(rule: Progress, worker: int, groups: Sequence[Sequence[int]]) -> str:
-    """Return why a rule would refuse to let a worker step with other groups, or an empty string.
-
-    Args:
-        rule: the rule of the slot.
-        worker: the worker that moves.
-        groups: ranks per group.
-    """
+    """Return why a rule would refuse to let a worker step with other groups, or an empty string."""
     members = [rank for group in groups for rank in group]
     if rule.policy.merge != "groups" or rule.policy.bound is not None:
         return "only groups without a bound can change"

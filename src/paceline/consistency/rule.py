@@ -64,7 +64,7 @@ from collections.abc import Collection, Sequence
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.activity import Activity, Cohort
-from paceline.consistency.objections import objection_to_regrouping, objection_to_sum
+from paceline.consistency.objections import objection, objection_to_regrouping
 from paceline.consistency.policy import Policy
 from paceline.consistency.scale import Samples
 from paceline.consistency.stats import Stats
@@ -84,11 +84,6 @@ class Rule:
     Ringmaster ASGD with delay threshold R (Maranjyan, Tyurin and Richtarik, ICML 2025), and ``first`` with age 0
     Rennala SGD with batch size K (Tyurin and Richtarik, NeurIPS 2023): K counts gradients of the current version, of
     which one worker may bring several.
-
-    Args:
-        policy: merge, bound, weighting and age limit.
-        num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters of this slot.
     """
 
     def __init__(self, policy: Policy, num_workers: int, stats: Stats | None = None) -> None:
@@ -129,7 +124,7 @@ class Rule:
 
     def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes of workers of one unit as one push; returns the actions, in order."""
-        reason = objection_to_sum(self, pushes)
+        reason = objection(self, pushes)
         return [Refuse(pushes[0].worker, reason)] if reason else self.take(pushes)
 
     def take(self, pushes: Sequence[Pushed]) -> list[Action]:
@@ -289,12 +284,7 @@ class Rule:
         return copy.deepcopy(self, kept)
 
     def story(self, key: str, last: int = KEPT) -> str:
-        """Return a line for each of the last events, oldest first, and one for the present state.
-
-        Args:
-            key: names the slot, such as by its keys.
-            last: at most so many events.
-        """
+        """Return a line for each of the last events, oldest first, and one for the present state."""
         return "\n  ".join([f"what happened to {key}:", *sentences(self._events, last), self._present()])
 
     def _present(self) -> str:

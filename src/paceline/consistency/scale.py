@@ -11,9 +11,6 @@ class Samples:
     With ``lr_scale="sample"`` an update counts as its part of one batch of every live worker. So a sample moves the
     weights alike in every mode: an update of one of N workers steps by 1/N of the rate, of a group of n by n/N, of all
     by the rate itself. At one rate, all modes then make steps of the same sum per sample.
-
-    Args:
-        num_workers: ranks are 0 to ``num_workers - 1``.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -25,11 +22,6 @@ class Samples:
         self.last[worker] = samples
 
     def part(self, samples: float, live: Collection[int]) -> float:
-        """Return the factor of an update of so many samples.
-
-        Args:
-            samples: behind the update.
-            live: workers that have not left.
-        """
+        """Return the factor of an update of so many samples."""
         known = [self.last[worker] for worker in live if self.last[worker] > 0]
         return samples / (sum(known) / len(known) * len(live)) if known else 1.0

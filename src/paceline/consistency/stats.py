@@ -37,7 +37,11 @@ class Stats:
         self.updates += 1
         self.inverse_sum += 1.0 / staleness
         self.staleness[bin_of(staleness)] += 1
-        return (self.updates, self.inverse_sum) if self.store is None else self.store.seen(staleness)
+        if self.store is None:
+            return self.updates, self.inverse_sum
+        self.store.updates += 1
+        self.store.inverse_sum += 1.0 / staleness
+        return self.store.updates, self.store.inverse_sum
 
     def copy(self) -> Stats:
         """Return counters that go on from these, in the same store."""

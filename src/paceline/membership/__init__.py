@@ -1,7 +1,7 @@
 """The members of a job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
 from paceline.membership.effects import Action, Answer, Finish, Warn, describe, describe_all
-from paceline.membership.liveness import GONE, Liveness, Suspect
+from paceline.membership.liveness import GONE, Liveness
 from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
 from paceline.membership.roster import MemberRecord
 
@@ -15,7 +15,6 @@ __all__ = [
     "Liveness",
     "MemberRecord",
     "Membership",
-    "Suspect",
     "Warn",
     "describe",
     "describe_all",

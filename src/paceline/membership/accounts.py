@@ -91,14 +91,7 @@ class Verdicts:
     def note(
         self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]], now: float
     ) -> list[Action]:
-        """Take the account of a heartbeat; returns a line for each change.
-
-        Args:
-            member: the sender.
-            account: its account since the last heartbeat.
-            groups: the groups that fit the measured speeds; none: each worker says its own.
-            now: the time.
-        """
+        """Take the account of a heartbeat; returns a line for each change. Without groups a worker says its own."""
         is_worker = member.role == "worker"
         self._accounts[member.role, member.rank].add(account.windows, 1 + WARM_UP if is_worker else 0)
         changes = self._of_worker(member, account, groups) if is_worker else self._of_server(member, account)

@@ -41,12 +41,6 @@ _TOGETHER = 256
 class Advice:
     """Judges what heartbeats tell.
 
-    Args:
-        settings: have the groups and the choice of the start.
-        roster: the members.
-        waits: their requests that wait.
-        now: seconds on the caller's clock.
-
     Attributes:
         following: the groups that fit the speeds.
         verdicts: the slow processes, and the reasons.
@@ -149,12 +143,7 @@ class TrainedRounds:
         self._said: set[int] = set()
 
     def check(self, workers: Sequence[MemberRecord], at_barrier: Collection[MemberKey]) -> list[Action]:
-        """Return a line for each worker without which others have begun to train on.
-
-        Args:
-            workers: the workers of the job.
-            at_barrier: the members that wait there.
-        """
+        """Return a line for each worker without which others have begun to train on."""
         training = [one for one in workers if one.live and _key(one) not in at_barrier]
         first = max(training, key=lambda one: one.round, default=None)
         behind = [] if first is None else [one for one in workers if one.round < first.round and not one.dead]

@@ -11,12 +11,7 @@ from paceline.wire.limits import MAX_GATHER_BYTES
 
 
 class Barriers:
-    """The barriers and gathers of a job, by name. They count identities: a worker that asks again counts once.
-
-    Args:
-        num_workers: number of workers of the job.
-        left: returns the workers that have left a store; its barriers do not wait for them.
-    """
+    """The barriers and gathers of a job, by name. They count identities: a worker that asks again counts once."""
 
     def __init__(self, num_workers: int, left: Callable[[str], Collection[MemberKey]]) -> None:
         self._num_workers, self._left = num_workers, left
@@ -42,12 +37,7 @@ class Barriers:
         return next((name for name, inside in self._inside.items() if key in inside), "")
 
     def opened(self, wanted: Collection[MemberKey], losses: Losses) -> list[Action]:
-        """Open the barriers that all wanted workers have entered; returns the answers.
-
-        Args:
-            wanted: workers.
-            losses: the workers that have left or died.
-        """
+        """Open the barriers that all wanted workers have entered; returns the answers."""
         complete = [name for name in self._inside if not self.missing(name, wanted)]
         return [action for name in complete for action in self._open(name, self._inside.pop(name), losses)]
 
@@ -56,7 +46,7 @@ class Barriers:
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
         gone = sorted(losses.rounds.items())
-        dead = [rank for rank, _ in gone if rank in losses.ranks]
+        dead = [rank for rank, _ in gone if rank in losses.deaths]
         mixed = len({one.pauses for one in inside.values()}) > 1
         entered = m.Gathered([], gone, dead, mixed) if gone or mixed else m.Done()
         gathered: m.Reply

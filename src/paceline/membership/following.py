@@ -70,9 +70,6 @@ class Comparison(abc.ABC):
 class Drift(Comparison):
     """The groups that fit the measured speeds.
 
-    Args:
-        settings: settings with the groups of the start, by rank, and the interval of checks.
-
     Attributes:
         generation: number of the groups; 0: those of the start.
     """
@@ -112,9 +109,6 @@ class Drift(Comparison):
 
 class Revising(Comparison):
     """The choice that fits the measured speeds.
-
-    Args:
-        settings: have the choice, and the measurements behind it.
 
     Attributes:
         has_started: a ``dist_auto`` store has keys, and its choice follows the speeds, or cannot.
@@ -185,11 +179,7 @@ def _step_time(one: MemberRecord) -> StepTime:
 
 
 class Following:
-    """The groups that fit the measured speeds, and sentences about them.
-
-    Args:
-        settings: have the groups and the choice of the start.
-    """
+    """The groups that fit the measured speeds, and sentences about them."""
 
     def __init__(self, settings: Settings) -> None:
         self._drift, self._revising = Drift(settings), Revising(settings)

@@ -23,10 +23,6 @@ from paceline.wire import messages as m
 class Starting:
     """The processes that have not joined yet.
 
-    Args:
-        limit_s: ``start_timeout_s``.
-        now: seconds on the caller's clock.
-
     Attributes:
         death: the first process that ended before it joined.
     """

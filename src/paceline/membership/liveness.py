@@ -27,7 +27,6 @@ the one before only the CPU time that the member has used counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from paceline.config import Settings, variable
 from paceline.membership.effects import Action, Warn
@@ -62,24 +61,8 @@ _STATES = {
 _STALLED = "its process is stalled, for instance in a call that holds Python's lock"
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """A silent member, of which the scheduler wants to know more."""
-
-    role: str
-    rank: int
-    peer: bytes
-    pid: int
-    host_id: str
-
-
 class Liveness:
-    """Judges the members of a job.
-
-    Args:
-        settings: settings with the time limits.
-        now: seconds on the caller's clock.
-    """
+    """Judges the members of a job."""
 
     def __init__(self, settings: Settings, now: float) -> None:
         self._settings = settings
@@ -104,13 +87,9 @@ class Liveness:
                 record.closed_since = min(now, record.closed_since + lost_s)
         return lost_s
 
-    def suspects(self, records: Iterable[MemberRecord], now: float) -> list[Suspect]:
+    def suspects(self, records: Iterable[MemberRecord], now: float) -> list[MemberRecord]:
         """Return the members of which more should be known."""
-        return [
-            Suspect(one.member.role, one.member.rank, one.peer, one.member.pid, one.member.host_id)
-            for one in records
-            if self._is_suspect(one, now)
-        ]
+        return [one for one in records if self._is_suspect(one, now)]
 
     def is_quiet(self, record: MemberRecord, now: float) -> bool:
         """Tell whether the kernel of a member's host should be asked for how long it is silent."""
@@ -155,13 +134,7 @@ class Liveness:
     # ---- verdicts ----------------------------------------------------------------------------------------------------
 
     def why_dead(self, record: MemberRecord, is_complete: bool, now: float) -> str:
-        """Return the reason why a member counts as dead now, or an empty string.
-
-        Args:
-            record: the member.
-            is_complete: all members have joined.
-            now: seconds on the caller's clock.
-        """
+        """Return the reason why a member counts as dead now, or an empty string."""
         if not record.live or record.goodbye_since is not None:
             return ""
         closed = record.closed_since

@@ -25,17 +25,13 @@ from paceline.wire import messages as m
 
 
 class Losses:
-    """The workers that are gone, and their last rounds.
-
-    Args:
-        choice: the setting ``on_worker_death``.
-    """
+    """The workers that are gone, and their last rounds."""
 
     def __init__(self, choice: str) -> None:
         self._choice = choice
         self._wishes: set[bool] = set()
-        self.deaths: list[m.Death] = []
-        """Deaths of the workers that the job goes on without."""
+        self.deaths: dict[int, m.Death] = {}
+        """By rank, the deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone or has left."""
         self._found: dict[int, dict[int, int]] = {}
@@ -52,7 +48,7 @@ class Losses:
 
     def add(self, death: m.Death) -> None:
         """Note that a worker has died, and that the job goes on."""
-        self.deaths.append(death)
+        self.deaths[death.rank] = death
         self._found[death.rank] = {}
 
     def taken_out(self, server: int, found: Iterable[tuple[int, int]]) -> None:
@@ -67,15 +63,6 @@ class Losses:
         for worker in found:
             self.rounds[worker] = max(self._found.pop(worker).values(), default=0)
         return found
-
-    @property
-    def ranks(self) -> set[int]:
-        """The workers that have died."""
-        return {death.rank for death in self.deaths}
-
-    def death_of(self, worker: int) -> m.Death:
-        """Return how a worker died."""
-        return next(death for death in self.deaths if death.rank == worker)
 
 
 def death_reply(death: m.Death, body: m.Body) -> m.Reply:

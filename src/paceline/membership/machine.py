@@ -78,7 +78,7 @@ from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, describe_all, refuse
 from paceline.membership.joining import Starting
-from paceline.membership.liveness import Liveness, Suspect
+from paceline.membership.liveness import Liveness
 from paceline.membership.losses import Losses, death_reply
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.traces import Traces
@@ -134,15 +134,15 @@ class Membership:
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
         key = self._roster.of(peer)
-        if key is None and isinstance(body, m.AskStatus):  # every holder of the job's key may know
-            return [Answer(peer, seq, self.status(now))]
+        if isinstance(body, m.AskStatus):  # every holder of the job's key may know
+            return [*self.heard(peer, now), Answer(peer, seq, self.status(now))]
         if isinstance(body, m.AskTrace):
             return [Answer(peer, seq, self.traces.ask(body, now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         record = self._roster[key]
-        if record.dead and key[1] in self.losses.ranks and key[0] == "worker":
-            return [Answer(peer, seq, death_reply(self.losses.death_of(key[1]), body))]
+        if record.dead and key[1] in self.losses.deaths and key[0] == "worker":
+            return [Answer(peer, seq, death_reply(self.losses.deaths[key[1]], body))]
         return [*self.heard(peer, now), *self._handle(record, key, peer, seq, body, now)]
 
     def heard(self, peer: bytes, now: float) -> list[Action]:
@@ -166,8 +166,6 @@ class Membership:
                 return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
-            case m.AskStatus():
-                return [Answer(peer, seq, self.status(now))]
             case m.Publish():
                 self.advice.following.note_keys(body)
             case m.Enter() if key[0] == "worker":
@@ -189,7 +187,7 @@ class Membership:
                 self._liveness.note_state(other, one.state, one.cpu_s, now)
         if beat.trace is not None:
             self.note_trace(record.member, beat.trace, now)
-        near = self._liveness.suspects(self._roster.on_host(record.member.host_id), now)
+        near = [one.member for one in self._liveness.suspects(self._roster.on_host(record.member.host_id), now)]
         return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
 
     def note_trace(self, member: m.Member, events: m.TraceEvents, now: float) -> None:
@@ -267,13 +265,13 @@ class Membership:
         """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
         self._roster.of_member(peer).host_silent_s = silent_s
 
-    def suspects(self, now: float) -> list[Suspect]:
+    def suspects(self, now: float) -> list[MemberRecord]:
         """Return the members whose processes :meth:`note_state` should tell of."""
         return self._liveness.suspects(self._roster.values(), now)
 
-    def note_state(self, suspect: Suspect, state: str, cpu_s: float, now: float) -> None:
+    def note_state(self, suspect: MemberRecord, state: str, cpu_s: float, now: float) -> None:
         """Note the state of a suspect's process, as in /proc, and the CPU time that it has used."""
-        self._liveness.note_state(self._roster[suspect.role, suspect.rank], state, cpu_s, now)
+        self._liveness.note_state(suspect, state, cpu_s, now)
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
@@ -434,14 +432,14 @@ class Membership:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
-        out = sorted(self.losses.rounds.keys() | self.losses.ranks)
+        out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending is not None, self.advice.following.groups
-        lost, trace = list(self.losses.deaths), self.traces.number
+        lost, trace = list(self.losses.deaths.values()), self.traces.number
         return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""
-        return self.advice.status([*self.losses.deaths, *self.deaths], now)
+        return self.advice.status([*self.losses.deaths.values(), *self.deaths], now)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -27,11 +27,7 @@ MAX_POOLS = 64
 
 
 class Pools:
-    """The pools of a job, by name. The first request makes a pool.
-
-    Args:
-        num_workers: number of workers of the job.
-    """
+    """The pools of a job, by name. The first request makes a pool."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers

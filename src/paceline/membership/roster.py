@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from paceline.config import Settings
 from paceline.membership.effects import MemberKey, describe_all
 from paceline.wire import messages as m
@@ -96,11 +98,7 @@ class MemberRecord:
 
 
 class Roster(Mapping[MemberKey, MemberRecord]):
-    """The members of a job by role and rank, in the order in which they joined.
-
-    Args:
-        settings: numbers of workers and servers.
-    """
+    """The members of a job by role and rank, in the order in which they joined."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -216,4 +214,4 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
 def without_token(one: m.Member) -> m.Member:
     """Return the member without its secret."""
-    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"", one.speed)
+    return msgspec.structs.replace(one, token=b"")

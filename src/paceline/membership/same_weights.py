@@ -31,11 +31,7 @@ WAY_OUT = (
 
 
 class SameWeights:
-    """The sums of one job's workers.
-
-    Args:
-        way_out: sentence for workers whose weights differ.
-    """
+    """The sums of one job's workers."""
 
     def __init__(self, way_out: str = WAY_OUT) -> None:
         self._way_out = way_out
@@ -49,11 +45,7 @@ class SameWeights:
             self._found.setdefault((one.store, one.step), {})[worker] = one
 
     def check(self, expected: Callable[[], Collection[MemberKey]]) -> list[Warn]:
-        """Return lines about weights that differ.
-
-        Args:
-            expected: returns the workers whose sums are waited for.
-        """
+        """Return lines about weights that differ."""
         if not self._found:
             return []
         ranks = {rank for _, rank in expected()}

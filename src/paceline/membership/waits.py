@@ -16,13 +16,7 @@ MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
 
 
 class Waits:
-    """The requests of members that wait at the scheduler.
-
-    Args:
-        num_workers: number of workers of the job.
-        roster: the members.
-        losses: the workers that have left or died.
-    """
+    """The requests of members that wait at the scheduler."""
 
     def __init__(self, num_workers: int, roster: Roster, losses: Losses) -> None:
         self._roster, self._losses = roster, losses

@@ -1,8 +1,7 @@
 """Protection of records: AES-256-GCM with one key per connection and direction, and a counter as nonce.
 
-A record that was changed, repeated, left out or moved does not open: its nonce is its place in the sequence, and its
-associated data say which part of which message it is. Such a record ends the connection; the next one has fresh
-keys.
+A record that was changed, repeated, left out or moved does not open: its nonce is its place in the sequence, and the
+records before it say what it is. Such a record ends the connection; the next one has fresh keys.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ class AesGcm:
         self._cipher = AESGCM(key)
         self._count = 0
 
-    def seal(self, data: bytes, position: bytes) -> bytes:
+    def seal(self, data: bytes) -> bytes:
         """Return a record."""
         nonce = self._nonce()
-        return self._cipher.encrypt(nonce, data, position)
+        return self._cipher.encrypt(nonce, data, None)
 
-    def seal_into(self, data: Any, position: bytes, buffer: memoryview) -> None:
+    def seal_into(self, data: Any, buffer: memoryview) -> None:
         """Write a record to a buffer of its size."""
         nonce = self._nonce()
-        self._cipher.encrypt_into(nonce, data, position, buffer)
+        self._cipher.encrypt_into(nonce, data, None, buffer)
 
-    def open(self, record: Any, position: bytes) -> bytes:
+    def open(self, record: Any) -> bytes:
         """Return the content of a record.
 
         Raises:
@@ -56,11 +55,11 @@ class AesGcm:
         """
         nonce = self._nonce()
         try:
-            return self._cipher.decrypt(nonce, record, position)
+            return self._cipher.decrypt(nonce, record, None)
         except InvalidTag:
             raise self._tampered() from None
 
-    def open_into(self, record: Any, position: bytes, buffer: memoryview) -> None:
+    def open_into(self, record: Any, buffer: memoryview) -> None:
         """Write the content of a record to a buffer of its size.
 
         Raises:
@@ -68,7 +67,7 @@ class AesGcm:
         """
         nonce = self._nonce()
         try:
-            self._cipher.decrypt_into(nonce, record, position, buffer)
+            self._cipher.decrypt_into(nonce, record, None, buffer)
         except InvalidTag:
             raise self._tampered() from None
 
@@ -114,19 +113,19 @@ class NoCipher:
 
     overhead = 0
 
-    def seal(self, data: bytes, position: bytes) -> bytes:
+    def seal(self, data: bytes) -> bytes:
         """Return the data."""
         return data
 
-    def seal_into(self, data: Any, position: bytes, buffer: memoryview) -> None:
+    def seal_into(self, data: Any, buffer: memoryview) -> None:
         """Copy the data."""
         buffer[:] = data
 
-    def open(self, record: Any, position: bytes) -> bytes:
+    def open(self, record: Any) -> bytes:
         """Return the data."""
         return bytes(record)
 
-    def open_into(self, record: Any, position: bytes, buffer: memoryview) -> None:
+    def open_into(self, record: Any, buffer: memoryview) -> None:
         """Copy the data."""
         buffer[:] = record
 

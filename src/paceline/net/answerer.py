@@ -29,8 +29,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.errors import ProtocolError
-from paceline.net.base import Damaged, Frames, Listener
+from paceline.net.base import Damaged, Frames
 from paceline.net.call import failed
+from paceline.net.sockets import SocketListener
 from paceline.wire import FramingError, Inbox, decode_request, encode
 from paceline.wire import messages as m
 
@@ -51,17 +52,12 @@ def _no_frames() -> Frames:
 class Answerer:
     """Takes requests that arrive at a listener, and sends answers. Used by the listener's thread.
 
-    Args:
-        listener: the transport.
-        is_member: returns whether a peer has proved that it is a member; only members are remembered.
-        clock: seconds; another one in tests.
-
     Attributes:
         damaged: counts messages that were refused.
     """
 
     def __init__(
-        self, listener: Listener, is_member: Callable[[bytes], bool], clock: Callable[[], float] = time.monotonic
+        self, listener: SocketListener, is_member: Callable[[bytes], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._listener, self._clock = listener, clock
         self._is_member = is_member

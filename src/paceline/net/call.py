@@ -62,12 +62,7 @@ def failed(error: Exception) -> m.Failed:
 
 
 def rebuild(body: m.Failed, whom: str) -> Exception:
-    """Return the exception that a peer's failure stands for. Other classes than ours become ``RemoteError``.
-
-    Args:
-        body: the peer's answer.
-        whom: the peer, which the text will name.
-    """
+    """Return the exception that a peer's failure stands for. Other classes than ours become ``RemoteError``."""
     known = getattr(errors, body.kind, None)
     if isinstance(known, type) and issubclass(known, PacelineError):
         return known(f"{whom}: {body.text}")
@@ -173,10 +168,6 @@ def way_of(calls: Iterable[Call], began: float) -> float:
     """Return for how much of a wait the last answer of some calls was on the way, or its request.
 
     The wait was for that one. An answer that was here before the wait tells nothing about the way.
-
-    Args:
-        calls: those that were waited for.
-        began: when the wait began.
     """
     last = max(calls, key=attrgetter("answered"), default=None)
     if last is None:
@@ -188,10 +179,6 @@ class ChannelRequests(Outbox[Call]):
     """The calls over one channel of a hub: numbers their requests, and keeps each until it is answered. Pure.
 
     Methods return the messages to be sent, in order. The caller owns the lock, the clock and the transport.
-
-    Args:
-        channel: index of the hub's channel.
-        name: the peer, for messages: ``server 1 on 10.0.0.2``.
     """
 
     def __init__(self, channel: int, name: str) -> None:

@@ -36,10 +36,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from paceline.errors import PacelineError, ProtocolError
-from paceline.net.base import Damaged, Frames, Hub
+from paceline.net.base import Damaged, Frames
 from paceline.net.call import Call, ChannelRequests, OnAnswer, OnFailed
+from paceline.net.sockets import SocketHub
 from paceline.observe import events, ring
 from paceline.wire import FramingError, decode
 from paceline.wire import messages as m
@@ -73,7 +75,7 @@ class Client:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: SocketHub,
         *,
         on_news: Callable[[m.Body], None] = lambda body: None,
         check: Callable[[], None] = lambda: None,
@@ -303,7 +305,8 @@ class Client:
         is_due = now >= self._next_check
         if is_due or not arrived:
             for channel in self._hub.reopened():
-                self._probe(self._channels[channel], now, at_once=True)
+                requests = self._channels[channel]
+                self._send(requests, partial(requests.probe, now, at_once=True))
         if is_due:
             self._next_check = now + CHECK_INTERVAL_S
             for requests in self._channels:
@@ -347,13 +350,10 @@ class Client:
             return error
         return None
 
-    def _probe(self, requests: ChannelRequests, now: float, at_once: bool = False) -> None:
-        self._send(requests, lambda: requests.probe(now, at_once))
-
     def _look_after(self, requests: ChannelRequests, now: float) -> None:
         refusal = self._hub.refused(requests.channel)
         if refusal is None:
-            self._probe(requests, now)
+            self._send(requests, lambda: requests.probe(now))
             return
         with self._mutex:
             calls = requests.drop()

@@ -24,6 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from paceline import systems
@@ -50,25 +51,22 @@ Item = TypeVar("Item")
 Source = TypeVar("Source")
 
 
-class Outgoing(Generic[Item]):
+class Outgoing(list[tuple[int, int, int, Item]]):
     """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
     Items without a number keep their place: they overtake no item, and no item overtakes them.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Item]] = []
+        super().__init__()
         self._section = self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def add(self, item: Item, number: int | None = None) -> None:
         """Add an item; of those with a number the lowest is sent first."""
         if number is None:
             self._section += 1
         self._count += 1
-        heapq.heappush(self._heap, (self._section, number or 0, self._count, item))
+        heapq.heappush(self, (self._section, number or 0, self._count, item))
         if number is None:
             self._section += 1
 
@@ -78,17 +76,11 @@ class Outgoing(Generic[Item]):
         Raises:
             IndexError: there is none.
         """
-        return heapq.heappop(self._heap)[-1]
+        return heapq.heappop(self)[-1]
 
 
 class Connection(Generic[Source]):
     """One end of a way to a peer, which may be connected several times in a row.
-
-    Args:
-        name: name of its threads.
-        source: the queue's name for the peer.
-        arrived: function that takes the messages that arrive.
-        keeps: messages wait for a connection; else they are dropped without one.
 
     Attributes:
         socket: the present one; it may be in its handshake, or closed.
@@ -101,7 +93,8 @@ class Connection(Generic[Source]):
         self._lock = threading.Lock()
         self._work, self._idle = threading.Condition(self._lock), threading.Condition(self._lock)
         """Notified when the thread that sends has something to do, and when nothing is being sent."""
-        self._waiting: Outgoing[Frames] = Outgoing()
+        self._waiting: Outgoing[tuple[Frames, list[int]]] = Outgoing()
+        """Messages, each with the sizes of its frames."""
         self._writer: RecordSender | None = None
         """None: not connected."""
         self._is_network = True
@@ -180,7 +173,8 @@ class Connection(Generic[Source]):
 
     def send(self, frames: Frames, urgency: int | None = None) -> None:
         """Send a message, or have it wait; large frames are not copied."""
-        size = sum(map(size_of, frames))
+        sizes = list(map(size_of, frames))
+        size = sum(sizes)
         with self._lock:
             sock, writer = self.socket, self._writer
             if self._closed or (writer is None and not self._keeps):
@@ -189,13 +183,13 @@ class Connection(Generic[Source]):
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
-                kept = [frame if size_of(frame) >= SMALL_BYTES else bytes(frame) for frame in frames]
-                self._waiting.add(kept, urgency)
+                kept = [frame if its >= SMALL_BYTES else bytes(frame) for frame, its in zip(frames, sizes, strict=True)]
+                self._waiting.add((kept, sizes), urgency)
                 self._go_on()
                 return
             self._busy = True
         try:
-            self._send_now(sock, writer.pieces(frames))
+            self._send_now(sock, writer.pieces(frames, sizes))
         except BaseException:
             # Process border: a signal handler may raise in here (Ctrl-C). A record that was sent in part, or was only
             # numbered, cannot be followed by another one.
@@ -214,7 +208,7 @@ class Connection(Generic[Source]):
 
     def _send_now(self, sock: socket.socket, pieces: Iterator[Any]) -> None:
         """Send as much of a message as the kernel takes at once; the thread that sends has the rest."""
-        rest = None
+        rest: Iterator[Any] | None = None
         for piece in pieces:
             try:
                 sent = systems.send_at_once(sock, piece)
@@ -224,8 +218,8 @@ class Connection(Generic[Source]):
                 end(sock)
                 self._read_again()
                 break
-            if sent < size_of(piece):
-                rest = _following(memoryview(piece)[sent:], pieces)
+            if sent < len(piece):
+                rest = chain([memoryview(piece)[sent:]], pieces)
                 break
         with self._lock:
             if rest is not None and self._writer is not None:
@@ -259,7 +253,7 @@ class Connection(Generic[Source]):
                 assert writer is not None
                 self._rest, self._busy = None, True
                 if pieces is None:
-                    pieces = writer.pieces(self._waiting.take())
+                    pieces = writer.pieces(*self._waiting.take())
             try:
                 for piece in pieces:
                     sock.sendall(piece)
@@ -308,11 +302,6 @@ class Connection(Generic[Source]):
         for thread in (self._reading, self._sending):
             if thread is not None:
                 thread.join(max(0.0, until - time.monotonic()))
-
-
-def _following(piece: memoryview, pieces: Iterator[Any]) -> Iterator[Any]:
-    yield piece
-    yield from pieces
 
 
 def close_connections(connections: Sequence[Connection[Any]], linger_s: float) -> None:

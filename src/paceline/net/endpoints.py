@@ -132,12 +132,7 @@ def end(sock: socket.socket) -> None:
 
 
 def tune(sock: socket.socket, bulk: bool) -> None:
-    """Have messages leave at once, and have the kernel watch the other host.
-
-    Args:
-        sock: connected socket; unix sockets stay as they are.
-        bulk: carries tensors.
-    """
+    """Have messages leave at once, and have the kernel watch the other host."""
     if sock.family == systems.UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -160,11 +155,7 @@ def unsent_bytes(sock: socket.socket) -> int:
 
 
 class HostWatch:
-    """Tells for how long the host at the other end of a connection is silent.
-
-    Args:
-        sock: connected.
-    """
+    """Tells for how long the host at the other end of a connection is silent."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock

@@ -174,7 +174,7 @@ class Initiator:
             raise HandshakeError("one side uses a key and the other does not")
         agreed = self._agree(body)
         join = bytes([len(self._identity)]) + self._identity.ljust(MAX_IDENTITY_BYTES, b"\0")
-        return agreed.sending.seal(join, _PROTOCOL), agreed
+        return agreed.sending.seal(join), agreed
 
     def _agree(self, body: bytes) -> Agreed:
         if self._noise is None:
@@ -245,7 +245,7 @@ class Responder:
             return self._take_hello(message)
         sending, receiving = self._ciphers
         try:
-            join = receiving.open(message, _PROTOCOL)
+            join = receiving.open(message)
         except TamperedError:
             raise HandshakeError(_REPEATED) from None
         self.agreed = Agreed(join[1 : 1 + join[0]], sending, receiving, self._encrypt)

@@ -37,19 +37,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import psutil
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
-from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.call import LONGEST_TEXT
 from paceline.net.client import Client
 from paceline.net.hosts import host_id, own_address, process_state
 from paceline.net.records import traffic
+from paceline.net.sockets import SocketHub
 from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording
@@ -80,18 +79,6 @@ def _memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-@dataclass(frozen=True)
-class StepPace:
-    """How long a worker computes in a step, as heartbeats say it: see :class:`~paceline.wire.messages.Heartbeat`."""
-
-    step_s: float = 0.0
-    usual_s: float = 0.0
-    usual_samples: float = 1.0
-    spread: m.Spread = field(default_factory=m.Spread)
-    account: m.AccountReport = field(default_factory=m.AccountReport)
-    weights: list[m.WeightSums] = field(default_factory=list)
-
-
 class Lifeline:
     """Joins the job and stays in it.
 
@@ -100,7 +87,7 @@ class Lifeline:
         hub: a transport of its own.
         address: address of this process's listener, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
-        pace: returns how long this worker computes in a step; called on the lifeline's thread.
+        add_figures: adds to a heartbeat what this process knows of its steps; called on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
     Attributes:
@@ -116,13 +103,13 @@ class Lifeline:
     def __init__(
         self,
         settings: Settings,
-        hub: Hub,
+        hub: SocketHub,
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
-        pace: Callable[[], StepPace] = StepPace,
+        add_figures: Callable[[m.Heartbeat], None] = lambda beat: None,
         speed: float = 0.0,
     ) -> None:
-        self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
+        self._settings, self._hub, self._on_change, self._add_figures = settings, hub, on_change, add_figures
         self._hello = m.Hello(
             settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings), host_id(),
             os.getpid(), address, settings.num_workers, settings.num_servers, speed,
@@ -240,15 +227,12 @@ class Lifeline:
     def _figures(self) -> m.Heartbeat:
         """Return a heartbeat with all figures."""
         seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
-        sent, received = traffic.sent, traffic.received
-        pace = self._pace()
-        reported = reports.own().take() if self._settings.role == "worker" else []
-        trace = self._recording.take(self._clock)
+        beat = m.Heartbeat(self.round, seen, _memory(), traffic.sent, traffic.received, list(self._taken_out.items()))
+        self._add_figures(beat)
+        beat.reports = reports.own().take() if self._settings.role == "worker" else []
+        beat.progress, beat.trace = reports.own().progress(), self._recording.take(self._clock)
         self._is_beat_due |= self._recording.has_more
-        return m.Heartbeat(
-            self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
-            pace.usual_samples, pace.spread, pace.account, pace.weights, reported, reports.own().progress(), trace,
-        )  # fmt: skip
+        return beat
 
     def _heard(self, body: m.Body, sent: float) -> None:
         """Take the answer to a heartbeat: its news, and the scheduler's clock."""
@@ -291,9 +275,8 @@ class Lifeline:
         if self.failure is not None or self.shutdown:
             return
         seat.host_silent_s = self._hub.host_silent_s(self._channel)
-        for suspect in liveness.suspects([seat], now):
-            if suspect.host_id == self._hello.host_id:
-                liveness.note_state(seat, *process_state(suspect.pid), now)
+        if seat.member.host_id == self._hello.host_id and liveness.suspects([seat], now):
+            liveness.note_state(seat, *process_state(seat.member.pid), now)
         if self._hub.is_deserted(self._channel):
             liveness.note_state(seat, GONE[0], 0.0, now)
         reason = liveness.why_dead(seat, True, now)

@@ -45,10 +45,6 @@ def _reserve(fd: int, size: int) -> None:
 class SharedTensor:
     """A flat tensor in a memfd.
 
-    Args:
-        numel: elements.
-        dtype: element type.
-
     Raises:
         OSError: allocation failed.
     """
@@ -146,10 +142,6 @@ class Patchwork:
 
     Each server keeps the values of its buckets in a file. A worker maps the files of all servers of its host into one
     tensor.
-
-    Args:
-        numel: elements.
-        dtype: element type.
     """
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:

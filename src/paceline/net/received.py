@@ -143,11 +143,6 @@ class SocketPoll:
 class Loan(Generic[Source]):
     """The reading of one connection, lent by its own thread to the thread that takes the messages.
 
-    Args:
-        source: the queue's name for the peer.
-        sock: the connection.
-        reader: reads it.
-
     Attributes:
         lock: held by the thread that reads.
         returned: set once the connection's own thread reads again.

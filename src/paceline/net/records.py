@@ -2,13 +2,12 @@
 
 A message is a list of frames. On the wire it is
 
-1. a prefix of fixed size: bytes of the head, number of frames;
-2. the head: the size of each frame, then all small frames;
+1. a record of fixed size: bytes of the head, number of frames, and the head as far as it has room;
+2. the head: the size of each frame, then all small frames; the part without room in the first record is another one;
 3. each large frame: in chunks that are records of their own where it is protected, else as it is.
 
-Prefix and head are always records. The first frame is the message's body, the request or answer itself: it is always
-protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a
-record are the number of its message, the part, and the chunk. A length is authenticated before it is used, so a changed
+The first frame is the message's body, the request or answer itself: it is always protected, whatever its size. Only
+those after it, which are tensors, may travel as they are. A length is authenticated before it is used, so a changed
 length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
@@ -39,6 +38,9 @@ from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 SMALL_BYTES = 16 * 1024
 HEAD_ROOM_BYTES = 64 * 1024
 
+#: Plain bytes of the first record of a message, which zeros fill up. Most messages beside tensors have no more.
+FIRST_BYTES = 256
+
 #: Plain bytes of one record of a large frame: fits a core's own cache.
 CHUNK_BYTES = 1024 * 1024
 
@@ -49,9 +51,7 @@ STALL_S, STALL_BYTES = 10, 4096
 
 _READ_AHEAD_BYTES = 64 * 1024
 
-_PREFIX = struct.Struct("<II")
-_POSITION = struct.Struct("<QII")
-_PREFIX_PART, _HEAD_PART, _FIRST_FRAME = 0, 1, 2
+_COUNTS = struct.Struct("<II")
 _BODY = 0
 
 
@@ -106,33 +106,30 @@ class RecordSender:
 
     def __init__(self, cipher: Cipher, encrypts: bool) -> None:
         self._cipher, self._encrypts = cipher, encrypts
-        self._number = 0
-        self._buffer: memoryview | None = None
 
-    def pieces(self, frames: Sequence[Any]) -> Iterator[Any]:
+    @functools.cached_property
+    def _buffer(self) -> memoryview:
+        return memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
+
+    def pieces(self, frames: Sequence[Any], sizes: Sequence[int]) -> Iterator[bytes | memoryview]:
         """Return the bytes to send for a message, in order; each piece is good until the next one is asked for."""
-        number = self._number
-        self._number += 1
-        sizes = list(map(size_of, frames))
         small = in_head(sizes)
         head = b"".join([struct.pack(f"<{len(sizes)}Q", *sizes), *compress(frames, small)])
-        yield self._cipher.seal(
-            _PREFIX.pack(len(head), len(sizes)), _POSITION.pack(number, _PREFIX_PART, 0)
-        ) + self._cipher.seal(head, _POSITION.pack(number, _HEAD_PART, 0))
+        start = _COUNTS.pack(len(head), len(sizes)) + head
+        first = self._cipher.seal(start[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
+        yield first if len(start) <= FIRST_BYTES else first + self._cipher.seal(start[FIRST_BYTES:])
         for index, frame in enumerate(frames):
             if not small[index]:
-                yield from self._large(number, index, memoryview(frame).cast("B"))
+                yield from self._large(index, memoryview(frame).cast("B"))
 
-    def _large(self, number: int, index: int, frame: memoryview) -> Iterator[Any]:
+    def _large(self, index: int, frame: memoryview) -> Iterator[memoryview]:
         if not (self._encrypts or index == _BODY):
             yield frame
             return
-        if self._buffer is None:
-            self._buffer = memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
-        for chunk, start in enumerate(range(0, len(frame), CHUNK_BYTES)):
+        for start in range(0, len(frame), CHUNK_BYTES):
             plain = frame[start : start + CHUNK_BYTES]
             record = self._buffer[: len(plain) + self._cipher.overhead]
-            self._cipher.seal_into(plain, _POSITION.pack(number, _FIRST_FRAME + index, chunk), record)
+            self._cipher.seal_into(plain, record)
             yield record
 
 
@@ -240,7 +237,8 @@ class RecordReceiver:
 
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:
         self._cipher, self._encrypts, self._intake = cipher, encrypts, intake
-        self._number = self._head_bytes = self._count = self.size = 0
+        self._head_bytes = self._rest_bytes = self._count = self.size = 0
+        self._first = b""
         self._sizes: Sequence[int] = ()
         self._frames: list[Any] = []
         self.is_large = self.has_begun_large = False
@@ -281,11 +279,11 @@ class RecordReceiver:
         intake, overhead = self._intake, self._cipher.overhead
         while len(found) < most and (not found or self._head_bytes or intake.start < intake.end):
             if not self._head_bytes:
-                if not intake.has(_PREFIX.size + overhead):
+                if not intake.has(FIRST_BYTES + overhead):
                     break
-                self._read_prefix()
-            if not intake.has(self._head_bytes + overhead):
-                self.has_begun_large = self._head_bytes + overhead > _READ_AHEAD_BYTES
+                self._read_first()
+            if self._rest_bytes and not intake.has(self._rest_bytes + overhead):
+                self.has_begun_large = self._rest_bytes + overhead > _READ_AHEAD_BYTES
                 break
             self._begin()
             if self.is_large:
@@ -293,20 +291,21 @@ class RecordReceiver:
                 break
             found.append(self._end())
 
-    def _read_prefix(self) -> None:
-        """Read the size of the head, and the number of frames."""
-        prefix = self._open(_PREFIX.size, _POSITION.pack(self._number, _PREFIX_PART, 0))
-        head_bytes, count = _PREFIX.unpack(prefix)
+    def _read_first(self) -> None:
+        """Read the first record of a message."""
+        first = self._open(FIRST_BYTES)
+        head_bytes, count = _COUNTS.unpack_from(first)
         if not 1 <= count <= MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
         self._head_bytes, self._count = head_bytes, count
+        self._first, self._rest_bytes = first[_COUNTS.size :], max(0, _COUNTS.size + head_bytes - FIRST_BYTES)
 
     def _begin(self) -> None:
         """Read a message up to its large frames, which are None so far."""
         if not self._head_bytes:
-            self._read_prefix()
-        head, count = self._open(self._head_bytes, _POSITION.pack(self._number, _HEAD_PART, 0)), self._count
-        sizes, content = struct.unpack_from(f"<{count}Q", head), memoryview(head)[8 * count :]
+            self._read_first()
+        head = self._first + self._open(self._rest_bytes) if self._rest_bytes else self._first[: self._head_bytes]
+        sizes, content = struct.unpack_from(f"<{self._count}Q", head), memoryview(head)[8 * self._count :]
         small = in_head(sizes)
         if max(sizes) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
@@ -323,35 +322,34 @@ class RecordReceiver:
     def _end(self) -> list[Any]:
         """Return the message that was read."""
         frames, self.size = self._frames, sum(self._sizes)
-        self._number += 1
         self._sizes, self._frames, self.has_begun_large = (), [], False
         if self._intake.is_network:
             traffic.note(received=self.size)
         return frames
 
-    def _open(self, size: int, position: bytes) -> bytes:
-        return self._cipher.open(self._intake.exactly(size + self._cipher.overhead), position)
+    def _open(self, size: int) -> bytes:
+        return self._cipher.open(self._intake.exactly(size + self._cipher.overhead))
 
     def _large(self, index: int, size: int) -> memoryview | LostFrame:
         sealed = self._encrypts or index == _BODY
         try:
             frame = np.empty(size, np.uint8).data
         except MemoryError:
-            self._read_chunks(index, size, None, sealed)
+            self._read_chunks(size, None, sealed)
             return LostFrame.of(size)
         if sealed:
-            self._read_chunks(index, size, frame, sealed)
+            self._read_chunks(size, frame, sealed)
         else:
             self._intake.fill(frame)
         return frame
 
-    def _read_chunks(self, index: int, size: int, frame: memoryview | None, sealed: bool) -> None:
+    def _read_chunks(self, size: int, frame: memoryview | None, sealed: bool) -> None:
         """Read a frame chunk by chunk; without a place for it, each chunk replaces the one before."""
         overhead = self._cipher.overhead if sealed else 0
-        for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
+        for start in range(0, size, CHUNK_BYTES):
             length = min(CHUNK_BYTES, size - start)
             plain = self._scratch[:length] if frame is None else frame[start : start + length]
             record = self._buffer[: length + overhead]
             self._intake.fill(record)
             if sealed:
-                self._cipher.open_into(record, _POSITION.pack(self._number, _FIRST_FRAME + index, chunk), plain)
+                self._cipher.open_into(record, plain)

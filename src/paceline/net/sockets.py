@@ -1,6 +1,12 @@
 """The transport between processes: TCP, and unix sockets on one host, with the job's security.
 
-A hub dials listeners, one :class:`Channel` each; a listener accepts the connections of many hubs.
+A hub dials listeners, one :class:`Channel` each; a listener accepts the connections of many hubs. They promise this:
+
+- A message arrives whole or not at all.
+- Messages of one channel arrive in the order of sending, but for answers with an ``urgency``.
+- An open connection loses no message. Messages on their way when it closes may be lost, and are not repeated.
+
+:mod:`paceline.net.call` makes exactly-once requests of that.
 
 | state of a channel | event | becomes |
 |---|---|---|
@@ -60,14 +66,7 @@ def close_all() -> None:
 class Channel(Connection[int]):
     """A connection to a listener, made again whenever it is lost.
 
-    Args:
-        index: index of this channel, for the queue.
-        address: address of the listener.
-        identity: the listener's name for this side.
-        listener: role and rank of the listener; the channel opens to no other.
-        security: the job's key.
-        bulk: carries tensors.
-        arrived: function that takes the messages that arrive.
+    Its arguments are those of :meth:`SocketHub.connect`, and the index by which its hub knows it.
 
     Attributes:
         host: watches the listener's host; None before the first connection.
@@ -171,8 +170,7 @@ class Channel(Connection[int]):
 class SocketHub(ReceivedQueue[int]):
     """Connections to several listeners, one per channel.
 
-    Args:
-        security: the job's key.
+    One thread at a time sends, and one at a time receives; any thread wakes.
     """
 
     def __init__(self, security: Security) -> None:
@@ -185,7 +183,14 @@ class SocketHub(ReceivedQueue[int]):
         _open.add(self)
 
     def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
-        """Open a channel to a listener of this role and rank; returns its index."""
+        """Open a channel; returns its index, counted from 0.
+
+        Args:
+            address: address of the listener.
+            identity: the listener's name for this side.
+            listener: role and rank of the listener, as in ``server 1``; the channel opens to no other.
+            bulk: the channel carries tensors.
+        """
         with self._lock:  # a hub that is closed meanwhile closes this channel, too
             index = len(self._channels)
             channel = Channel(index, address, identity, listener, self._security, bulk, self)
@@ -195,7 +200,7 @@ class SocketHub(ReceivedQueue[int]):
         return index
 
     def send(self, channel: int, frames: Frames) -> None:
-        """Send on a channel; waits there until it is connected."""
+        """Send on a channel, or have it wait there. Large frames are not copied: the caller leaves them unchanged."""
         self._channels[channel].send(frames)
 
     def is_open(self, channel: int) -> bool:
@@ -242,7 +247,7 @@ class _Peer(Connection[bytes]):
 
 
 class SocketListener(ReceivedQueue[bytes]):
-    """Many peers' connections.
+    """Many peers' connections. Used by one thread, except :meth:`wake`.
 
     Args:
         addresses: addresses to listen at: ``tcp://10.0.0.1:*``, ``ipc://@name``.
@@ -323,7 +328,13 @@ class SocketListener(ReceivedQueue[bytes]):
             self.wake()
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
-        """Send to a peer; dropped when it is gone."""
+        """Send to a peer; dropped without a word when its connection is closed.
+
+        Args:
+            peer: the receiver.
+            frames: large ones are not copied, so they must stay unchanged.
+            urgency: the message may overtake those to the same peer that wait with a higher number.
+        """
         with self._lock:
             found = self._peers.get(peer)
         if found is not None:

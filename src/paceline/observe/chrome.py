@@ -8,7 +8,6 @@ push or pull over the server to its answer. Times are microseconds of the schedu
 from __future__ import annotations
 
 import math
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -26,7 +25,7 @@ _MESSAGE_S, _PID_BITS = 20e-6, 22
 #: Flows have ids that those of other tools do not have.
 _FIRST_FLOW = 1 << 40
 
-NAMES: Mapping[int, str] = {int(one.__struct_config__.tag): one.__name__ for one in typing.get_args(m.Body)}
+NAMES: Mapping[object, str] = {one.__struct_config__.tag: one.__name__ for one in m.REQUESTS + m.REPLIES}
 _FLOWS = frozenset({m.Push, m.PushSum, m.Pull, m.PullRows})
 _VERBS = {SENT: "{} to {}", GOT: "answer of {1}", TOOK: "{} of {}", ANSWERED: "answer to {1}"}
 

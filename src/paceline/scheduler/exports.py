@@ -39,9 +39,6 @@ _LAST_NEWS_S = 1.0
 class Exports:
     """Hands the figures of the job to the tools that the settings name.
 
-    Args:
-        settings: the scheduler's settings.
-
     Raises:
         ConfigError: a tool is unknown, a port cannot be bound, or the report cannot be written.
         MissingExtraError: the package of a tool is not installed.

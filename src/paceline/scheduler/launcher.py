@@ -55,10 +55,6 @@ News: TypeAlias = Ended | StartProgress | StatusWanted
 class Launcher:
     """The news that the scheduler and the launcher tell each other. The scheduler says each thing once.
 
-    Args:
-        ready_fd: descriptor to write to, or None.
-        ended_fd: descriptor to read from, or None.
-
     Attributes:
         reports_ends: whether the launcher says which processes have ended.
     """

@@ -16,7 +16,7 @@ from paceline.config import Settings
 from paceline.errors import PacelineError
 from paceline.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
-from paceline.net import Listener, Security
+from paceline.net import Security
 from paceline.net.answerer import Answerer
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
@@ -35,16 +35,9 @@ CHECK_INTERVAL_S = 0.2
 
 
 class Scheduler:
-    """Runs :class:`~paceline.membership.Membership` over a listener.
+    """Runs :class:`~paceline.membership.Membership` over a listener."""
 
-    Args:
-        settings: the scheduler's settings.
-        listener: where members connect; it notices closed connections.
-        launcher: the pipes to the launcher.
-        exports: the user's tools.
-    """
-
-    def __init__(self, settings: Settings, listener: Listener, launcher: Launcher, exports: Exports) -> None:
+    def __init__(self, settings: Settings, listener: SocketListener, launcher: Launcher, exports: Exports) -> None:
         self._listener, self._launcher, self._exports = listener, launcher, exports
         self._host_id = host_id()
         self._membership = Membership(
@@ -104,8 +97,8 @@ class Scheduler:
         for peer in self._membership.lifelines(now):
             self._membership.note_host(peer, self._listener.host_silent_s(peer))
         for suspect in self._membership.suspects(now):
-            if suspect.host_id == self._host_id:
-                self._membership.note_state(suspect, *process_state(suspect.pid), now)
+            if suspect.member.host_id == self._host_id:
+                self._membership.note_state(suspect, *process_state(suspect.member.pid), now)
 
     def _note(self, kind: int, peer: bytes, seq: int, body: m.Body) -> None:
         """Note a request of a member, or its answer."""
@@ -127,11 +120,11 @@ class Scheduler:
 
     def _report(self) -> None:
         """Tell the launcher how the job goes."""
-        deaths = [*self._membership.losses.deaths, *self._membership.deaths]
+        deaths = [*self._membership.losses.deaths.values(), *self._membership.deaths]
         for death in deaths[self._deaths :]:
             ring.note(events.DIED, 0, events.member(death.role, death.rank))
         self._deaths = len(deaths)
-        for death in self._membership.losses.deaths:
+        for death in self._membership.losses.deaths.values():
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         if self._membership.complete:
             self._launcher.report_complete()
@@ -147,7 +140,7 @@ class Scheduler:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
                     logger.error("the job failed: %s", describe(death))
-                for death in self._membership.losses.deaths:
+                for death in self._membership.losses.deaths.values():
                     logger.warning("%s; the others went on", describe(death))
                 return action.code
             if isinstance(action, Warn):

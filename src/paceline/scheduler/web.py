@@ -264,11 +264,6 @@ class Dashboard:
         self._site = Site("dashboard", "127.0.0.1", port, self._answer)
         self.url = f"{self._site.address}/?token={self._token}"
 
-    @property
-    def readers(self) -> int:
-        """How many pages are open."""
-        return len(self._readers)
-
     def tell(self, news: object) -> None:
         """Hand news over to the pages that are open. Does not wait. Called with :attr:`lock` held."""
         text = msgspec.json.encode(news) if self._readers else b""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ Known: TypeAlias = tuple[m.KnownRange, Any]
 
 
 @dataclass(eq=False, kw_only=True)
-class PushRequest(abc.ABC):
+class PushRequest:
     """A push, or a sum of pushes, that is not answered yet.
 
     | state | event | next |
@@ -49,7 +48,6 @@ class PushRequest(abc.ABC):
 
     What breaks the guarantees: a slot that forgets a request without `release` or an error (its worker waits until its
     timeout), and a `waits` that is missing (the answer is sent before all updates are made).
-
     """
 
     asker: Asker
@@ -58,6 +56,8 @@ class PushRequest(abc.ABC):
     """The worker that pushes; of a sum, the first worker behind it."""
     unreleased: int
     """Releases to come: one of each slot for each worker behind the push. At first, one for each of its entries."""
+    reply: Callable[[PushRequest], None]
+    """Sends the answer, once all slots have released the push."""
     want: bool = True
     """The answer brings new values."""
     shared: bool = False
@@ -69,15 +69,14 @@ class PushRequest(abc.ABC):
     notes: Notes | None = None
     """The notes that all slots have; None before the first slot is released."""
 
-    @abc.abstractmethod
-    def answer(self) -> None:
-        """Send the answer; all slots have released the push."""
-
     def release(self) -> None:
         """Note that one slot has done its part; answer after the last."""
         self.unreleased -= 1
         if self.unreleased == 0 and not self.asker.is_answered:
-            self.answer()
+            try:
+                self.reply(self)
+            except Exception as error:  # noqa: BLE001 - process border: the update is made, and nobody else answers
+                self.asker.fail(error)
 
 
 @dataclass(eq=False)
@@ -186,12 +185,7 @@ class Slot:
         return bool(self.cohorts or self.pending or self.broken is not None or self.clipping.is_busy)
 
     def joined(self, right: Slot, updater: FlatUpdater) -> Slot:
-        """Return the slot and its right neighbour as one.
-
-        Args:
-            right: neighbour that stands like this one.
-            updater: updater of both.
-        """
+        """Return the slot and its right neighbour as one."""
         self.rule.join(right.rule)
         at = self.span.length
         span = m.Span(*self.span.place, self.span.start, at + right.span.length)
@@ -200,15 +194,7 @@ class Slot:
 
 
 class StoredBucket:
-    """The values of one bucket.
-
-    Args:
-        values: flat, owned by the bucket.
-        pieces: places of the keys.
-        rule: rule of the whole bucket, at its start.
-        updater: updater of the whole bucket.
-        place: number of its block, and its index there.
-    """
+    """The values of one bucket."""
 
     def __init__(
         self,
@@ -266,24 +252,14 @@ class StoredBucket:
         return None if updater is None else left.joined(right, updater)
 
     def keep_first_version(self, units: Iterable[int], is_coded: bool = False) -> None:
-        """Keep the values as some units will read them until their own first updates.
-
-        Args:
-            units: units of readers.
-            is_coded: the store compresses pulls.
-        """
+        """Keep the values as some units will read them until their own first updates."""
         self._is_coded |= is_coded
         for unit in units:
             if unit not in self.snapshots:
                 self.snapshots[unit] = self.values.clone()
 
     def regroup(self, worker: int, units: Units) -> None:
-        """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
-
-        Args:
-            worker: worker whose unit has changed.
-            units: as they are now.
-        """
+        """Let a worker that has changed its unit read the values as they are now, and forget units without workers."""
         unit = units.of[worker]
         if self._is_coded or not units.is_alone(unit):
             self.snapshots[unit] = self.values.clone()  # not in place: others of the unit may be reading it
@@ -292,11 +268,7 @@ class StoredBucket:
             slot.readers.regroup(worker, units.of)
 
     def keep_known_apart(self, make: Callable[[torch.Tensor, Sequence[Piece]], FlatUpdater]) -> None:
-        """Leave the memory to the values that the one unit of readers knows, and go on with values elsewhere.
-
-        Args:
-            make: function that makes an updater of new values; it gets the state of the one before.
-        """
+        """Leave the memory to the values that the one unit of readers knows, and go on with values elsewhere."""
         unit = self.slots[0].rule.unit[0]
         if unit in self.snapshots:
             return
@@ -325,12 +297,11 @@ class StoredBucket:
 
     # ---- readers ---------------------------------------------------------------------------------------------------
 
-    def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
-        """Note that a worker reads a range now; returns its oldest version, and the values, not to be changed."""
-        versions = []
+    def read(self, worker: int, span: m.Span) -> torch.Tensor:
+        """Note that a worker reads a range now; returns the values, not to be changed."""
         for slot in self.slots_over(span):
-            versions.append(slot.readers.read(slot.rule, worker, slot.span, span))
-        return min(versions), self.visible(slot.rule.unit[worker])[span.start : span.stop]
+            slot.readers.read(slot.rule, worker, slot.span, span)
+        return self.visible(slot.rule.unit[worker])[span.start : span.stop]
 
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""
@@ -338,12 +309,6 @@ class StoredBucket:
 
     def advance(self, slot: Slot, unit: int, codec: Codec | None, waiting: Iterable[int]) -> Bytes | None:
         """Let a unit of readers see a slot as it is now, where it does not read the values themselves.
-
-        Args:
-            slot: slot of this bucket.
-            unit: the readers.
-            codec: codec of the pull leg, if that is compressed.
-            waiting: workers of the unit that are told at once.
 
         Returns:
             The encoded difference to the values that they saw before, if there is a codec and somebody can use it.
@@ -397,13 +362,7 @@ class StoredBucket:
             known[part].copy_(self.visible(unit)[part])
 
     def tell_range(self, worker: int, span: m.Span, shared: bool) -> list[Known]:
-        """Note that a worker is told how it sees a range, slot by slot; of slots that overlap it, the part inside.
-
-        Args:
-            worker: the reader.
-            span: range of this bucket.
-            shared: the values were written to its memory, so that no frame is needed.
-        """
+        """Note that a worker is told how it sees a range, slot by slot; if ``shared``, its memory has the values."""
         found = []
         for slot in self.slots_over(span):
             unit, part = slot.rule.unit[worker], slot.span.part(span.start, span.stop)

@@ -40,7 +40,6 @@ from paceline.consistency import (
     Merge,
     Policy,
     Pushed,
-    Refuse,
     Release,
     Repeat,
     Rule,
@@ -129,16 +128,7 @@ class BucketStore:
         all_absent: Sequence[m.Span],
         request: PushRequest,
     ) -> None:
-        """Take one entry of a push that was checked.
-
-        Args:
-            bucket: bucket of the entry.
-            entry: entry of the push.
-            pushes: pushes of the workers behind it.
-            one: their contribution; its values are those of the whole entry.
-            all_absent: ranges where the push has no gradient.
-            request: the request, answered when all slots have released all workers behind the push.
-        """
+        """Take one entry of a push that was checked; ``one`` has the values of the whole entry."""
         slots = bucket.cut(entry)
         request.unreleased += len(slots) * len(pushes) - 1
         if len(slots) == 1 and not all_absent:
@@ -191,8 +181,6 @@ class BucketStore:
                 return
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
-        if actions and isinstance(actions[0], Refuse):
-            raise ProtocolError(actions[0].reason)
         try:
             for action in actions:
                 if isinstance(action, Merge):
@@ -234,11 +222,7 @@ class BucketStore:
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
     def change(self, event: Callable[[Rule], Sequence[Action]]) -> None:
-        """Let all rules take an event of a worker, those of slots to come too, and carry out their actions.
-
-        Args:
-            event: gives the event to a rule; returns the rule's actions.
-        """
+        """Let all rules take an event of a worker, those of slots to come too, and carry out their actions."""
         event(self.unpushed)
         self._expected.clear()
         for bucket in self.buckets:
@@ -295,8 +279,8 @@ class BucketStore:
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
-    def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
-        """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
+    def read(self, worker: int, span: m.Span) -> torch.Tensor:
+        """Note that a worker reads a range now; returns the values, not to be changed."""
         bucket = self.buckets.get(span.block, span.bucket)
         self.sink.before_read(bucket, worker, span)
         return bucket.read(worker, span)

@@ -41,11 +41,7 @@ Located: TypeAlias = tuple[StoredBucket, m.Entry]
 
 
 class ClipSink(Sink):
-    """Holds cohorts until their factor is known, then gives them to the sink that applies them.
-
-    Args:
-        sink: applies them.
-    """
+    """Holds cohorts until their factor is known, then gives them to the sink that applies them."""
 
     def __init__(self, sink: ApplySink) -> None:
         self._sink = sink

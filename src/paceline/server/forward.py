@@ -89,16 +89,7 @@ class Sum:
 class ForwardStore(Sink):
     """Buckets of a store that other servers own, and that workers of this host push here.
 
-    The values of a bucket are those of the owner's last answer.
-
-    Args:
-        name: name of the store.
-        policy: the store's; bound and weighting are left to the owner.
-        mean: merge to the mean over samples.
-        local_merge: the ways of pushes.
-        server: rank of this server.
-        share: keep values in shared memory where workers may map them.
-        ask: function that sends a request to another server.
+    The values of a bucket are those of the owner's last answer. Bound and weighting are left to the owner.
 
     Raises:
         ValueError: the policy sums nothing over workers.

@@ -41,20 +41,12 @@ class Members:
         worker_hosts: host ids of the workers, by rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
         self.senders: dict[bytes, Sender] = {}
-        self.rank = 0
-        self.worker_hosts: list[str] = []
-        self._members: dict[tuple[str, int], m.Member] = {}
-        """By role and rank, in the order of ranks."""
-        self._host_id = ""
-        self._dead: set[int] = set()
-
-    def admit(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
-        """Learn who the members of the job are, and which of them this server is."""
         self._host_id, self.rank = host_id, rank
         self._members = {(one.role, one.rank): one for one in sorted(members, key=lambda one: one.rank)}
         self.worker_hosts = self._hosts("worker")
+        self._dead: set[int] = set()
 
     def _hosts(self, role: str) -> list[str]:
         return [one.host_id for one in self._members.values() if one.role == role]
@@ -110,12 +102,6 @@ class Members:
 class Asker:
     """The member that waits for the answer to one request, and gets one: later ones are not sent.
 
-    Args:
-        peer: the member's connection.
-        seq: number of the request.
-        sender: the member, or :data:`STRANGER` before it has said who it is.
-        send: function that sends an answer.
-
     Attributes:
         rank: rank of the member in its role.
         is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
@@ -137,9 +123,9 @@ class Asker:
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
         if not self.is_answered:
-            self.is_answered = True
             ring.note_message(events.ANSWERED, self.seq, self._sender.number, body)
             self._send(self.peer, self.seq, body, make_frames, urgency)
+            self.is_answered = True  # else frames could not be made, and the error is the answer
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""

@@ -124,14 +124,7 @@ def on_behalf(host: ServerState, asker: Asker, body: m.OnBehalf, frames: Frames)
 
 
 def _apply_here(hosted: HostedStore, worker: int, body: Notice, direct: bool) -> None:
-    """Carry out a worker's notice in this server's own buckets, once it has said so on all its ways.
-
-    Args:
-        hosted: the store.
-        worker: rank of the worker.
-        body: notice of the worker.
-        direct: it says so itself, and not through a server that forwards.
-    """
+    """Carry out a worker's notice in this server's own buckets, once it came on all its ways: ``direct`` is one."""
     hosted.notices[type(body), worker, direct] += 1
     two_ways = hosted.local_merge.via(worker, hosted.server) != hosted.server
     if two_ways and hosted.notices[type(body), worker, not direct] < hosted.notices[type(body), worker, direct]:

@@ -65,13 +65,7 @@ class OwnStore:
     def init(
         self, block: int, specs: Sequence[m.BucketSpec], values: Sequence[torch.Tensor], answers: str = ""
     ) -> None:
-        """Initialise buckets: all, or none when one of them cannot be.
-
-        Args:
-            block: number of the block.
-            specs: specs of its buckets that are owned here.
-            values: their values, each flat [length of the bucket].
-            answers: kind of answers to pushes of rows, as in :class:`paceline.wire.messages.Init`.
+        """Initialise buckets of a block, each with flat values: all, or none when one of them cannot be.
 
         Raises:
             KeyMismatchError: a bucket is initialised already.

@@ -19,14 +19,14 @@ from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.extensions import load_all
 from paceline.logs import set_up_logging
-from paceline.net import Hub, Listener, Security
+from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import OnAnswer
 from paceline.net.client import Client
 from paceline.net.hosts import address_for, server_addresses
-from paceline.net.lifeline import Lifeline, StepPace
+from paceline.net.lifeline import Lifeline
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter, ring
 from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS, Steps
@@ -59,27 +59,15 @@ class OwnerClient:
 
     No request has a deadline: the workers behind it have theirs, and ask who is missing when it has passed. The
     scheduler tells everybody of the death of a server.
-
-    Args:
-        hub: a transport of its own.
-        me: this server.
-        servers: all servers of the job, by rank.
     """
 
-    def __init__(self, hub: Hub, me: m.Member, servers: Sequence[m.Member]) -> None:
+    def __init__(self, hub: SocketHub, me: m.Member, servers: Sequence[m.Member]) -> None:
         self._me, self._servers = me, servers
         self._client = Client(hub)
         self._channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
-        """Send a request; requests to one server arrive there in the order of asking.
-
-        Args:
-            server: rank of the server.
-            body: the request.
-            frames: payload; unchanged until the answer.
-            on_answer: called by :meth:`poll` with the answer, which may be a failure.
-        """
+        """Send a request; those to one server arrive in order. Frames stay unchanged until the answer."""
         if server not in self._channels:
             self._channels[server] = self._connect(self._servers[server])
         what = type(body).__name__
@@ -98,21 +86,13 @@ class OwnerClient:
 
 
 class Server:
-    """Runs a :class:`~paceline.server.requests.RequestHandler` over a listener.
+    """Runs a :class:`~paceline.server.requests.RequestHandler` over a listener."""
 
-    Args:
-        settings: settings of the server.
-        listener: listener to which workers connect.
-        lifeline: the server's membership; it has joined the job.
-        hub: a transport to other servers.
-    """
-
-    def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline, hub: Hub) -> None:
+    def __init__(self, settings: Settings, listener: SocketListener, lifeline: Lifeline, hub: SocketHub) -> None:
         self._listener, self._lifeline = listener, lifeline
         listener.watch_hub(hub)
         self._owners = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
-        members = Members()
-        members.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
+        members = Members(lifeline.members, lifeline.me.host_id, lifeline.rank)
         self._answerer = Answerer(listener, members.knows)
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
@@ -256,10 +236,11 @@ def main(settings: Settings) -> int:
     speed = _measured_speed() if settings.measures_servers else 0.0
     ring.start(settings)
     account = meter.Meter(SERVER_PARTS, REST, SERVER_GC)
-    lifeline = Lifeline(
-        settings, SocketHub(security), " ".join(listener.addresses), listener.wake,
-        lambda: StepPace(account=account.report()), speed,
-    )  # fmt: skip
+
+    def add_figures(beat: m.Heartbeat) -> None:
+        beat.account = account.report()
+
+    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake, add_figures, speed)
     account.on_round = _beats_soon(lifeline, account)
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)

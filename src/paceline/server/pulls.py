@@ -39,14 +39,14 @@ def pull(host: ServerState, asker: Asker, body: m.Pull, frames: Frames) -> None:
     if not body.shared and "pull" not in own.codecs:
         send_values(asker, store, worker, body.entries)
         return
-    versions, known = list[int](), list[Known]()
+    known = list[Known]()
     for entry, bucket in zip(body.entries, buckets, strict=True):
-        versions.append(store.read(worker, entry)[0])
+        store.read(worker, entry)
         if body.shared:
             bucket.show(worker, store.units[worker], entry)
         if "pull" in own.codecs:
             known += bucket.tell_range(worker, entry, body.shared)
-    send_known(asker, store, versions, known)
+    send_known(asker, store, known)
 
 
 def pull_rows(host: ServerState, asker: Asker, body: m.PullRows, frames: Frames) -> Result:
@@ -55,13 +55,12 @@ def pull_rows(host: ServerState, asker: Asker, body: m.PullRows, frames: Frames)
     bucket = store.buckets.get(entry.block, entry.bucket)
     if not frames and bucket.answers is not None and bucket.answers.stores_value:
         store.buckets.checked(entry)
-        version, values = store.read(worker, entry)
-        return m.Values([version]), rows.taken(bucket, worker, version, values)
+        return m.Values(), _new_rows(store, worker, entry)
     if len(frames) != 1 or (bucket.answers is not None and not bucket.answers.stores_value):
         raise ProtocolError(f"a pull of rows with {len(frames)} frames of row numbers makes no sense here")
     chosen = rows.numbers(bucket, entry, frames[0])
-    version, values = store.read(worker, entry)
-    return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
+    values = store.read(worker, entry)
+    return m.Values(), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
 
 
 def set_values(host: ServerState, asker: Asker, body: m.SetValues, frames: Frames) -> m.Reply:
@@ -90,27 +89,22 @@ def send_values(
 ) -> None:
     """Answer with values, as they are at the moment of sending, also when the answer is given again."""
 
-    def read() -> tuple[list[int], list[Any]]:
-        versions, frames = list[int](), list[Any]()
+    def read() -> Frames:
+        frames = []
         for entry in entries:
-            version, values = store.read(worker, entry)
-            versions.append(version)
+            values = store.read(worker, entry)
             frames.append(to_frame(values if store.stands_still(worker, entry) else values.clone()))
-        return versions, frames
+        store.sent_bytes += asker.network_bytes(frames)
+        return frames
 
-    versions, frames = read()
-    store.sent_bytes += asker.network_bytes(frames)
-    first = [frames]
     # The next forward pass needs the first layers first.
     urgency = entries[0].bucket if entries else None
-    body = m.Values(versions, absent=sorted(absent), notes=list(notes))
-    asker.answer(body, lambda: first.pop() if first else read()[1], urgency)
+    asker.answer(m.Values(absent=sorted(absent), notes=list(notes)), read, urgency)
 
 
 def send_known(
     asker: Asker,
     store: BucketStore,
-    versions: list[int],
     known: Sequence[Known],
     absent: Collection[m.Span] = (),
     notes: Notes = (),
@@ -119,13 +113,18 @@ def send_known(
     frames = [frame for _, frame in known if frame is not None]
     store.sent_bytes += asker.network_bytes(frames)
     urgency = known[0][0].bucket if frames else None
-    body = m.Values(versions, [one for one, _ in known], sorted(absent), list(notes))
+    body = m.Values([one for one, _ in known], sorted(absent), list(notes))
     asker.answer(body, lambda: frames, urgency)
 
 
 def send_rows(asker: Asker, store: BucketStore, entry: m.Entry) -> None:
     """Answer a push of rows with rows; given again, the answer is the same bytes."""
-    version, values = store.read(asker.rank, entry)
-    frames = rows.taken(store.buckets.get(entry.block, entry.bucket), asker.rank, version, values)
+    frames = _new_rows(store, asker.rank, entry)
     store.sent_bytes += asker.network_bytes(frames)
-    asker.answer(m.Values([version]), lambda: frames, entry.bucket)
+    asker.answer(m.Values(), lambda: frames, entry.bucket)
+
+
+def _new_rows(store: BucketStore, worker: int, entry: m.Entry) -> list[Any]:
+    """Return the frames of the rows that are new to a worker, which reads now."""
+    bucket, values = store.buckets.get(entry.block, entry.bucket), store.read(worker, entry)
+    return rows.taken(bucket, worker, bucket.slots[0].rule.read[worker], values)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -12,12 +11,12 @@ import msgspec
 import torch
 
 from paceline.consistency import Pushed
-from paceline.consistency.objections import objection, objection_to_sum
+from paceline.consistency.objections import objection
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.ranges import is_all, within
 from paceline.server import rows
-from paceline.server.bucket import Known, PushRequest, StoredBucket
+from paceline.server.bucket import PushRequest, StoredBucket
 from paceline.server.bucket_store import BucketStore, absent_in
 from paceline.server.clip_sink import ClipSink, Located
 from paceline.server.forward import ForwardStore
@@ -47,67 +46,46 @@ def _options(encoded: bytes) -> StepOptions | None:
     return options
 
 
-@dataclass(eq=False, kw_only=True)
-class WorkerPush(PushRequest):
-    """A worker's push to a store."""
-
-    store: BucketStore
-    push: m.Push
-
-    def answer(self) -> None:
-        """Answer as the worker wants."""
-        push, notes = self.push, self.notes or ()
-        if push.want and push.rows:
-            send_rows(self.asker, self.store, push.entries[0])
-        elif self.known:
-            send_known(self.asker, self.store, [], self.known, self.absent, notes)
-        elif push.want and not push.shared:
-            send_values(self.asker, self.store, self.worker, push.entries, self.absent, notes)
-        else:
-            self.asker.answer(m.Values([], absent=sorted(self.absent), notes=list(notes)))
-
-
-@dataclass(eq=False, kw_only=True)
-class SumPush(PushRequest):
-    """A sum of pushes that another server has made, to a store."""
-
-    store: BucketStore
-    push: m.PushSum
-
-    def answer(self) -> None:
-        """Answer with the values that the first worker behind the sum sees."""
-        send_values(self.asker, self.store, self.worker, self.push.entries, self.absent, self.notes or ())
+def _reply(store: BucketStore, push: m.Push | m.PushSum, request: PushRequest) -> None:
+    """Answer a push as its worker wants; a sum with the values that the first worker behind it sees."""
+    asker, notes = request.asker, request.notes or ()
+    if request.want and isinstance(push, m.Push) and push.rows:
+        send_rows(asker, store, push.entries[0])
+    elif request.known:
+        send_known(asker, store, request.known, request.absent, notes)
+    elif request.want and not request.shared:
+        send_values(asker, store, request.worker, push.entries, request.absent, notes)
+    else:
+        asker.answer(m.Values(absent=sorted(request.absent), notes=list(notes)))
 
 
 def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     """Take a push; it was checked as a whole before any of it counts."""
     hosted, worker = host.stores[body.store], asker.rank
     part = hosted.own if hosted.forward is None else hosted.holder(body)
-    store = part.store
-    buckets = _check_push(part, worker, body)
-    options = _options(body.options)
+    part.check_kind(body)
+    pushes = [(Pushed(worker, entry.round, body.samples),) for entry in body.entries]
+    buckets, options = _check(part, worker, body, pushes), _options(body.options)
     values = _values_of(hosted, worker, body, buckets, frames)
     notes = ((worker, body.note),) if body.note else ()
     inputs = {worker: body.inputs} if body.samples else {}
-    known: list[Known] | None = [] if body.want and "pull" in hosted.own.codecs else None
-    request = WorkerPush(
+    request = PushRequest(
         asker=asker,
         worker=worker,
         unreleased=len(body.entries),
+        reply=partial(_reply, part.store, body),
         want=body.want,
         shared=body.shared,
-        known=known,
-        store=store,
-        push=body,
+        known=[] if body.want and "pull" in hosted.own.codecs else None,
     )
-    for bucket, entry, value in zip(buckets, body.entries, values, strict=True):
+    for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
         borrowed = body.shared and not body.coded and value is not None
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
-        store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
+        part.store.push(bucket, entry, pushed, one, body.absent, request)
     if hosted.forward is not None:
         hosted.forward.flush()
     if frames:
-        store.received_bytes += asker.network_bytes(frames)
+        part.store.received_bytes += asker.network_bytes(frames)
 
 
 def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -> None:
@@ -115,17 +93,22 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     hosted = host.stores[body.store]
     for share in body.shares:
         hosted.check_forwarder(asker.rank, share.worker)
-    store, buckets = hosted.own.store, _check_sum(hosted.own, body)
-    options = _options(body.options)
+    own, store = hosted.own, hosted.own.store
+    _check_sum(own, body)
+    shares = sorted(body.shares, key=lambda share: share.worker)
+    pushes = [
+        [Pushed(one.worker, round, one.samples) for one, round in zip(shares, rounds, strict=True)]
+        for rounds in zip(*[one.rounds for one in shares], strict=True)
+    ]
+    buckets, options = _check(own, asker.rank, body, pushes), _options(body.options)
     values = _values_of(hosted, asker.rank, body, buckets, frames)
-    samples = sum(share.samples for share in body.shares)
-    inputs = {share.worker: share.inputs for share in body.shares if share.samples}
-    request = SumPush(asker=asker, worker=body.shares[0].worker, unreleased=len(body.entries), store=store, push=body)
-    for index, (bucket, entry, value) in enumerate(zip(buckets, body.entries, values, strict=True)):
-        pushes = _pushes_of(body, index)
-        others = tuple(one.worker for one in pushes[1:])
-        common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
-        store.push(bucket, entry, pushes, Contribution(value, *common), body.absent, request)
+    samples, others = sum(share.samples for share in shares), tuple(share.worker for share in shares[1:])
+    inputs = {share.worker: share.inputs for share in shares if share.samples}
+    worker, unreleased = body.shares[0].worker, len(body.entries)
+    request = PushRequest(asker=asker, worker=worker, unreleased=unreleased, reply=partial(_reply, store, body))
+    common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
+    for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
+        store.push(bucket, entry, pushed, Contribution(value, *common), body.absent, request)
     store.received_bytes += asker.network_bytes(frames)
 
 
@@ -134,50 +117,51 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
 StorePart: TypeAlias = OwnStore | ForwardStore
 
 
-def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket]:
-    """Refuse a push that cannot be carried out as a whole; returns the buckets of its entries.
+def _check(
+    part: StorePart, sender: int, push: m.Push | m.PushSum, pushes: Sequence[Sequence[Pushed]]
+) -> list[StoredBucket]:
+    """Refuse a push or sum that cannot be carried out as a whole; returns the buckets of its entries.
 
     Raises:
-        ConfigError: the store needs an optimizer.
         KeyMismatchError: a bucket is not here.
         ProtocolError: values of a kind that is not taken here, entries that do not exist, rounds that make no sense, or
             memory that is not mapped.
         RemoteError: an earlier update failed.
     """
-    part.check_kind(push)
     if len(push.entries) != 1 or push.absent:
         _check_ranges(part, push)
+    has_rows, is_shared = (push.rows, push.shared) if isinstance(push, m.Push) else (False, False)
     buckets = []
-    for entry in push.entries:
+    for entry, pushed in zip(push.entries, pushes, strict=True):
         bucket = part.store.buckets.checked(entry)
         buckets.append(bucket)
-        if push.rows or bucket.answers is not None:
-            _check_rows(push, entry, bucket)
-        if push.shared and worker not in bucket.arenas:
-            raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
+        if has_rows or bucket.answers is not None:
+            _check_rows(bucket, entry, has_rows, isinstance(push, m.Push) and push.want)
+        if is_shared and sender not in bucket.arenas:
+            raise ProtocolError(f"worker {sender} has not offered shared memory for block {entry.block}")
         for slot in bucket.slots_over(entry):
-            slot.check_round(worker, entry.round, objection(slot.rule, worker, entry.round, push.samples))
+            reason = objection(slot.rule, pushed)
+            for one in pushed:
+                slot.check_round(one.worker, one.round, reason)
     return buckets
 
 
-def _check_rows(push: m.Push, entry: m.Entry, bucket: StoredBucket) -> None:
+def _check_rows(bucket: StoredBucket, entry: m.Entry, has_rows: bool, wants: bool) -> None:
     """Refuse rows of a bucket that does not take them, and anything else for one that takes rows only."""
-    if push.rows:
+    if has_rows:
         rows.shape_of(bucket, entry)
-    if bucket.answers is not None and not (push.rows or bucket.answers.stores_value):
+    if bucket.answers is not None and not (has_rows or bucket.answers.stores_value):
         raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} takes rows only: it has no values")
-    if push.rows and push.want and bucket.answers is None:
+    if has_rows and wants and bucket.answers is None:
         raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} was not made to answer with rows")
 
 
-def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
-    """Refuse a sum that cannot be carried out as a whole; returns the buckets of its entries.
+def _check_sum(own: OwnStore, push: m.PushSum) -> None:
+    """Refuse a sum that the store does not take.
 
     Raises:
         ConfigError: the store needs an optimizer.
-        KeyMismatchError: a bucket was not initialised here.
-        ProtocolError: numbers, entries or rounds that make no sense.
-        RemoteError: an earlier update failed.
+        ProtocolError: numbers that make no sense, or a store that answers every worker by itself.
     """
     if not own.has_updater:
         raise own.no_updater()
@@ -187,22 +171,6 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
         raise ProtocolError(f"a sum whose unit is {push.unit} samples")
     if "pull" in own.codecs:
         raise ProtocolError(f"a sum for store {own.store.name!r}, which compresses what it answers every worker")
-    _check_ranges(own, push)
-    buckets = []
-    for index, entry in enumerate(push.entries):
-        bucket, pushes = own.store.buckets.checked(entry), _pushes_of(push, index)
-        buckets.append(bucket)
-        for slot in bucket.slots_over(entry):
-            reason = objection_to_sum(slot.rule, pushes)
-            for one in pushes:
-                slot.check_round(one.worker, one.round, reason)
-    return buckets
-
-
-def _pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
-    """Return the pushes behind one entry of a sum, in the order of ranks."""
-    shares = sorted(push.shares, key=lambda share: share.worker)
-    return [Pushed(one.worker, one.rounds[index], one.samples) for one in shares]
 
 
 def _check_ranges(part: StorePart, push: m.Push | m.PushSum) -> None:

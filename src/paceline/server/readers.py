@@ -27,11 +27,7 @@ from paceline.wire import messages as m
 
 
 class Parts:
-    """For each worker, the parts that it has seen at one version.
-
-    Args:
-        seen: (version, parts) by worker.
-    """
+    """For each worker, the parts that it has seen at one version."""
 
     def __init__(self, seen: Mapping[int, tuple[int, Ranges]] | None = None) -> None:
         self._seen = dict(seen or {})
@@ -106,26 +102,20 @@ class Readers:
         parts, told = self.parts.beside(right.parts, at), self.told.beside(right.told, at)
         return Readers(parts, absent, notes, self.versions, self.holds, told)
 
-    def read(self, rule: Rule, worker: int, slot: m.Span, span: m.Span) -> int:
-        """Note that a worker reads a range now that overlaps the slot; returns the slot's version.
+    def read(self, rule: Rule, worker: int, slot: m.Span, span: m.Span) -> None:
+        """Note that a worker reads a range now that overlaps the slot.
 
         The rule hears of it when the worker has read all of this version, in one part or several: staleness counts
         from the oldest version that a push was computed from.
-
-        Args:
-            rule: rule of the slot.
-            worker: the reader.
-            slot: range of the slot.
-            span: the range.
         """
-        if span.start <= slot.start and span.stop >= slot.stop:
-            return rule.pull(worker)
+        if span.start <= slot.start and span.start + span.length >= slot.start + slot.length:
+            rule.pull(worker)
+            return
         version, part = rule.readable(worker), slot.part(span.start, span.stop)
         if version > rule.read[worker]:
             start, stop = part.start - slot.start, part.stop - slot.start
             if self.parts.add(worker, version, start, stop, slot.length):
-                return rule.pull(worker)
-        return version
+                rule.pull(worker)
 
     # ---- compressed pulls ------------------------------------------------------------------------------------------
 
@@ -164,12 +154,6 @@ class Readers:
 
         It holds that version when it was told all parts of it. Until then the next answer brings the values as they
         are: a difference fits only where all of the slot is known.
-
-        Args:
-            worker: the reader.
-            unit: unit of the worker.
-            slot: range of the slot.
-            part: range of the part.
         """
         version, start, stop = self.version(unit), part.start - slot.start, part.stop - slot.start
         if self.holds.get(worker) != version and self.told.add(worker, version, start, stop, slot.length):

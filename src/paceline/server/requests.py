@@ -8,14 +8,14 @@ guarantee breaks in a handler that changes something before all its checks are d
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
-from paceline.net.call import LONGEST_TEXT, OnAnswer
+from paceline.net.call import LONGEST_TEXT
 from paceline.observe import ring
 from paceline.observe.events import TOOK
 from paceline.server import commands, notices, pulls, push, setup
@@ -25,11 +25,6 @@ from paceline.server.members import STRANGER, AnswerFn, Asker, Members, Sender
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
-
-
-def no_connection(owner: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
-    """Stand for connections to other servers where there are none."""
-    raise ProtocolError(f"this server has no connection to server {owner}")
 
 
 def claim(host: ServerState, asker: Asker, body: m.Claim, frames: Frames) -> m.Reply:
@@ -74,26 +69,13 @@ HANDLERS: Mapping[str, Handlers] = {"worker": OF_WORKERS, "server": OF_SERVERS, 
 
 
 class RequestHandler(ServerState):
-    """The stores of one server, and the requests on them.
+    """The stores of one server, and the requests on them."""
 
-    Args:
-        settings: settings of the server.
-        answer: function that sends an answer.
-        ask: function that sends a request to another server.
-        members: members of the job, who may be admitted later.
-    """
-
-    def __init__(
-        self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection, members: Members | None = None
-    ) -> None:
-        super().__init__(settings, ask, members or Members())
+    def __init__(self, settings: Settings, answer: AnswerFn, ask: AskFn, members: Members) -> None:
+        super().__init__(settings, ask, members)
         self._answer = answer
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
         """Workers, and how many stores were ever open, at the last :meth:`take_out`."""
-
-    def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
-        """Learn who the members of the job are, and which of them this server is."""
-        self.members.admit(members, host_id, rank)
 
     def take_out(self, workers: frozenset[int]) -> None:
         """Wait no more for workers that have left the job, in any store; called again after each request."""

@@ -192,11 +192,6 @@ def _table(bucket: Table) -> tuple[tuple[int, ...], int]:
 def answers_of(bucket: Table, kind: str, workers: Collection[int]) -> RowAnswers | None:
     """Return the answers of a new bucket to pushes of its rows.
 
-    Args:
-        bucket: the bucket.
-        kind: kind of the answers, as in :class:`paceline.wire.messages.Init`.
-        workers: workers that read it.
-
     Raises:
         ProtocolError: unknown kind, or the bucket is not one whole key with rows.
     """

@@ -58,10 +58,6 @@ class Sink(abc.ABC):
 class ApplySink(Sink):
     """Runs the updater of a slot once per complete cohort.
 
-    Args:
-        store: name, for messages.
-        policy: policy of the store.
-
     Attributes:
         spec: the update of every updater.
         codecs: by leg that is compressed, ``push`` or ``pull``.

@@ -17,6 +17,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer
 from paceline.observe.meter import Meter
+from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
 from paceline.worker.session import Session
@@ -134,9 +135,8 @@ class OneProcess:
         def ask(owner: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
             self.send(f"server {rank}", owner, body, frames, on_answer)
 
-        service = RequestHandler(self.settings, answer, ask)
-        service.admit([*self.workers, *self.servers], self.servers[rank].host_id, rank)
-        return service
+        members = Members([*self.workers, *self.servers], self.servers[rank].host_id, rank)
+        return RequestHandler(self.settings, answer, ask, members)
 
     def send(self, peer: str, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> int:
         """Send a request of a member, e.g. of ``"worker 0"``; returns its number."""

@@ -7,14 +7,14 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 import msgspec
 
 from paceline.errors import ProtocolError
 from paceline.wire import messages
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
-from paceline.wire.messages import Body, Envelope, Request
+from paceline.wire.messages import REPLIES, REQUESTS, Body, Envelope, Request
 
 _encoder = msgspec.msgpack.Encoder()
 _numbers = msgspec.msgpack.Decoder(Envelope[msgspec.Raw])
@@ -37,18 +37,14 @@ def protocol() -> bytes:
 
 @functools.cache
 def _digest_of_fields() -> bytes:
-    kinds = [getattr(messages, name) for name in sorted(messages.__all__) if name != "PROTOCOL"]
-    structs = [one for one in kinds if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    found = [one for _, one in sorted(vars(messages).items())]
+    structs = [one for one in found if isinstance(one, type) and issubclass(one, msgspec.Struct)]
     fields = [(one.__name__, one.__struct_config__.tag, one.__annotations__) for one in structs]
     return hashlib.sha256(repr(fields).encode()).digest()[:_FIELDS_BYTES]
 
 
 class FramingError(ProtocolError):
     """A message that cannot be read.
-
-    Args:
-        text: why.
-        frames: the message.
 
     Attributes:
         seq: its number; 0: that cannot be read either.
@@ -71,10 +67,6 @@ def encode(seq: int, acked: int, body: Body, held: int = 0) -> bytes:
 def _read(decoder: msgspec.msgpack.Decoder[Decoded], frames: Sequence[Any]) -> tuple[Decoded, Sequence[Any]]:
     """Read a message; returns the envelope and its payload frames.
 
-    Args:
-        decoder: decoder of its envelope.
-        frames: header first, as buffers.
-
     Raises:
         FramingError: too large, or not a message of this protocol.
     """
@@ -93,8 +85,15 @@ def _read(decoder: msgspec.msgpack.Decoder[Decoded], frames: Sequence[Any]) -> t
         raise FramingError(f"not a message of this protocol: {error}", frames) from error
 
 
-decode = partial(_read, msgspec.msgpack.Decoder(Envelope[Body]))
+_of_any: msgspec.msgpack.Decoder[Envelope[Body]] = msgspec.msgpack.Decoder(
+    Envelope[Union[REQUESTS + REPLIES]]  # type: ignore[misc]  # noqa: UP007
+)
+_of_requests: msgspec.msgpack.Decoder[Envelope[Request]] = msgspec.msgpack.Decoder(
+    Envelope[Union[REQUESTS]]  # type: ignore[valid-type]  # noqa: UP007
+)
+
+decode = partial(_read, _of_any)
 """Read any message: see :func:`_read`."""
 
-decode_request = partial(_read, msgspec.msgpack.Decoder(Envelope[Request]))
+decode_request = partial(_read, _of_requests)
 """Read a request; an answer is none, and raises an error as any message that cannot be read."""

@@ -101,16 +101,8 @@ class Inbox(Generic[Result]):
         self._arrived: dict[int, float] = {}
         """By number of a request in progress, when it arrived."""
 
-    def __len__(self) -> int:
-        return len(self._seen)
-
     def arrive(self, seq: int, acked: int, now: float = 0.0) -> bool:
         """Note a request; returns True when it is the next one and must be carried out.
-
-        Args:
-            seq: its number.
-            acked: all up to here are answered.
-            now: seconds on the caller's clock.
 
         Raises:
             ValueError: numbers that no correct sender uses.

@@ -21,13 +21,12 @@ from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
-from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client
 from paceline.net.hosts import address_for
 from paceline.net.lifeline import Lifeline
-from paceline.net.lifeline import StepPace as ReportedPace
+from paceline.net.sockets import SocketHub
 from paceline.observe import meter
 from paceline.observe.account import GC, WAIT, Steps
 from paceline.observe.urgency import Urgency
@@ -78,7 +77,7 @@ class Session:
     hands_out = False
     """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
 
-    def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
+    def __init__(self, settings: Settings, make_hub: Callable[[], SocketHub]) -> None:
         set_up_worker_logging(settings)
         self.settings = settings
         self._pid = os.getpid()
@@ -102,7 +101,7 @@ class Session:
         """Called before every wait."""
         self._client = Client(make_hub(), check=self._check_open)
         self._failed = threading.Event()
-        self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, pace=self._how_fast)
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -189,16 +188,15 @@ class Session:
         self._weights.append(sums)
         self._lifeline.beat_soon()
 
-    def _how_fast(self) -> ReportedPace:
+    def _add_figures(self, beat: m.Heartbeat) -> None:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
-        spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
-        now = pace.step_seconds(self.meter.open_own_s)
+        beat.spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
+        beat.step_s, beat.usual_samples = pace.step_seconds(self.meter.open_own_s), pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
-        usual = pace.seconds if self.auto or self.grouped_store else None
-        weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        account = self.meter.report(self.group, self.is_ddp, self.has_measured_shares or self.hands_out)
-        return ReportedPace(now, usual or 0.0, pace.samples, spread, account, weights)
+        beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
+        beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
+        beat.account = self.meter.report(self.group, self.is_ddp, self.has_measured_shares or self.hands_out)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

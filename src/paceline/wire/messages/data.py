@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Note, Number, Rank, Text
+from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Note, Number, Rank, Reply, Request, Text
 
 
-class OpenStore(Message, tag=20):
+class OpenStore(Request, tag=20):
     """Create a store on a server, or check that it is the same."""
 
     store: Name
@@ -44,7 +44,7 @@ class BucketSpec(Message):
     """First element of each part inside its key; empty: all 0."""
 
 
-class Init(Message, tag=21):
+class Init(Request, tag=21):
     """Initialise buckets; one frame of values per bucket."""
 
     store: Name
@@ -56,14 +56,14 @@ class Init(Message, tag=21):
     the ``merged`` rows of the round: then no value is stored, and its bucket has one element."""
 
 
-class SetValues(Message, tag=54):
+class SetValues(Request, tag=54):
     """Overwrite values outside of any round; one frame of values per entry. The rounds of the entries do not count."""
 
     store: Name
     entries: list[Entry]
 
 
-class SetUpdater(Message, tag=22):
+class SetUpdater(Request, tag=22):
     """Set the updater of a store, as an encoded UpdaterSpec. ``fresh``: without the state that the same one has."""
 
     store: Name
@@ -71,7 +71,7 @@ class SetUpdater(Message, tag=22):
     fresh: bool = False
 
 
-class SetCompression(Message, tag=23):
+class SetCompression(Request, tag=23):
     """Set the codec of pushes or of pulls, as encoded parameters."""
 
     store: Name
@@ -113,7 +113,7 @@ class Entry(Span, frozen=True):
     round: Number
 
 
-class Push(Message, tag=24):
+class Push(Request, tag=24):
     """Push values; one frame per entry, or none when the values lie in shared memory."""
 
     store: Name
@@ -145,7 +145,7 @@ class Push(Message, tag=24):
     they differ between workers, the server says so."""
 
 
-class Pull(Message, tag=25):
+class Pull(Request, tag=25):
     """Ask for values."""
 
     store: Name
@@ -162,13 +162,12 @@ class KnownRange(Span, frozen=True):
     """The frame is an encoded difference to the version before; otherwise it holds values."""
 
 
-class Values(Message, tag=26):
+class Values(Reply, tag=26):
     """Answer to a push or pull: one frame per entry where values were asked for.
 
     In a store that compresses pulls it is one frame per known range, or none when the values lie in shared memory.
     """
 
-    versions: list[Number]
     known: list[KnownRange] = msgspec.field(default_factory=list)
     absent: list[Span] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which no worker had a gradient in that update."""
@@ -176,7 +175,7 @@ class Values(Message, tag=26):
     """To a push: the notes of the pushes that made that update, the same for all workers behind it."""
 
 
-class MapArena(Message, tag=27):
+class MapArena(Request, tag=27):
     """Offer shared memory: the memfds of a process on the same host that hold a block's values and gradients."""
 
     store: Name
@@ -190,14 +189,14 @@ class MapArena(Message, tag=27):
     """First element inside the arena, per bucket index of the block."""
 
 
-class AskValues(Message, tag=40):
+class AskValues(Request, tag=40):
     """Ask where in shared memory a server keeps the values of a block."""
 
     store: Name
     block: Number
 
 
-class ValuesAt(Message, tag=41):
+class ValuesAt(Reply, tag=41):
     """The memfd that holds the values of a server's buckets of a block."""
 
     pid: Number
@@ -206,7 +205,7 @@ class ValuesAt(Message, tag=41):
     """First element inside the file, per bucket of this server in the order of the layout; empty: there is no file."""
 
 
-class GetState(Message, tag=28):
+class GetState(Request, tag=28):
     """Ask for the optimizer state of ranges."""
 
     store: Name
@@ -221,52 +220,52 @@ class StateItem(Span, frozen=True):
     shape: list[Count]
 
 
-class SetState(Message, tag=29):
+class SetState(Request, tag=29):
     """Set optimizer state; frames as listed."""
 
     store: Name
     items: list[StateItem]
 
 
-class StateIs(Message, tag=30):
+class StateIs(Reply, tag=30):
     """Optimizer state; one frame per item."""
 
     items: list[StateItem]
 
 
-class Command(Message, tag=31):
+class Command(Request, tag=31):
     """Run a registered command on a server."""
 
     head: Name
     body: Text
 
 
-class CommandAnswer(Message, tag=32):
+class CommandAnswer(Reply, tag=32):
     """The result of a command."""
 
     body: Text
 
 
-class AskStats(Message, tag=33):
+class AskStats(Request, tag=33):
     """Ask for the counters of a store."""
 
     store: Name
 
 
-class StatsAre(Message, tag=34):
+class StatsAre(Reply, tag=34):
     """Counters as JSON."""
 
     body: Text
 
 
-class AskMissing(Message, tag=35):
+class AskMissing(Request, tag=35):
     """Ask which workers an unanswered push waits for."""
 
     store: Name
     entry: Entry
 
 
-class Missing(Message, tag=36):
+class Missing(Reply, tag=36):
     """Workers that have not pushed, or not entered a barrier."""
 
     workers: list[Rank]
@@ -274,20 +273,20 @@ class Missing(Message, tag=36):
     """To a push: the events of the first slot that waits for them, for the error; empty where none waits."""
 
 
-class Leave(Message, tag=37):
+class Leave(Request, tag=37):
     """A worker leaves a store; others wait for it no more."""
 
     store: Name
 
 
-class AskNorm(Message, tag=55):
+class AskNorm(Request, tag=55):
     """Ask for the norm of the merged gradient over a worker's pushes here; answered when all of them are merged."""
 
     store: Name
     entries: list[Entry]
 
 
-class NormIs(Message, tag=56):
+class NormIs(Reply, tag=56):
     """A server's part of the norm of a merged gradient."""
 
     squares: float
@@ -296,7 +295,7 @@ class NormIs(Message, tag=56):
     """A worker has said that the update must not be made."""
 
 
-class Commit(Message, tag=57):
+class Commit(Request, tag=57):
     """Make the updates of a pushed round, with merged gradients times a factor; the first commit of a unit counts."""
 
     store: Name
@@ -306,19 +305,19 @@ class Commit(Message, tag=57):
     """Make none of them."""
 
 
-class Pause(Message, tag=38):
+class Pause(Request, tag=38):
     """A worker enters a barrier of a store; until all have, others do not wait for its pushes."""
 
     store: Name
 
 
-class Away(Message, tag=70):
+class Away(Request, tag=70):
     """Others do not wait for a worker's pushes to a store until it says :class:`Back`, or a barrier has opened."""
 
     store: Name
 
 
-class Back(Message, tag=71):
+class Back(Request, tag=71):
     """Others wait for a worker's pushes to a store again, from its next round on; answered with :class:`Done`."""
 
     store: Name
@@ -326,7 +325,7 @@ class Back(Message, tag=71):
     """The round joins cohorts of this phase. One that the worker has reached already only ends a pause."""
 
 
-class Regroup(Message, tag=59):
+class Regroup(Request, tag=59):
     """A worker steps with another group of a store from its next round on; answered with :class:`Done`."""
 
     store: Name
@@ -335,7 +334,7 @@ class Regroup(Message, tag=59):
     groups: list[list[Rank]]
 
 
-class PullRows(Message, tag=39):
+class PullRows(Request, tag=39):
     """Ask for some rows of a key that has a bucket for itself.
 
     It has one frame of ascending row numbers (int64), and the answer has one frame of rows. Without a frame it asks for

@@ -1,9 +1,9 @@
-"""Types of message fields. A message with a field outside of its limits is refused."""
+"""Types of message fields, the bases of all messages, and their envelope."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, TypeAlias
+from typing import Annotated, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -47,3 +47,32 @@ Saying: TypeAlias = Annotated[bytes, Meta(max_length=MAX_GATHER_BYTES)]
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all messages; on the wire an array that begins with the tag."""
+
+
+class Request(Message):
+    """Base of all messages that are answered."""
+
+
+class Reply(Message):
+    """Base of all answers, and of the news that are sent unasked."""
+
+
+Body: TypeAlias = Request | Reply
+
+Content = TypeVar("Content")
+
+
+class Envelope(msgspec.Struct, Generic[Content], array_like=True, forbid_unknown_fields=True):
+    """The envelope of every message; its content is a :data:`Body`, or at the answering side a :class:`Request`.
+
+    A request has its sequence number, counted from 1 by the sender; its answer has the same. Sequence number 0 is
+    news that was sent unasked.
+    """
+
+    seq: Number
+    acked: Number
+    """All requests up to here are answered; the receiver may forget them."""
+    body: Content
+    held: Number = 0
+    """Of an answer: microseconds from the arrival of the request to the answer. The rest of the asker's time is that of
+    the way there and back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.wire.messages.data import AskMissing, Away, Entry, Leave, Pause, Span
-from paceline.wire.messages.fields import Blob, Count, Message, Name, Note, Number, Rank, Text
+from paceline.wire.messages.fields import Blob, Count, Message, Name, Note, Number, Rank, Request, Text
 
 
 class ForwardedBucket(Message):
@@ -16,7 +16,7 @@ class ForwardedBucket(Message):
     owner: Rank
 
 
-class ForwardBuckets(Message, tag=42):
+class ForwardBuckets(Request, tag=42):
     """Ask a server of this host to forward pushes to the owners of buckets; answered with :class:`ValuesAt`."""
 
     store: Name
@@ -36,7 +36,7 @@ class Share(Message):
     """As in :class:`Push`."""
 
 
-class PushSum(Message, tag=43):
+class PushSum(Request, tag=43):
     """A server pushes the sum of pushes of workers of its host; one frame per entry, answered with values."""
 
     store: Name
@@ -57,7 +57,7 @@ class PushSum(Message, tag=43):
     """Those of the pushes behind it."""
 
 
-class OnBehalf(Message, tag=44):
+class OnBehalf(Request, tag=44):
     """A server passes on a message of a worker of its host to an owner, in order with the sums that it pushes."""
 
     worker: Rank

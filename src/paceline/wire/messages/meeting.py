@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.wire.messages.fields import Blob, Message, Name, Number, Rank
+from paceline.wire.messages.fields import Blob, Name, Number, Rank, Reply, Request
 
 
-class Meet(Message, tag=90):
+class Meet(Request, tag=90):
     """Give frames to members of a group, and get theirs, once all of them have come; one frame per entry of ``to``."""
 
     group: Name
@@ -18,20 +18,20 @@ class Meet(Message, tag=90):
     """Rank of the member that gets the frame; -1: all others."""
 
 
-class Met(Message, tag=91):
+class Met(Reply, tag=91):
     """Answer to :class:`Meet` and :class:`TakeAny`."""
 
     senders: list[Rank]
     """Rank of the worker that gave each frame."""
 
 
-class TakeAny(Message, tag=92):
+class TakeAny(Request, tag=92):
     """Join the first meeting of two of a group, whoever the other one is."""
 
     group: Name
 
 
-class AskNotMet(Message, tag=93):
+class AskNotMet(Request, tag=93):
     """Ask which members have not come to a meeting."""
 
     group: Name
@@ -39,7 +39,7 @@ class AskNotMet(Message, tag=93):
     members: list[Rank]
 
 
-class UseBoard(Message, tag=94):
+class UseBoard(Request, tag=94):
     """Use a board: texts by name, with which the processes of torch.distributed find each other."""
 
     verb: Name
@@ -48,7 +48,7 @@ class UseBoard(Message, tag=94):
     values: list[Blob]
 
 
-class BoardIs(Message, tag=95):
+class BoardIs(Reply, tag=95):
     """Answer to :class:`UseBoard`."""
 
     values: list[Blob]

@@ -23,6 +23,8 @@ from paceline.wire.messages.fields import (
     Name,
     Number,
     Rank,
+    Reply,
+    Request,
     Role,
     Saying,
     Text,
@@ -30,7 +32,7 @@ from paceline.wire.messages.fields import (
 from paceline.wire.messages.tracing import TraceEvents
 
 
-class Hello(Message, tag=1):
+class Hello(Request, tag=1):
     """Join the job."""
 
     job_id: Name
@@ -64,7 +66,7 @@ class Member(Message):
     """As in its ``Hello``."""
 
 
-class Welcome(Message, tag=2):
+class Welcome(Reply, tag=2):
     """All members are there: the rank of the new member, and all members."""
 
     rank: Rank
@@ -167,7 +169,7 @@ class WeightSums(Message):
     """Of each parameter its name, the sum, and by how much rounding may have changed that."""
 
 
-class Heartbeat(Message, tag=3):
+class Heartbeat(Request, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
     round: Number
@@ -207,7 +209,7 @@ class Death(Message):
     reason: Text
 
 
-class News(Message, tag=4):
+class News(Reply, tag=4):
     """The scheduler's answer to a heartbeat; also sent unasked when something happens."""
 
     deaths: list[Death]
@@ -229,7 +231,7 @@ class News(Message, tag=4):
     """Number of the trace for which heartbeats bring events; 0: none."""
 
 
-class Bye(Message, tag=5):
+class Bye(Request, tag=5):
     """Leave the job; with a reason it is a failure and ends the job for all."""
 
     reason: Text
@@ -237,7 +239,7 @@ class Bye(Message, tag=5):
     """Last round of a worker."""
 
 
-class Claim(Message, tag=6):
+class Claim(Request, tag=6):
     """Say which member a further connection belongs to."""
 
     role: Role
@@ -245,7 +247,7 @@ class Claim(Message, tag=6):
     token: Digest
 
 
-class Enter(Message, tag=7):
+class Enter(Request, tag=7):
     """Enter a barrier; answered when every live worker has, or those that have not left its store.
 
     The answer is :class:`Gathered`, without payloads, when workers have left or died, or not all of them pause.
@@ -287,7 +289,7 @@ class BlockSpec(Message):
     """Rows in the answer to a push of rows: as in ``Init``."""
 
 
-class Publish(Message, tag=8):
+class Publish(Request, tag=8):
     """Rank 0 publishes where keys are."""
 
     store: Name
@@ -298,20 +300,20 @@ class Publish(Message, tag=8):
     """``free``: the store is ``dist_auto``, and its workers can change groups; ``fixed``: they cannot."""
 
 
-class Lookup(Message, tag=9):
+class Lookup(Request, tag=9):
     """Ask where keys are; answered when all of them are published. No keys: ask for all that are published."""
 
     store: Name
     keys: list[KeyName]
 
 
-class Found(Message, tag=10):
+class Found(Reply, tag=10):
     """The blocks that hold the keys asked for."""
 
     blocks: list[BlockSpec]
 
 
-class AskStatus(Message, tag=11):
+class AskStatus(Request, tag=11):
     """Ask the scheduler for all members and their state."""
 
 
@@ -357,7 +359,7 @@ class Told(Message):
     text: Line
 
 
-class Status(Message, tag=12):
+class Status(Reply, tag=12):
     """Members, how each does, and the deaths."""
 
     members: list[Member]
@@ -381,13 +383,13 @@ class Status(Message, tag=12):
             raise ValueError(f"{len(self.members)} members with {len(self.states)} states")
 
 
-class AskAbsent(Message, tag=13):
+class AskAbsent(Request, tag=13):
     """Ask for the workers that have not entered a barrier or joined a gather yet; answered with :class:`Missing`."""
 
     barrier: Name
 
 
-class Gather(Message, tag=14):
+class Gather(Request, tag=14):
     """Send something to all workers; answered with :class:`Gathered` when every live worker has sent its part.
 
     A gather is a barrier to which members bring something. Its name is that of the barrier.
@@ -397,7 +399,7 @@ class Gather(Message, tag=14):
     payload: Saying
 
 
-class Gathered(Message, tag=15):
+class Gathered(Reply, tag=15):
     """The bytes that every worker sent, by rank; empty for a worker that had left or died before."""
 
     payloads: list[Saying]

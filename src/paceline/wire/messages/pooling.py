@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.wire.messages.fields import Count, Message, Name, Number, Rank
+from paceline.wire.messages.fields import Count, Name, Number, Rank, Reply, Request
 
 
-class TakeSamples(Message, tag=16):
+class TakeSamples(Request, tag=16):
     """Ask for samples of a walk through a pool, and say which are done; answered with :class:`PoolSamples`."""
 
     pool: Name
@@ -32,13 +32,13 @@ class TakeSamples(Message, tag=16):
     """Number of the orders; 0: not shuffled."""
 
 
-class AwaitSamples(Message, tag=17):
+class AwaitSamples(Request, tag=17):
     """Wait for the samples of the last request; answered with :class:`PoolSamples`."""
 
     pool: Name
 
 
-class ReturnSamples(Message, tag=58):
+class ReturnSamples(Request, tag=58):
     """Give samples back that this worker holds and will not train on; answered with :class:`Done`."""
 
     pool: Name
@@ -49,7 +49,7 @@ class ReturnSamples(Message, tag=58):
     """Last round that the worker has pushed: it has trained on all samples that it took before."""
 
 
-class PoolSamples(Message, tag=18):
+class PoolSamples(Reply, tag=18):
     """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
 
     ranges: list[tuple[Count, Count]]
@@ -59,7 +59,7 @@ class PoolSamples(Message, tag=18):
     """Number of walks that are over, of all pools: a worker that was away is back for its next round."""
 
 
-class AskSamples(Message, tag=60):
+class AskSamples(Request, tag=60):
     """Ask for the samples of an epoch that are not trained on yet; answered with :class:`SamplesLeft`."""
 
     pool: Name
@@ -67,7 +67,7 @@ class AskSamples(Message, tag=60):
     """Last round that the worker has pushed: it has trained on all samples that it took before."""
 
 
-class SamplesLeft(Message, tag=61):
+class SamplesLeft(Reply, tag=61):
     """The samples of an epoch that are not trained on yet."""
 
     is_known: bool

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from paceline.wire.limits import MAX_AMOUNT, MAX_TRACE_BYTES
-from paceline.wire.messages.fields import Amount, Count, HostName, Line, Message, Number, Rank, Role
+from paceline.wire.messages.fields import Amount, Count, HostName, Line, Message, Number, Rank, Reply, Request, Role
 
 _Time = Annotated[float, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """Seconds on a clock, or between two."""
@@ -34,7 +34,7 @@ class TraceEvents(Message):
     """As in :mod:`paceline.observe.ring`."""
 
 
-class AskTrace(Message, tag=19):
+class AskTrace(Request, tag=19):
     """Begin a trace, or ask for its events; answered with :class:`TraceIs`. Every holder of the job's key may."""
 
     number: Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -56,7 +56,7 @@ class TracePart(Message):
     events: TraceEvents
 
 
-class TraceIs(Message, tag=45):
+class TraceIs(Reply, tag=45):
     """Parts of a trace."""
 
     parts: list[TracePart]

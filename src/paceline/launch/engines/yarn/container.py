@@ -124,7 +124,7 @@ class AgentChannel:
         for start in range(0, len(data), _LARGEST) or (0,):
             part = data[start : start + _LARGEST]
             length = _LENGTH.pack(len(part))
-            self._sock.sendall(length + self._sending.seal(part, length))
+            self._sock.sendall(length + self._sending.seal(part))
 
     def receive(self) -> bytes | None:
         """Return the next frame, None at the end of the connection.
@@ -140,7 +140,7 @@ class AgentChannel:
         if size > _LARGEST:
             raise ProtocolError(f"a frame of {size} bytes")
         record = _exactly(self._sock, size + self._receiving.overhead)
-        return None if record is None else self._receiving.open(record, length)
+        return None if record is None else self._receiving.open(record)
 
     def close(self) -> None:
         """End the connection, also for a thread that waits for it. Idempotent."""
