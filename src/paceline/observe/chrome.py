@@ -8,7 +8,6 @@ push or pull over the server to its answer. Times are microseconds of the schedu
 from __future__ import annotations
 
 import math
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -26,8 +25,9 @@ _MESSAGE_S, _PID_BITS = 20e-6, 22
 #: Flows have ids that those of other tools do not have.
 _FIRST_FLOW = 1 << 40
 
-NAMES: Mapping[int, str] = {int(one.__struct_config__.tag): one.__name__ for one in typing.get_args(m.Body)}
-_FLOWS = frozenset({m.Push, m.PushSum, m.Pull, m.PullRows})
+#: By number of a message: its name.
+NAMES: Mapping[int, str] = {tag: one.__name__ for one, tag in m.TAGS.items()}
+_FLOWS = frozenset(m.TAGS[one] for one in (m.Push, m.PushSum, m.Pull, m.PullRows))
 _VERBS = {SENT: "{} to {}", GOT: "answer of {1}", TOOK: "{} of {}", ANSWERED: "answer to {1}"}
 
 
@@ -61,7 +61,7 @@ class ChromeTrace:
         self.pids = {
             key: hosts.index(one.source.host) << _PID_BITS | one.source.pid for key, one in order.processes.items()
         }
-        pushes = [one for one in order.requests.values() if _kind(one) in _FLOWS and self._touches(one)]
+        pushes = [one for one in order.requests.values() if _is_flow(one) and self._touches(one)]
         self.flows = [one for one in pushes if one.is_whole and self._holds(one)]
         self.cut = len(pushes) - len(self.flows)
         self._tids: dict[tuple[MemberKey, int], int] = {}
@@ -217,9 +217,9 @@ def _moved(trace: ChromeTrace, events: Sequence[Mapping[str, Any]], base_ns: flo
     return found
 
 
-def _kind(request: TracedRequest) -> type | None:
+def _is_flow(request: TracedRequest) -> bool:
     first = request.sent or request.took
-    return getattr(m, NAMES.get(first.value, ""), None) if first is not None else None
+    return first is not None and first.value in _FLOWS
 
 
 def _error_us(process: TracedProcess) -> float:

@@ -23,16 +23,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from paceline import forks, systems
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
 from paceline.user_folder import folder
-
-if TYPE_CHECKING:
-    from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
@@ -103,17 +100,6 @@ class Ring:
             self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
         )  # fmt: skip
 
-    def note_message(self, kind: int, seq: int, peer: int, body: m.Body) -> None:
-        """Write an event of a request.
-
-        Args:
-            kind: ``SENT``, ``GOT``, ``TOOK`` or ``ANSWERED``.
-            seq: number of the request.
-            peer: as :func:`member` has it.
-            body: the message.
-        """
-        self.note(kind, seq, peer, int(type(body).__struct_config__.tag))  # type: ignore[arg-type]
-
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
         first = max(count, self.written - self._capacity)
@@ -165,13 +151,12 @@ def read(path: Path) -> tuple[Source, list[Event]]:
 # ---- the ring of this process ----------------------------------------------------------------------------------------
 
 
-def _nothing(*event: object, at: float | None = None) -> None:
+def _nothing(*event: object) -> None:
     """Do nothing: this process has no ring."""
 
 
-#: Write an event of this process: see :class:`Ring`. Call them as ``ring.note``, because they change.
+#: Writes an event of this process, see :meth:`Ring.note`. Call it as ``ring.note``, because it changes.
 note: Callable[..., None] = _nothing
-note_message: Callable[[int, int, int, m.Body], None] = _nothing
 
 active: Ring | None = None
 _file: int | None = None
@@ -179,7 +164,7 @@ _file: int | None = None
 
 def start(settings: Settings) -> None:
     """Note events of this process from now on. Where its file cannot be made, the log says so, and there are none."""
-    global note, note_message, active, _file
+    global note, active, _file
     if not settings.recorder or active is not None:
         return
     try:
@@ -190,7 +175,7 @@ def start(settings: Settings) -> None:
             _reserve(_file, Ring.size())
             active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
             forks.in_children(active, _forget)
-        note, note_message = active.note, active.note_message
+        note = active.note
     except (OSError, LaunchError, ValueError) as error:
         logger.warning("paceline story will have no events of this process: %s", error)
 
@@ -219,8 +204,8 @@ def stop() -> None:
 
 
 def _forget(ring: Ring) -> None:
-    global note, note_message, active, _file
-    note, note_message, active = _nothing, _nothing, None
+    global note, active, _file
+    note, active = _nothing, None
     if _file is not None:
         os.close(_file)
         _file = None

@@ -138,7 +138,7 @@ class Asker:
         """
         if not self.is_answered:
             self.is_answered = True
-            ring.note_message(events.ANSWERED, self.seq, self._sender.number, body)
+            ring.note(events.ANSWERED, self.seq, self._sender.number, m.TAGS[type(body)])
             self._send(self.peer, self.seq, body, make_frames, urgency)
 
     def fail(self, error: Exception) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Generic, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -135,6 +136,8 @@ Reply: TypeAlias = (
 
 Body: TypeAlias = Request | Reply
 
+#: By class: the number that says on the wire, and in records of events, which message it is.
+TAGS: Mapping[type, int] = {one: one.__struct_config__.tag for one in get_args(Body)}
 
 Content = TypeVar("Content")
 
@@ -157,6 +160,7 @@ class Envelope(msgspec.Struct, Generic[Content], array_like=True, forbid_unknown
 
 __all__ = [
     "PROTOCOL",
+    "TAGS",
     "AccountReport",
     "AskAbsent",
     "AskMissing",
