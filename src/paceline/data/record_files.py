@@ -105,6 +105,9 @@ class Records(Dataset[bytes]):
         offset, parts = int(self._offsets[position]), []
         while True:
             flag, length = self._head(offset)
+            if (flag in (_WHOLE, _FIRST)) == bool(parts):
+                text = "a part of a record stands alone; make the file and its index again"
+                raise PacelineError(f"{self.path} is damaged at byte {offset}: {text}")
             parts.append(self._read(length, offset + _HEAD.size))
             if flag in (_WHOLE, _LAST):
                 return _MAGIC_BYTES.join(parts)
@@ -137,7 +140,7 @@ class Records(Dataset[bytes]):
             offset += _HEAD.size + _padded(length)
 
     def _head(self, offset: int) -> tuple[int, int]:
-        magic, word = _HEAD.unpack(self._read(_HEAD.size, offset))
+        magic, word = _HEAD.unpack(self._read(_HEAD.size, offset)) if offset >= 0 else (0, 0)
         if magic != _MAGIC:
             raise PacelineError(f"{self.path} is damaged at byte {offset}: no record begins there; make the file again")
         return word >> 29, word & _LONGEST

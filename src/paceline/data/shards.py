@@ -25,9 +25,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.agreement import Fact
 from paceline.data.fetching import is_in_loader
-from paceline.data.partition import check_part
+from paceline.data.partition import check_epoch, check_part
 from paceline.data.pool import session_of, walker_of
-from paceline.data.sampler import ShardedSampler, State, epoch_order
+from paceline.data.sampler import ShardedSampler, State, check_kind, epoch_order
 from paceline.data.shares import fractions_of
 from paceline.hetero import split_evenly
 from paceline.kvstore.base import KVStoreBase
@@ -240,8 +240,7 @@ class PartShards(Shards):
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        epoch = check_epoch(epoch)
         is_loaded = self._is_pending and self._sampler.position and not self._is_begun_elsewhere
         if not (is_loaded and epoch == self.epoch):
             self._begin(epoch)
@@ -262,6 +261,7 @@ class PartShards(Shards):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken."""
+        check_kind(state, "epoch", "position")
         if state["position"] and state.get("part") != self._part:
             raise ValueError(
                 f"the state was taken in the middle of epoch {state['epoch']} for part {state.get('part')} (index, "

@@ -15,8 +15,10 @@ So a tensor may be changed in place after the call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import operator
 import re
 import sys
 import time
@@ -80,8 +82,13 @@ class Reports:
         if step is None or samples is None:
             round, usual = meter.active.last
             step, samples = round if step is None else step, usual if samples is None else samples
+        if type(step) is not int:
+            with contextlib.suppress(TypeError):
+                step = operator.index(step)  # of numpy or torch
         if type(step) is not int or not 0 <= step < 2**63:
             raise ValueError(f"step is {step!r}; it is a whole number, 0 or more")
+        if type(samples) is not float:
+            samples = _number("samples", samples)
         if not 0 < samples <= MAX_NUMEL:
             raise ValueError(f"samples is {samples!r}; it is the number of samples behind the figures, above 0")
         if total is not None:
@@ -172,6 +179,10 @@ def _figure(name: str, value: Any) -> Any:
         if torch.cuda.is_current_stream_capturing():
             raise ValueError(f"{name} is reported while a CUDA graph is captured; replays would not: report after them")
         return _OnDevice(value)
+    return _number(name, value)
+
+
+def _number(name: str, value: Any) -> float:
     if isinstance(value, str | bytes):
         raise TypeError(f"{name} is {value!r}, not a number")
     try:

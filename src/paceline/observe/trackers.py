@@ -80,7 +80,9 @@ class Jsonl(_File):
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Write one line."""
-        self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **figures}) + "\n")
+        own = {"time": round(time.time(), 3), "step": step}
+        named = {f"figure/{name}" if name in own else name: value for name, value in figures.items()}
+        self._file.write(json.dumps(own | named) + "\n")
 
 
 @extensions.register("tracker")
