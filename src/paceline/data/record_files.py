@@ -102,7 +102,7 @@ class Records(Dataset[bytes]):
         Raises:
             PacelineError: the file is damaged there.
         """
-        offset, parts = int(self._offsets[position]), []
+        offset, parts = int(self._offsets[position]), list[bytes]()
         while True:
             flag, length = self._head(offset)
             if (flag in (_WHOLE, _FIRST)) == bool(parts):

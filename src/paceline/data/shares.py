@@ -362,11 +362,7 @@ class SharedBatchSampler(Sampler[list[int]]):
             self._shares = Shares(self._shares.global_batch, shares, self._speeds.caps)
 
     def _ahead(self, is_over: bool) -> int:
-        """Return how many of the batches that were handed out the loop does not have yet.
-
-        Args:
-            is_over: no batch of the epoch is left.
-        """
+        """Return how many of the batches that were handed out the loop does not have yet."""
         walk = None if self._dealing is None else self._dealing.loaded
         if self._pending or (walk is None and is_over):
             return 0

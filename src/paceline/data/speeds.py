@@ -43,9 +43,6 @@ class Speeds:
 
     Args:
         store: the job's store, in lock step; None: there is no exchange.
-        rank: rank of this worker.
-        num_workers: number of the job's workers.
-        max_batch: samples that fit into this worker's memory at once.
         is_always_due: speeds are exchanged in every step.
 
     Attributes:

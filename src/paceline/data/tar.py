@@ -287,9 +287,6 @@ class TarWriter:
     """Writes samples: ``with TarWriter("train-000000.tar") as file: file.write("7", {"jpg": image, "cls": b"3"})``.
 
     The same samples make the same bytes: files have no time and no owner.
-
-    Args:
-        path: path of the archive.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -41,10 +41,7 @@ def split_evenly(total: int, weights: Sequence[float]) -> list[int]:
 def fastest_split(total: int, speeds: Sequence[Speed], max_batch: Sequence[int | None] = ()) -> list[int]:
     """Divide a global batch so that its slowest part takes as little time as possible; everybody gets one or more.
 
-    Args:
-        total: samples.
-        speeds: one per worker.
-        max_batch: per worker, samples that fit into its memory at once; the rest costs it further passes.
+    Samples of a worker beyond its ``max_batch``, which fit into its memory at once, cost it further passes.
 
     Raises:
         ValueError: there are fewer samples than workers.

@@ -56,13 +56,7 @@ def steps_line(steps: Sequence[WorkerRound]) -> str:
 
 
 def steps_text(lines: Sequence[str], update_s: float, *, hands_out: bool) -> str:
-    """Return a file of all workers' steps.
-
-    Args:
-        lines: results of :func:`steps_line`, in order of rank.
-        update_s: seconds of an update on the servers; 0: not known.
-        hands_out: whether samples go to any worker that is free.
-    """
+    """Return a file of all workers' steps, which are results of :func:`steps_line`, in order of rank."""
     steps = [json.loads(line) for line in lines]
     return json.dumps({"steps": steps, "update_s": update_s, "hands_out": hands_out})
 
@@ -104,11 +98,7 @@ class Report:
 def report_text(workers: Sequence[str], update_s: float, elements: int, store_type: str) -> str:
     """Return what worker 0 prints about a job: a short line for each worker, and one about all.
 
-    Args:
-        workers: each worker's line of the speeds file, and after it the result of :func:`steps_line`.
-        update_s: seconds of an update on the servers; 0: not known.
-        elements: elements of the model.
-        store_type: type of the store.
+    ``workers`` are each one's line of the speeds file, and after it the result of :func:`steps_line`.
     """
     parts = [one.split("\n") for one in workers]
     lines = [json.dumps([speed.split()[0], json.loads(steps)]) for speed, steps in parts]

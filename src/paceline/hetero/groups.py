@@ -63,11 +63,8 @@ _Points = NDArray[np.float64]
 
 def group_by_speed(seconds: Sequence[float], alike: float = ALIKE, max_groups: int = MAX_GROUPS) -> Groups:
     """Return groups of workers of like speed, the fastest first.
-
-    Args:
-        seconds: time of a step of the same work, per worker in order of rank.
-        alike: smallest ratio of the typical speeds of two neighbouring groups.
-        max_groups: largest number of groups.
+    ``seconds`` are those of a step of the same work, in order of rank; ``alike`` is the least ratio of the typical
+    speeds of two neighbouring groups.
 
     Raises:
         ValueError: no workers, or a time that is not positive and finite.
@@ -139,11 +136,7 @@ class Doubt:
 
 
 class Regrouping:
-    """The groups of a job, and when to change them.
-
-    Args:
-        groups: the first groups, for all workers.
-    """
+    """The groups of a job, and when to change them."""
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups

@@ -173,13 +173,7 @@ def _why(measured: Measured, now: _Way, best: _Way) -> str:
 
 
 def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:
-    """Return the best of the ways that a free job can take.
-
-    Args:
-        measured: times of the present workers.
-        ranks: their ranks.
-        found: groups by speed, of indices into ``ranks``.
-    """
+    """Return the best of the ways that a free job can take; ``found`` are groups by speed, of indices into ranks."""
     by_speed = tuple(tuple(ranks[index] for index in group) for group in found)
     ways = [
         _Way(lock_step(measured, by_speed=False), (tuple(ranks),)),

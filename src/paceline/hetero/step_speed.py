@@ -102,11 +102,7 @@ def _whole(number: float) -> int:
 
 
 class SpeedMeter:
-    """Fits a worker's speed to its last steps.
-
-    Args:
-        window: number of steps that are looked at.
-    """
+    """Fits a worker's speed to its last steps."""
 
     def __init__(self, window: int = _WINDOW) -> None:
         self._window = window

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from paceline.consistency.stats import bin_of
 from paceline.membership.effects import Action, MemberKey, Warn
-from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps
 from paceline.observe.detector import WARM_UP, Detector
 from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
@@ -113,11 +113,13 @@ class Verdicts:
 
     def _of_worker(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Verdict]:
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
-        windows = [(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts]) for one in account.windows]
+        windows = [
+            Steps(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts], 1e-6 * one.way)
+            for one in account.windows
+        ]
         return self._detector.note_worker(
-            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared,
-            [1e-6 * one.way for one in account.windows],
-        )  # fmt: skip
+            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared
+        )
 
     def _count(self, server: int, account: m.AccountReport) -> None:
         if any(account.held):  # stores close before the job ends

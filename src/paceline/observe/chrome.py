@@ -44,11 +44,6 @@ def window(order: EventOrder, since: float, rounds: int) -> tuple[float, float]:
 class ChromeTrace:
     """The events between two times.
 
-    Args:
-        order: the processes.
-        begin: seconds on the scheduler's clock.
-        end: the same.
-
     Attributes:
         pids: process ids in the trace, by member.
         flows: requests with a flow.
@@ -81,12 +76,7 @@ class ChromeTrace:
             yield from self._flow(number, request)
 
     def head(self, job: str, rank: int = 0) -> dict[str, Any]:
-        """Return what stands before the events of a file.
-
-        Args:
-            job: the job's id.
-            rank: the rank that the file is of.
-        """
+        """Return what stands before the events of a file."""
         processes = self.order.processes
         workers = sum(one.source.role == "worker" for one in processes.values())
         base = next((one.source.unix - one.source.offset for one in processes.values()), 0.0) + self.begin

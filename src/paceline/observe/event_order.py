@@ -89,9 +89,6 @@ def aligned(source: Source, events: Iterable[Event], is_alive: bool = True, lost
 class EventOrder:
     """The events of several processes.
 
-    Args:
-        processes: one for each member.
-
     Attributes:
         processes: by role and rank, scheduler first.
         requests: all requests, by asker, asked member and number.

@@ -53,7 +53,6 @@ class Stops:
 
     Args:
         quotas: files that tell of the quota of this process.
-        clock: seconds.
 
     Attributes:
         seconds: duration of all stops so far.
@@ -112,10 +111,6 @@ class HostFigures:
     Args:
         thread: native id of the thread that trains.
         cgroups: where cgroups are mounted.
-        clock: seconds.
-
-    Attributes:
-        stops: the stops of this process.
     """
 
     def __init__(self, thread: int, cgroups: Path = _CGROUPS, clock: Callable[[], float] = time.monotonic) -> None:

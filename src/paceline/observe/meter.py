@@ -68,7 +68,6 @@ class Meter:
         parts: names of the parts.
         base: the part in which nothing else was entered.
         gc_part: the part of garbage collections.
-        clock: seconds.
         thread: thread that counts; None: the one that makes the meter.
     """
 
@@ -266,13 +265,7 @@ class Meter:
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
     def report(self, group: int = 0, is_ddp: bool = False, is_shared: bool = False) -> m.AccountReport:
-        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
-
-        Args:
-            group: number of the worker's group.
-            is_ddp: the rounds are those of a DDP script.
-            is_shared: samples go to workers by their speed already.
-        """
+        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's."""
         self.host.stops.start()
         late, self._late = self._late, {}
         staleness, self._staleness = self._staleness, Counter()

@@ -78,9 +78,6 @@ class PageHistory:
     """The history of a job: its rate, the parts of its members' time, and events.
 
     Args:
-        job: id of the job.
-        workers: their number.
-        servers: their number.
         began: seconds since 1970.
         now: the same moment in seconds on the caller's clock.
     """

@@ -41,15 +41,7 @@ _Sample: TypeAlias = tuple[str, _Labels, float]
 
 
 def text(status: m.Status, slow: Sequence[Verdict], job: str, version: str, now: float) -> str:
-    """Return the figures of a job as text.
-
-    Args:
-        status: the scheduler's status.
-        slow: the processes that are slow.
-        job: the job's id.
-        version: that of paceline.
-        now: seconds since 1970 at which the status was taken.
-    """
+    """Return the figures of a job as text; its status was taken ``now``, in seconds since 1970."""
     found: dict[str, list[str]] = {name: [] for name in METRICS}
     for name, labels, value in _samples(status, slow, job, version, now):
         inner = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items())

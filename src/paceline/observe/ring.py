@@ -57,10 +57,7 @@ class Ring:
 
     Args:
         memory: :meth:`size` bytes, zeros at first.
-        role: role of the process.
         rank: its rank; -1: not known yet.
-        capacity: number of events.
-        clock: seconds.
     """
 
     def __init__(

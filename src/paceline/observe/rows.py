@@ -35,14 +35,7 @@ def missing(status: m.Status, workers: int, servers: int) -> list[str]:
 def progress(
     status: m.Status, workers: int, servers: int, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Return how far a job of so many processes is: its start, or its round and rate.
-
-    Args:
-        status: the scheduler's status.
-        workers: their number.
-        servers: their number.
-        rows: those of the status, where they are known.
-    """
+    """Return how far a job of so many processes is: its start, or its round and rate."""
     absent = missing(status, workers, servers)
     if absent and not status.deaths:
         count = workers + servers

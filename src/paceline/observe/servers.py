@@ -123,15 +123,9 @@ class SlowServers:
         waits: Callable[[], WaitShare],
         beat: int = 0,
     ) -> list[Verdict]:
-        """Take the account of a server; returns a change of its state.
+        """Take a server's seconds by part of each window, and figures of its host; returns a change of its state.
 
-        Args:
-            rank: its rank.
-            host: its host.
-            windows: seconds by part.
-            figures: figures of its host.
-            waits: returns how long workers wait.
-            beat: number of the heartbeat, among those of all members.
+        Heartbeats (``beat``) are numbered among those of all members.
         """
         server = self._servers.setdefault(rank, _Server(rank, host))
         server.heard, seconds = beat, server.take(list(windows), figures)

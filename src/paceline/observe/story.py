@@ -19,12 +19,7 @@ WAIT_S, MOST = 0.05, 200
 
 
 def story(order: EventOrder, seconds: float) -> list[str]:
-    """Return the lines about the last seconds before the last event, and how each process stood then.
-
-    Args:
-        order: the processes.
-        seconds: how many.
-    """
+    """Return the lines about the last seconds before the last event, and how each process stood then."""
     processes = order.processes.values()
     end = max((one.events[-1].time for one in processes if one.events), default=0.0)
     told = heapq.merge(*(sorted(_lines(order, one)) for one in processes))

@@ -38,7 +38,6 @@ class TrackerThread:
 
     Args:
         spec: ``NAME`` or ``NAME:TARGET``.
-        job: the job's id.
 
     Raises:
         ValueError: the name is unknown.

@@ -24,9 +24,6 @@ class Urgency:
     """Says when the heartbeats of one process are due before their time.
 
     That is when a figure is longer than usual, and much longer by itself or together with those of the rounds before.
-
-    Args:
-        figures: number of the figures of a round.
     """
 
     __slots__ = ("_last", "_left", "_rounds", "_spreads", "_sums", "_usual")
@@ -37,12 +34,7 @@ class Urgency:
         self._rounds, self._left, self._last = 0, float(BEATS), 0.0
 
     def note(self, now: float, *seconds: float) -> bool:
-        """Take a round; returns whether a heartbeat is due.
-
-        Args:
-            now: when it ended.
-            *seconds: its figures.
-        """
+        """Take a round; returns whether a heartbeat is due."""
         self._rounds += 1
         is_long = False
         for index, one in enumerate(seconds):

@@ -72,9 +72,7 @@ class HostPlanner:
     """Plans a job from measurements.
 
     Args:
-        report: rounds of a job.
         hosts: the host of each worker, in order of rank.
-        links: the links between hosts.
         servers: servers of the job, on its first hosts; 0: on all.
 
     Attributes:

@@ -46,9 +46,6 @@ class Classified:
     Args:
         images: training samples, a row each, of numbers near 1.
         labels: their classes, int64.
-        test_images: test samples.
-        test_labels: their classes.
-        hidden: units of the hidden layer.
         seed: seed of the first weights.
     """
 
@@ -114,12 +111,7 @@ class Nothing:
 
 
 class SmallNetwork:
-    """One hidden layer of rectified units, and a softmax over ten classes.
-
-    Args:
-        inputs: numbers per sample.
-        hidden: units of the hidden layer.
-    """
+    """One hidden layer of rectified units, and a softmax over ten classes."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         self._shapes = ((inputs, hidden), (hidden,), (hidden, 10), (10,))
@@ -165,9 +157,7 @@ class OwnData:
     """Every worker goes through a part of its own, shuffled anew each time.
 
     Args:
-        length: samples.
         weights: size of the parts, per worker.
-        seed: seed of the shuffling.
         labels: class of each sample; with these, parts have unlike classes.
         skew: part of the samples that is divided in order of their classes, instead of at random.
     """

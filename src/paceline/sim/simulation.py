@@ -101,13 +101,7 @@ Observer: TypeAlias = Callable[[int, Sequence[Action]], None]
 def simulate(
     cluster: SimulatedCluster, plan: SimulatedTraining, problem: Problem | None = None, observer: Observer | None = None
 ) -> Result:
-    """Run a job under a simulated clock.
-
-    Args:
-        cluster: the machines.
-        plan: how they train, and until when: ``rounds``, ``seconds`` or a ``target``.
-        problem: the learning problem; None: only times count.
-        observer: called with every push's worker and the rule's actions.
+    """Run a job under a simulated clock. Without a problem to learn, only times count.
 
     Raises:
         ValueError: the plan has no end, or its policy does not fit the number of workers.
@@ -296,12 +290,6 @@ def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, se
 
     Only facts that a real job has are used: how long each worker computes and waits in each round, and the time of an
     update, of which servers know their speed.
-
-    Args:
-        cluster: the machines.
-        batch: samples per round and worker.
-        rounds: rounds to measure.
-        seed: seed of the noise.
 
     Raises:
         MissingExtraError: simpy is not installed.
