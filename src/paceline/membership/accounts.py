@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from paceline.consistency.stats import bin_of
 from paceline.membership.effects import Action, MemberKey, Warn
-from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS, Steps
+from paceline.observe.account import FIGURES, Steps, parts_of
 from paceline.observe.detector import WARM_UP, Detector
 from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
@@ -22,7 +22,7 @@ _KEPT = 50
 
 def why_damaged(role: str, account: m.AccountReport) -> str:
     """Return why an account cannot be read; empty: it can."""
-    parts = len(SERVER_PARTS if role == "server" else WORKER_PARTS)
+    parts = len(parts_of(role))
     for one in account.windows:
         if len(one.parts) != parts:
             return f"the account of a {role} has {parts} parts, not {len(one.parts)}"

@@ -23,7 +23,7 @@ Of a DDP script a step lasts from one step of its optimizer to the next, and ``w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,6 +34,12 @@ DATA, COMPUTE, DEVICE, ENCODE, SEND, WAIT, COPY, UPDATE, GC, OTHER = range(len(W
 #: Parts of a server's time: it waits for messages and reads them, sums, updates, or does the rest. ``gc`` as above.
 SERVER_PARTS = ("receive", "merge", "apply", "gc", "rest")
 RECEIVE, MERGE, APPLY, SERVER_GC, REST = range(len(SERVER_PARTS))
+
+
+def parts_of(role: str) -> tuple[str, ...]:
+    """Return the parts of the time of a process."""
+    return WORKER_PARTS if role == "worker" else SERVER_PARTS
+
 
 #: Figures of the host in the order in which heartbeats carry them, see :mod:`paceline.observe.host`: microseconds since
 #: the last one; ``faults`` and ``reread`` are numbers.
@@ -64,21 +70,12 @@ class Steps:
         """Seconds of all rounds."""
         return sum(self.seconds)
 
-    def add(self, other: Steps) -> None:
-        """Add the rounds that follow."""
-        self.rounds += other.rounds
-        self.samples += other.samples
-        self.way_s += other.way_s
-        self.seconds = [one + two for one, two in zip(self.seconds, other.seconds, strict=True)]
 
-
-def joined(steps: Iterable[Steps]) -> Steps:
+def joined(steps: Sequence[Steps]) -> Steps:
     """Return the account of all rounds together; there is at least one."""
-    first, *others = steps
-    whole = Steps(first.round, first.rounds, first.samples, list(first.seconds), first.way_s)
-    for one in others:
-        whole.add(one)
-    return whole
+    rounds, samples, way_s = map(sum, zip(*((one.rounds, one.samples, one.way_s) for one in steps), strict=True))
+    seconds = list(map(sum, zip(*(one.seconds for one in steps), strict=True)))
+    return Steps(steps[0].round, rounds, samples, seconds, way_s)
 
 
 def in_windows(steps: Sequence[Steps], most: int) -> list[Steps]:

@@ -42,7 +42,7 @@ def window(order: EventOrder, since: float, rounds: int) -> tuple[float, float]:
 
 
 class ChromeTrace:
-    """The events between two times.
+    """The events between two times of the scheduler's clock.
 
     Attributes:
         pids: process ids in the trace, by member.
@@ -56,8 +56,8 @@ class ChromeTrace:
         self.pids = {
             key: hosts.index(one.source.host) << _PID_BITS | one.source.pid for key, one in order.processes.items()
         }
-        pushes = [one for one in order.requests.values() if _is_flow(one) and self._touches(one)]
-        self.flows = [one for one in pushes if one.is_whole and self._holds(one)]
+        pushes = [one for one in order.requests.values() if _is_flow(one) and any(self._inside(one))]
+        self.flows = [one for one in pushes if one.is_whole and all(self._inside(one))]
         self.cut = len(pushes) - len(self.flows)
         self._tids: dict[tuple[MemberKey, int], int] = {}
 
@@ -149,7 +149,7 @@ class ChromeTrace:
         return self._event(process.key, tid, name, "message", one.time, end) | {"args": args}
 
     def _event(self, key: MemberKey, tid: int, name: str, kind: str, begin: float, end: float) -> TraceEvent:
-        start, stop = self.micros(begin), self.micros(end)
+        start, stop = self._micros(begin), self._micros(end)
         dur = round(stop - start, 3)
         return {"ph": "X", "name": name, "cat": kind, "pid": self.pids[key], "tid": tid, "ts": start, "dur": dur}
 
@@ -160,17 +160,15 @@ class ChromeTrace:
         stations += [("t", request.asked, request.answered), ("f", request.asker, request.got)]
         for phase, key, event in stations:
             assert event is not None
-            place = {"pid": self.pids[key], "tid": self._tid(key, event.thread), "ts": self.micros(event.time)}
+            place = {"pid": self.pids[key], "tid": self._tid(key, event.thread), "ts": self._micros(event.time)}
             more = {"bp": "e"} if phase == "f" else {}
             yield {"ph": phase, "id": number, "name": "push", "cat": "push", **place, **more}
 
-    def _touches(self, request: TracedRequest) -> bool:
-        return any(self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event))
+    def _inside(self, request: TracedRequest) -> list[bool]:
+        """Return for each known event of a request whether it is between the two times."""
+        return [self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event)]
 
-    def _holds(self, request: TracedRequest) -> bool:
-        return all(self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event))
-
-    def micros(self, time: float) -> float:
+    def _micros(self, time: float) -> float:
         """Return microseconds since the begin of the trace."""
         return round(1e6 * (time - self.begin), 3)
 

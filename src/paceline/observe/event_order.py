@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from paceline.observe.account import SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.observe.account import WAIT, parts_of
 from paceline.observe.events import ANSWERED, GOT, PART, ROLES, ROUND, SENT, TOOK, Event, Source, member_of
 
 MemberKey: TypeAlias = tuple[str, int]
@@ -63,7 +63,7 @@ class TracedProcess:
     @property
     def parts(self) -> Sequence[str]:
         """Names of the parts of its time."""
-        return WORKER_PARTS if self.source.role == "worker" else SERVER_PARTS
+        return parts_of(self.source.role)
 
     @cached_property
     def slices(self) -> list[Slice]:

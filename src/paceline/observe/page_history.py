@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import parts_of
 from paceline.observe.rows import figures_of, progress, rate_of, rows_of
 from paceline.wire import messages as m
 
@@ -83,7 +83,7 @@ class PageHistory:
     """
 
     def __init__(self, job: str, workers: int, servers: int, began: float, now: float) -> None:
-        parts = {"worker": WORKER_PARTS, "server": SERVER_PARTS}
+        parts = {role: parts_of(role) for role in ("worker", "server")}
         self._about = {"job": job, "began": began, "parts": parts, "lane_limits": LANE}
         self._workers, self._servers, self._began, self._last = workers, servers, now, 0.0
         self._rate = Series(*RATE)

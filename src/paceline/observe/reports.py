@@ -121,7 +121,7 @@ class Reports:
     def take(self) -> list[m.ReportedFigures]:
         """Return reports for one heartbeat. Any thread may call it, one at a time."""
         taken = self._joint
-        while self._open and _is_here(self._open[0][2]):
+        while self._open and all(type(one) is float or one.is_here for one in self._open[0][2].values()):
             taken.append(self._open.popleft())
         found = self._joined(taken)
         self._joint = found[MAX_REPORTS:]
@@ -150,22 +150,14 @@ class Reports:
         for name, value in numbers.items():
             if not math.isfinite(value) and name not in self._warned:
                 self._warned.add(name)
-                logger.warning(
-                    "the reported figure %r is %s at step %d; values that are not finite are left out",
-                    name,
-                    value,
-                    step,
-                )
+                text = "the reported figure %r is %s at step %d; values that are not finite are left out"
+                logger.warning(text, name, value, step)
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _mean(one: _Indexed, two: _Indexed) -> _Indexed:
     whole = one[2] + two[2]
     return (*two[:2], whole, {name: (one[2] * one[3][name] + two[2] * two[3][name]) / whole for name in one[3]})
-
-
-def _is_here(figures: dict[str, Any]) -> bool:
-    return all(type(value) is float or value.is_here for value in figures.values())
 
 
 def _figure(name: str, value: Any) -> Any:

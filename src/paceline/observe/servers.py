@@ -157,14 +157,4 @@ class SlowServers:
         held = min(0.99, waits.share * max(throttled, 1 - 1 / max(1.0, ratio)))
         lost = waits.rate * held / (1 - held)
         since = server.since if server.streak else waits.round
-        return Verdict(
-            server.rank,
-            server.host,
-            cause,
-            part,
-            ratio,
-            busy,
-            since,
-            lost,
-            role="server",
-        )
+        return Verdict(server.rank, server.host, cause, part, ratio, busy, since, lost, role="server")

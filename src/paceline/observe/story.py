@@ -44,16 +44,13 @@ def _lines(order: EventOrder, process: TracedProcess) -> Iterator[Line]:
 
 
 def _told(event: Event) -> str:
-    match event.kind:
-        case kind if kind == ROUND:
-            return f"begins to push round {event.number}"
-        case kind if kind == JOINED:
-            return "joined: all members are there"
-        case kind if kind == DIED:
-            return f"hears that {member_name(member_of(event.peer))} died"
-        case kind if kind == LEFT:
-            return "leaves with a failure" if event.value else "says goodbye"
-    return ""
+    texts = {
+        ROUND: f"begins to push round {event.number}",
+        JOINED: "joined: all members are there",
+        DIED: f"hears that {member_name(member_of(event.peer))} died",
+        LEFT: "leaves with a failure" if event.value else "says goodbye",
+    }
+    return texts.get(event.kind, "")
 
 
 def _has_left(process: TracedProcess) -> bool:

@@ -106,11 +106,8 @@ def overview(status: m.Status) -> tuple[int, dict[str, float]]:
 
     The rate of the job is the sum of its workers' rates.
     """
-    workers = [
-        (member.rank, state)
-        for member, state in zip(status.members, status.states, strict=True)
-        if member.role == "worker"
-    ]
+    pairs = zip(status.members, status.states, strict=True)
+    workers = [(member.rank, state) for member, state in pairs if member.role == "worker"]
     found = {f"worker/{rank}/{name}": one[1] for rank, state in workers for name, one in state.figures.items()}
     there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent")]
     windows = {rank: window for rank, state in there for window in state.recent if sum(window.parts)}
