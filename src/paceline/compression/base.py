@@ -180,9 +180,10 @@ class Codec(abc.ABC):
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         """Fill ``payload`` from a gradient of at least one element; return how many elements were dropped."""
 
-    @abc.abstractmethod
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
         """Overwrite ``out`` from a checked payload."""
+        out.zero_()
+        self._decode_add(payload, out, 1.0)
 
     @abc.abstractmethod
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
@@ -231,13 +232,10 @@ class Codec(abc.ABC):
         state.dropped += dropped
 
 
-def check_number(codec: str, field: str, value: object, low: float, high: float) -> None:
-    """Raise ValueError unless a codec's parameter is a number (not bool) in ``low`` to ``high``, both included."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be a number in {low:g} to {high:g}")
-
-
-def check_integer(codec: str, field: str, value: object, low: int, high: int) -> None:
-    """Raise ValueError unless a codec's parameter is an int in ``low`` to ``high``, both included."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be an integer in {low} to {high}")
+def check_number(
+    codec: str, field: str, value: object, low: float, high: float, kind: type[int] | type[float] = float
+) -> None:
+    """Raise ValueError unless a codec's parameter is of a kind (not bool) and in ``low`` to ``high``, both included."""
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
+        wanted = f"an integer in {low} to {high}" if kind is int else f"a number in {low:g} to {high:g}"
+        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be {wanted}")

@@ -45,11 +45,7 @@ class DDPState:
     """
 
     def __init__(
-        self,
-        params: Mapping[str, Any] | str | None,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        seed: int = 0,
+        self, params: Mapping[str, Any] | str | None, process_group: dist.ProcessGroup | None = None, *, seed: int = 0
     ) -> None:
         self.codec: Codec | None = make(params)
         self.process_group = process_group

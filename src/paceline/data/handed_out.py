@@ -64,10 +64,6 @@ class HandedOut:
         """Return the first index of the last ``count`` global batches; None if there are not so many."""
         return self._batches[-count].first if 0 < count <= len(self._batches) else None
 
-    def take_over(self, worker: int, last: int) -> None:
-        """Let the untrained samples of a worker that is gone come once more: its rounds after the last one."""
-        self.again += self.missing(worker, last, self.length)
-
     def missing(self, worker: int, last: int, stop: int) -> list[int]:
         """Return the positions that a worker has not trained on that is gone since a round; ``stop`` is an index."""
         batches = [one for one in self._batches if one.round > last and one.first < stop and worker in one.columns]

@@ -137,12 +137,7 @@ class Shares:
         ValueError: the weights cannot divide the batch, or it has fewer samples than there are workers.
     """
 
-    def __init__(
-        self,
-        global_batch: int,
-        fractions: Sequence[float],
-        max_batch: Sequence[int | None] = (),
-    ) -> None:
+    def __init__(self, global_batch: int, fractions: Sequence[float], max_batch: Sequence[int | None] = ()) -> None:
         if global_batch < len(fractions):
             raise ValueError(f"a global batch of {global_batch} samples is too small for {len(fractions)} workers")
         self.global_batch = global_batch

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.consistency import Policy
+import msgspec
+
 from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured, WorkerRound, measured_of
@@ -122,9 +123,7 @@ def parse_report(text: str) -> Report | None:
 
 def choice_text(choice: Choice) -> str:
     """Return a choice as one line of JSON."""
-    policy = choice.policy
-    words = {"merge": policy.merge, "groups": policy.groups, "first": policy.first, "lr_scale": policy.lr_scale}
-    return json.dumps({"store": choice.store_type, **words, "shares": choice.shares, "sentence": choice.sentence})
+    return msgspec.json.encode(choice).decode()
 
 
 def parse_choice(text: str, num_workers: int) -> Choice:
@@ -134,13 +133,10 @@ def parse_choice(text: str, num_workers: int) -> Choice:
         ValueError: the text is none, or does not fit to so many workers.
     """
     try:
-        table = json.loads(text)
-        groups = tuple(tuple(int(rank) for rank in group) for group in table["groups"])
-        policy = Policy(table["merge"], groups, int(table["first"]), lr_scale=table["lr_scale"])
-        choice = Choice(str(table["store"]), policy, str(table["shares"]), str(table["sentence"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{text!r} is not what dist_auto should do: {error!r}") from error
-    policy.check(num_workers)
+        choice = msgspec.json.decode(text, type=Choice)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{text!r} is not what dist_auto should do: {error}") from error
+    choice.policy.check(num_workers)
     return choice
 
 

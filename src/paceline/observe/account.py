@@ -74,7 +74,7 @@ class Steps:
 def joined(steps: Sequence[Steps]) -> Steps:
     """Return the account of all rounds together; there is at least one."""
     rounds, samples, way_s = map(sum, zip(*((one.rounds, one.samples, one.way_s) for one in steps), strict=True))
-    seconds = list(map(sum, zip(*(one.seconds for one in steps), strict=True)))
+    seconds = [sum(part) for part in zip(*(one.seconds for one in steps), strict=True)]
     return Steps(steps[0].round, rounds, samples, seconds, way_s)
 
 

@@ -269,17 +269,12 @@ class Meter:
         self.host.stops.start()
         late, self._late = self._late, {}
         staleness, self._staleness = self._staleness, Counter()
+        windows = [
+            m.Window(w.round, w.rounds, w.samples, [round(1e6 * part) for part in w.seconds], round(1e6 * w.way_s))
+            for w in self.take()
+        ]
         return m.AccountReport(
-            [
-                m.Window(
-                    one.round,
-                    one.rounds,
-                    one.samples,
-                    [round(1e6 * part) for part in one.seconds],
-                    round(1e6 * one.way_s),
-                )
-                for one in self.take()
-            ],
+            windows,
             self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,

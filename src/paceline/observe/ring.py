@@ -259,16 +259,24 @@ def forget_old(own: Path) -> None:
                 path.rmdir()
 
 
-def _remove(path: Path) -> None:
-    """Delete a file unless its process runs. It is held meanwhile: a process that has just opened it makes another."""
+@contextlib.contextmanager
+def _taken_over(path: Path) -> Iterator[bool]:
+    """Hold a file in the block, and tell whether that was possible: no process that runs has it."""
+    is_free = True
     with contextlib.ExitStack() as files:
         with contextlib.suppress(OSError):  # no file that a process could hold
             file = files.enter_context(_opened(path))
             try:
                 systems.lock_file(file, wait=False)
             except BlockingIOError:
-                return
-        with contextlib.suppress(OSError):
+                is_free = False
+        yield is_free
+
+
+def _remove(path: Path) -> None:
+    """Delete a file unless its process runs. A process that has just opened it makes another."""
+    with _taken_over(path) as is_free, contextlib.suppress(OSError):
+        if is_free:
             path.unlink()
 
 
@@ -281,12 +289,8 @@ def changed_at(path: Path) -> float:
 
 def is_held(path: Path) -> bool:
     """Tell whether the process of a ring runs."""
-    with contextlib.suppress(OSError), _opened(path) as file:
-        try:
-            systems.lock_file(file, wait=False)
-        except BlockingIOError:
-            return True
-    return False
+    with _taken_over(path) as is_free:
+        return not is_free
 
 
 def rings(path: Path) -> Iterator[tuple[Source, list[Event], bool]]:

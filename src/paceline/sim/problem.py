@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,28 +19,28 @@ Samples = NDArray[Any]
 _HIDDEN = 32
 
 
-class Problem(Protocol):
-    """Data, a model as one flat vector, and its gradient."""
+class Problem:
+    """Data, a model as one flat vector, and its gradient. By itself it is nothing to learn: only times count."""
 
-    length: int
+    length = 1_000_000
     """Number of training samples."""
-    labels: Indices
+    labels: Indices = np.zeros(0, np.int64)
     """Class of each training sample, int64; empty where there are none."""
 
     def initial(self) -> Vector:
         """Return the first weights."""
-        ...
+        return np.zeros(0)
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean loss over some samples."""
-        ...
+        return weights
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the test samples that is classified correctly."""
-        ...
+        return 0.0
 
 
-class Classified:
+class Classified(Problem):
     """Samples with classes, and the small network that learns them.
 
     Args:
@@ -55,23 +55,19 @@ class Classified:
         self.images, self.labels = images, labels
         self.test_images, self.test_labels = test_images, test_labels
         self.length = len(labels)
-        self._network, self._seed = SmallNetwork(images.shape[1], hidden), seed
+        self.network, self._seed = SmallNetwork(images.shape[1], hidden), seed
 
     def initial(self) -> Vector:
         """Return random weights."""
-        return self._network.initial(np.random.default_rng(self._seed + 1))
+        return self.network.initial(np.random.default_rng(self._seed + 1))
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean cross entropy over some samples."""
-        return self._network.gradient(weights, self.images[indices], self.labels[indices])
+        return self.network.gradient(weights, self.images[indices], self.labels[indices])
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the test samples that is classified correctly."""
-        return self._network.accuracy(weights, self.test_images, self.test_labels)
-
-    def parts(self, weights: Vector) -> list[Vector]:
-        """Return weights as those of both layers: w1 [inputs, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
-        return self._network.parts(weights)
+        return float((self.network.classes(weights, self.test_images) == self.test_labels).mean())
 
 
 class Digits(Classified):
@@ -89,25 +85,6 @@ class Digits(Classified):
         order = rng.permutation(len(classes))
         images, labels = pixels.reshape(-1, 64)[order] / 16.0, classes[order].astype(np.int64)
         super().__init__(images[360:], labels[360:], images[:360], labels[:360], _HIDDEN, seed)
-
-
-class Nothing:
-    """A problem without data: only times count."""
-
-    length = 1_000_000
-    labels = np.zeros(0, np.int64)
-
-    def initial(self) -> Vector:
-        """Return no weights."""
-        return np.zeros(0)
-
-    def gradient(self, weights: Vector, indices: Indices) -> Vector:
-        """Return no gradient."""
-        return weights
-
-    def accuracy(self, weights: Vector) -> float:
-        """Return 0: there is no problem to learn."""
-        return 0.0
 
 
 class SmallNetwork:
@@ -142,10 +119,6 @@ class SmallNetwork:
         w1, b1, w2, b2 = self.parts(weights)
         found: Indices = (np.maximum(x @ w1 + b1, 0) @ w2 + b2).argmax(1)
         return found
-
-    def accuracy(self, weights: Vector, x: Samples, labels: Indices) -> float:
-        """Return the part of the samples that is classified correctly."""
-        return float((self.classes(weights, x) == labels).mean())
 
     def parts(self, weights: Vector) -> list[Vector]:
         """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, 10], [10]."""
