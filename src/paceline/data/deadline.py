@@ -37,11 +37,7 @@ class Accumulates(Protocol):
 
 
 class Deadline:
-    """The time at which a worker stops to begin parts of a step.
-
-    Args:
-        seconds: from the beginning of a step.
-    """
+    """The time at which a worker stops to begin parts of a step."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds, self._clock = seconds, clock

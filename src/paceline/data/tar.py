@@ -159,12 +159,7 @@ def _text(field: bytes) -> str:
 
 
 class Archive:
-    """The files of a tar archive, in order: name and bytes. To be read once.
-
-    Args:
-        file: at its beginning.
-        url: its name, for errors.
-    """
+    """The files of a tar archive, in order: name and bytes. To be read once."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         self._file, self.url = file, url

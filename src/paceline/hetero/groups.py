@@ -143,11 +143,7 @@ class Regrouping:
         self._doubt = Doubt()
 
     def check_speeds(self, seconds: Mapping[int, float]) -> bool:
-        """Compare measured times with the groups; returns whether the groups have changed.
-
-        Args:
-            seconds: time of a step of the same work, of every worker that has not left.
-        """
+        """Compare measured times with the groups; returns whether the groups have changed."""
         wanted = self._right_groups(seconds) if self._out_of_order(seconds) else self.groups
         kind = _as_sets(wanted)
         if not self._doubt.is_sure(None if kind == _as_sets(self.groups) else kind):

@@ -99,11 +99,7 @@ class Revision:
         self._advised: set[object] = set()
 
     def check(self, steps: Mapping[int, StepTime]) -> str:
-        """Compare the way of now with the others; returns a change or new advice as text, else an empty string.
-
-        Args:
-            steps: step of every worker that has neither left nor died, by rank.
-        """
+        """Compare the way of now with the others; returns a change or new advice as text, else an empty string."""
         ranks = sorted(steps)
         self.groups = of_some(self.groups, ranks)
         measured = self._now(steps)

@@ -50,12 +50,6 @@ class Stops:
     thread that ran and kept Python's lock, waits of all threads for a processor, an exhausted CPU quota, and waits of
     the host for a disk or for memory. The rest is a stop. So a process that is short of anything is not stopped, and
     one that is short of much may be stopped and not be called so.
-
-    Args:
-        quotas: files that tell of the quota of this process.
-
-    Attributes:
-        seconds: duration of all stops so far.
     """
 
     def __init__(self, quotas: list[Path]) -> None:
@@ -106,12 +100,7 @@ def stop_of(late_s: float, before: HeldUp, now: HeldUp) -> float:
 
 
 class HostFigures:
-    """Reads the figures since the last call.
-
-    Args:
-        thread: native id of the thread that trains.
-        cgroups: where cgroups are mounted.
-    """
+    """Reads the figures since the last call."""
 
     def __init__(self, thread: int, cgroups: Path = _CGROUPS, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedstat = f"/proc/self/task/{thread}/schedstat"

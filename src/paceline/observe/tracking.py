@@ -36,9 +36,6 @@ def make(spec: str) -> Tracker:
 class TrackerThread:
     """Runs a tracker in a thread of its own. Failures are named once, and end nothing.
 
-    Args:
-        spec: ``NAME`` or ``NAME:TARGET``.
-
     Raises:
         ValueError: the name is unknown.
         MissingExtraError: its package is not installed.

@@ -71,11 +71,7 @@ class Classified(Problem):
 
 
 class Digits(Classified):
-    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer.
-
-    Args:
-        seed: seed of the first weights and of the choice of the test samples.
-    """
+    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer."""
 
     def __init__(self, seed: int = 0) -> None:
         from paceline.data.digits import read_digits  # imports torch, which other problems do without
