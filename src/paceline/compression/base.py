@@ -168,13 +168,19 @@ class Codec(abc.ABC):
         if len(raw):
             self._decode_add(raw, out.detach(), float(alpha))
 
-    def check(self, payload: Payload, numel: int) -> None:
-        """Refuse a payload that no sender makes of a bucket of ``numel`` elements.
+    def check(self, payload: Payload, numel: int) -> Bytes:
+        """Return a payload as an array, unless no sender makes it of a bucket of ``numel`` elements.
 
         Raises:
             ProtocolError: a wrong size or impossible content.
         """
-        self._checked(payload, numel)
+        raw = np.frombuffer(payload, np.uint8)
+        expected = self.encoded_nbytes(numel)
+        if len(raw) != expected:
+            raise self._refuse(f"it has {len(raw)} bytes where {expected} are expected", numel)
+        if len(raw):
+            self._check_content(raw, numel)
+        return raw
 
     @abc.abstractmethod
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
@@ -202,16 +208,7 @@ class Codec(abc.ABC):
         check_flat(out, "out")
         if out.dtype != torch.float32:
             raise TypeError(f"out is {out.dtype}; codecs decode to torch.float32")
-        return self._checked(payload, out.numel())
-
-    def _checked(self, payload: Payload, numel: int) -> Bytes:
-        raw = np.frombuffer(payload, np.uint8)
-        expected = self.encoded_nbytes(numel)
-        if len(raw) != expected:
-            raise self._refuse(f"it has {len(raw)} bytes where {expected} are expected", numel)
-        if len(raw):
-            self._check_content(raw, numel)
-        return raw
+        return self.check(payload, out.numel())
 
     def _check_gradient(self, grad: torch.Tensor, state: CodecState) -> None:
         check_flat(grad, "grad")

@@ -25,12 +25,8 @@ class Accumulates(Protocol):
 
     param_groups: list[dict[str, Any]]
 
-    @property
-    def samples(self) -> float | None:
-        """Samples behind the next push."""
-
-    @samples.setter
-    def samples(self, samples: float | None) -> None: ...
+    samples: float | None
+    """Samples behind the next push."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only accumulate gradients."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident, get_native_id
 from typing import Any
 
 from paceline.observe import ring
@@ -86,8 +86,8 @@ class Meter:
         """The present part, and the seconds of all parts since the last round ended."""
         self._since = self._begun = clock()
         """When the present part began, and the round."""
-        self._thread = threading.get_ident() if thread is None else thread
-        self._native_id = threading.get_native_id()
+        self._thread = get_ident() if thread is None else thread
+        self._native_id = get_native_id()
         self._host: HostFigures | None = None
         self._steps: list[Steps] = []
         self._asked: tuple[int, float] | None = None
@@ -119,7 +119,7 @@ class Meter:
 
     def enter(self, part: int) -> int:
         """Begin a part; returns the one before, for :meth:`leave`."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return NOTHING
         if self._asked is not None:
             self._close(*self._asked)
@@ -186,7 +186,7 @@ class Meter:
         Those before it took place while the thread went on with the backward pass.
         """
         one = self._exchange
-        if one is None or threading.get_ident() != self._thread:
+        if one is None or get_ident() != self._thread:
             return False
         self._exchange, now = None, self.now()
         whole_s = (one.ended or now) - one.began
@@ -204,12 +204,12 @@ class Meter:
         """End a round: the first push of the next one is made."""
         ring.note(ROUND, round)
         self.last = round, samples
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             self._close(round, samples)
         elif self._asked is None:
             self._asked = round, samples
         else:
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
             self._close(round, samples)
 
     def _close(self, round: int, samples: float) -> None:
@@ -288,7 +288,7 @@ class Meter:
 
     def collects(self, phase: str, info: dict[str, int]) -> None:
         """Note the begin or end of a garbage collection (``gc.callbacks``)."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         if phase == "start":
             self._before_gc = self._part

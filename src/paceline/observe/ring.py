@@ -19,10 +19,10 @@ import shutil
 import socket
 import stat
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import BinaryIO
 
 from paceline import forks, systems
@@ -50,6 +50,8 @@ _HEADER = struct.Struct("<8sIIIIddd64s")
 _MAGIC, _VERSION, _HEADER_BYTES = b"paceline", 1, 4096
 _MEMBER, _CLOCK = struct.Struct("<I"), struct.Struct("<dd")
 _MEMBER_AT, _CLOCK_AT = 20, 32
+#: Looked up once: each part of a step is an event.
+_SIZE, _write = RECORD.size, RECORD.pack_into
 
 
 class Ring:
@@ -79,7 +81,7 @@ class Ring:
     @staticmethod
     def size(capacity: int = CAPACITY) -> int:
         """Return the bytes of a ring."""
-        return _HEADER_BYTES + capacity * RECORD.size
+        return _HEADER_BYTES + capacity * _SIZE
 
     def note(self, kind: int, number: int = 0, peer: int = 0, value: int = 0, at: float | None = None) -> None:
         """Write an event.
@@ -92,16 +94,16 @@ class Ring:
             at: the time; by default now.
         """
         count = self.written = next(self._numbers)
-        RECORD.pack_into(
-            self._memory, _HEADER_BYTES + count % self._capacity * RECORD.size, count,
-            self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
+        _write(
+            self._memory, _HEADER_BYTES + count % self._capacity * _SIZE, count,
+            self._clock() if at is None else at, get_ident(), number, peer, value, kind, count,
         )  # fmt: skip
 
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
         first = max(count, self.written - self._capacity)
-        places = (_HEADER_BYTES + one % self._capacity * RECORD.size for one in range(first + 1, self.written + 1))
-        found = b"".join(bytes(self._memory[at : at + RECORD.size]) for at in itertools.islice(places, most))
+        places = (_HEADER_BYTES + one % self._capacity * _SIZE for one in range(first + 1, self.written + 1))
+        found = b"".join(bytes(self._memory[at : at + _SIZE]) for at in itertools.islice(places, most))
         return found, first - count
 
     def name(self, role: str, rank: int) -> None:
