@@ -128,7 +128,6 @@ class Records(Dataset[bytes]):
         return float(_LABEL.unpack_from(start, _IMAGE_HEADER.size)[0] if count else label)
 
     def _scan(self) -> Iterator[int]:
-        """Yield the offset of each record."""
         try:
             offset, end = 0, self.path.stat().st_size
         except OSError as error:

@@ -105,7 +105,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _machines(measured: Measured, groups: Groups) -> str:
-    """Say how unlike the machines are."""
     times, slow = measured.seconds, groups[-1]
     if len(groups) == 1:
         text = f"all {len(times)} workers are alike ({min(times):.3g} to {max(times):.3g} s per step"

@@ -108,7 +108,6 @@ class Revision:
         return changed or self._advise(measured, ranks, found)
 
     def _change(self, measured: Measured, ranks: list[int], found: Groups) -> str:
-        """Change groups if that is better."""
         now, best = _free_way(measured, ranks, self.groups), _best_free_way(measured, ranks, found)
         if not self._doubt.is_sure(best.kind if _leads(best, now) else None):
             return ""
@@ -134,7 +133,6 @@ class Revision:
         return self.advice
 
     def _now(self, steps: Mapping[int, StepTime]) -> Measured:
-        """Return the times of the present workers."""
         workers = self._measured.workers
         speeds = [
             workers[rank].times(one.seconds / workers[rank].seconds(one.samples)) for rank, one in sorted(steps.items())
@@ -182,7 +180,6 @@ def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:
 
 
 def _free_way(measured: Measured, ranks: list[int], groups: Groups) -> _Way:
-    """Return the worth of groups."""
     if len(groups) == 1:
         return _Way(lock_step(measured, by_speed=False), groups)
     if len(groups) == len(ranks):

@@ -169,7 +169,6 @@ class ChromeTrace:
         return [self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event)]
 
     def _micros(self, time: float) -> float:
-        """Return microseconds since the begin of the trace."""
         return round(1e6 * (time - self.begin), 3)
 
 

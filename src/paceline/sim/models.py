@@ -49,7 +49,6 @@ def _convolution(inputs: int, outputs: int, area: int, pixels: int) -> Arrays:
 
 
 def _biased(inputs: int, outputs: int, area: int = 1, pixels: int = 1) -> Arrays:
-    """Return a convolution, or a linear layer, with a bias."""
     return [*_convolution(inputs, outputs, area, pixels)[:2]]
 
 

@@ -243,8 +243,6 @@ class Planner:
 
 
 class _Workers:
-    """A number of workers of a training, and their hosts."""
-
     def __init__(self, training: Training, count: int) -> None:
         parts = split_evenly(count, list(training.kinds.values()))
         self.kinds = [(kind, part) for kind, part in zip(training.kinds, parts, strict=True) if part]

@@ -121,7 +121,6 @@ def read_cluster(path: str | os.PathLike[str]) -> SimulatedCluster:
 
 
 def _machines(path: str | os.PathLike[str], table: Mapping[str, Any]) -> list[SimulatedWorker]:
-    """Return the workers of a class."""
     batch, fixed, count = table.get("batch", 32), table.get("fixed", 0.0), table.get("count", 1)
     if "batch_s" not in table or batch < 1 or count < 1:
         raise ConfigError(f"cluster file {path}: [[workers]] needs batch_s, and batch and count are at least 1")
