@@ -31,17 +31,17 @@ class NoMeter(meter.Meter):
 
 class _Switch:
     def __init__(self) -> None:
-        self._on: tuple[meter.Meter, Callable[..., None], Callable[..., None]] | None = None
+        self._on: tuple[meter.Meter, Callable[..., None]] | None = None
         self._off = NoMeter()
 
     def turn(self, is_on: bool) -> None:
         """Turn the account and the recorder of this process on or off."""
         if self._on is None:
-            self._on = meter.active, ring.note, ring.note_message
+            self._on = meter.active, ring.note
         if is_on:
-            meter.active, ring.note, ring.note_message = self._on
+            meter.active, ring.note = self._on
         else:
-            meter.active, ring.note, ring.note_message = self._off, _nothing, _nothing
+            meter.active, ring.note = self._off, _nothing
 
 
 turn = _Switch().turn

@@ -103,7 +103,7 @@ def _speeds(machines: Machines) -> list[tuple[float, float]]:
 
 def _arrays(problem: Digits) -> dict[str, np.ndarray[Any, Any]]:
     """Return the data and the first weights as a worker's network takes them."""
-    w1, b1, w2, b2 = problem.parts(problem.initial())
+    w1, b1, w2, b2 = problem.network.parts(problem.initial())
     floats = {"w1": w1, "b1": b1, "w2": w2, "b2": b2, "images": problem.images, "test_images": problem.test_images}
     labels = {"labels": problem.labels, "test_labels": problem.test_labels}
     return {name: one.astype(np.float32) for name, one in floats.items()} | labels

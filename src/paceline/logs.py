@@ -22,28 +22,23 @@ class PlainFormatter(logging.Formatter):
 
 def set_up_logging(settings: Settings) -> None:
     """Send the log of a role process to stderr, role and rank on every line."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter(_format(settings), _TIME))
-    logging.basicConfig(level=_level(settings), handlers=[handler])
+    logging.basicConfig(level=_level(settings), handlers=[_handler(settings)])
 
 
 def set_up_worker_logging(settings: Settings) -> None:
     """Send paceline's log of a worker to stderr if ``verbose`` asks for it. The script's own logging stays as it is."""
     log = logging.getLogger("paceline")
     if settings.verbose and not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(PlainFormatter(_format(settings), _TIME))
-        log.addHandler(handler)
+        log.addHandler(_handler(settings))
         log.setLevel(_level(settings))
         log.propagate = False
 
 
-_TIME = "%H:%M:%S"
-
-
-def _format(settings: Settings) -> str:
+def _handler(settings: Settings) -> logging.Handler:
     name = settings.role if settings.rank < 0 or settings.role == "scheduler" else f"{settings.role} {settings.rank}"
-    return f"%(asctime)s %(levelname)s paceline {name}: %(message)s"
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter(f"%(asctime)s %(levelname)s paceline {name}: %(message)s", "%H:%M:%S"))
+    return handler
 
 
 def _level(settings: Settings) -> str:

@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from paceline.data import ArrayDataset
+from paceline.data import ArrayDataset, batches
 
 SAMPLES = ArrayDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
 
@@ -48,3 +51,19 @@ def test_first_shards_get_what_is_left_over(length: int, sizes: list[int]) -> No
 def test_tensors_without_common_length_are_refused(tensors: tuple[torch.Tensor, ...]) -> None:
     with pytest.raises(ValueError, match="one sample per row"):
         ArrayDataset(*tensors)
+
+
+class _OneDevice(TorchDispatchMode):
+    """Refuses to gather by indices on another device, as accelerators do; ``meta`` does not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index_select.default:
+            assert args[0].device == args[2].device
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_of_an_accelerator_make_batches_there() -> None:
+    data = ArrayDataset(torch.zeros(6, 2, device="meta"), torch.zeros(6))
+    with _OneDevice():
+        found = [(x.device.type, x.shape[0], y.device.type) for x, y in batches(data, batch_size=4)]
+    assert found == [("meta", 4, "cpu"), ("meta", 2, "cpu")]

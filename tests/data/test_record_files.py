@@ -105,6 +105,22 @@ def test_damage_is_named(tmp_path: Path) -> None:
         Records(tmp_path / "nothing.rec")
 
 
+def test_part_of_a_record_is_no_record(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.rec", [b"1234" + MAGIC + b"5678", b"second"])
+    (tmp_path / "a.idx").write_text("0\t12\n1\t-4\n")
+    records = Records(path)
+    with pytest.raises(PacelineError, match=r"a.rec is damaged at byte 12: a part of a record stands alone"):
+        records[0]
+    with pytest.raises(PacelineError, match=r"byte -4"):
+        records[1]
+    whole = bytearray(path.read_bytes())
+    whole[12 + 7] = 0  # the last part says that it is a record
+    path.write_bytes(whole)
+    (tmp_path / "a.idx").unlink()
+    with pytest.raises(PacelineError, match=r"damaged at byte 12"):
+        Records(path)[0]
+
+
 def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "a.rec") as file, pytest.raises(ValueError, match="at most 536870911 bytes"):
         file.write(bytes(1 << 29))

@@ -140,6 +140,15 @@ def test_a_shard_that_is_done_does_not_come_again() -> None:
     assert sorted([seen, *after]) == URLS
 
 
+def test_a_state_of_another_kind_is_refused() -> None:
+    ((dealt,),) = [parts(1)]
+    with pytest.raises(ValueError, match="no state of such a sampler: it has no position"):
+        dealt.load_state_dict({"epoch": 0, "left": [[0, 11]], "length": 11, "seed": 0, "shuffle": True})
+    with pytest.raises(TypeError):
+        dealt.set_epoch(1.5)  # type: ignore[arg-type]
+    assert sorted(dealt) == URLS
+
+
 def test_a_state_of_another_part_is_refused_in_mid_epoch() -> None:
     first, second = parts(2)
     next(walk := iter(first))

@@ -210,13 +210,10 @@ class Simulation:
         while one.told < len(one.rounds) and one.rounds[one.told][1] <= now:
             one.told += 1
         done = [steps for _, _, steps, _ in one.rounds[first : one.told]]
-        found = in_windows(done, MAX_WINDOWS)
-        windows = [(w.round, w.rounds, w.samples, list(w.seconds)) for w in found]
-        ways = [w.way_s for w in found]
         figures = [round(1e6 * amount) for amount in self._figures(one, first, one.beat_s, now)]
         figures[INTERVAL], one.beat_s = round(1e6 * (now - one.beat_s)), now
         group = 1 + one.rank // 2 if self.scene.groups else 0
-        return self.detector.note_worker(one.rank, f"node{one.rank}", windows, figures, group, ways=ways)
+        return self.detector.note_worker(one.rank, f"node{one.rank}", in_windows(done, MAX_WINDOWS), figures, group)
 
     def _figures(self, one: _Process, first: int, start: float, stop: float) -> list[float]:
         """Return the figures of the time between, those of each round from the first one on as far as it is in it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.observe.account import COMPUTE, FIGURES, INTERVAL, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.observe.account import COMPUTE, FIGURES, INTERVAL, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS, Steps
 from paceline.observe.detector import Detector
 from paceline.observe.history import LONG
 from tests.soak.census import census, grown
@@ -45,11 +45,11 @@ class Job:
             return self.chance.randrange(WORKERS) if self.is_changing else 0
         return rank if self.kind == "each worker alone" else 0
 
-    def _windows(self, rank: int) -> Iterator[tuple[int, int, float, list[float]]]:
+    def _windows(self, rank: int) -> Iterator[Steps]:
         for number in range(3):
             parts = [0.0] * len(WORKER_PARTS)
             parts[COMPUTE], parts[WAIT] = 0.1 * self.chance.lognormvariate(0, 0.2), 0.01
-            yield self.round + number, 1, 32.0, parts
+            yield Steps(self.round + number, 1, 32.0, parts)
 
     def _figures(self) -> list[int]:
         figures = [0] * len(FIGURES)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.observe.account import BUSY, COMPUTE, FIGURES, GC, INTERVAL, OTHER, QUEUED, WAIT, WORKER_PARTS
+from paceline.observe.account import BUSY, COMPUTE, FIGURES, GC, INTERVAL, OTHER, QUEUED, WAIT, WORKER_PARTS, Steps
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import Verdict
 
@@ -37,7 +37,7 @@ class BusyHost:
     def __init__(self, load: float, seed: int, workers: int = 3) -> None:
         self.chance, self.load = random.Random(seed), load
         self.detector, self.said = Detector(), list[Verdict]()
-        self.windows: list[list[tuple[int, int, float, list[float]]]] = [[] for _ in range(workers)]
+        self.windows: list[list[Steps]] = [[] for _ in range(workers)]
         self.times = [[0.0, 0.0, 0.0] for _ in range(workers)]
         """Of each worker since its last heartbeat: all, on a processor, waiting for one."""
 
@@ -61,7 +61,7 @@ class BusyHost:
         for worker, parts in enumerate(told):
             parts[WAIT] = whole_s - sum(parts)
             self.times[worker][0] += whole_s
-            self.windows[worker].append((round, 1, BATCH, parts))
+            self.windows[worker].append(Steps(round, 1, BATCH, parts))
             if round % 3 == 2:
                 windows, figures = self.windows[worker], figures_of(*self.times[worker])
                 self.said += self.detector.note_worker(worker, "node", windows, figures)
@@ -110,7 +110,7 @@ def test_worker_whose_heartbeat_is_the_first_one_of_a_slow_time_is_not_named() -
         for worker in range(3):
             parts = [0.0] * len(WORKER_PARTS)
             parts[COMPUTE] = 0.4 if beat >= 10 else 0.05
-            windows = [(1 + 8 * beat + index, 1, BATCH, parts) for index in range(8)]
+            windows = [Steps(1 + 8 * beat + index, 1, BATCH, parts) for index in range(8)]
             said += detector.note_worker(worker, "node", windows, figures_of(8 * parts[COMPUTE]))
     assert said == []
 
@@ -156,7 +156,7 @@ def heard(
             for index in range(first, done[worker]):
                 parts = [0.0] * len(WORKER_PARTS)
                 parts[COMPUTE], parts[WAIT] = 0.05 if index < before else own_s[worker], times[index][1]
-                windows.append((index + 1, 1, BATCH, parts))
+                windows.append(Steps(index + 1, 1, BATCH, parts))
             said += detector.note_worker(worker, f"node{worker}", windows, figures_of(0.5))
     return [(one.rank, one.cause) for one in said]
 

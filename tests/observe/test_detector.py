@@ -33,6 +33,7 @@ from paceline.observe.account import (
     UPDATE,
     WAIT,
     WORKER_PARTS,
+    Steps,
 )
 from paceline.observe.detector import Detector
 from paceline.observe.verdicts import CAUSES, OF_SERVERS, Verdict, sentence, summary
@@ -100,11 +101,9 @@ class Job:
             whole = max(came) if self.lock_step else came[worker]
             parts[WAIT] = whole - sum(parts) + self.exchange_s
             figures[worker][INTERVAL] = round(1e6 * sum(parts))
-            windows = [(self.round, 1, samples[worker], parts)]
-            ways = [self.way_s[worker] * self.chance_of_ways.lognormvariate(0, self.jitter)]
-            self.said += self.detector.note_worker(
-                worker, self.hosts[worker], windows, figures[worker], self.group, ways=ways
-            )
+            way_s = self.way_s[worker] * self.chance_of_ways.lognormvariate(0, self.jitter)
+            windows = [Steps(self.round, 1, samples[worker], parts, way_s)]
+            self.said += self.detector.note_worker(worker, self.hosts[worker], windows, figures[worker], self.group)
 
     def run(self, rounds: int, fault: Fault | None = None) -> list[Verdict]:
         before = len(self.said)
@@ -332,7 +331,7 @@ def test_groups_are_not_compared_with_each_other() -> None:
         for worker in range(4):
             parts = [0.0] * len(WORKER_PARTS)
             parts[COMPUTE] = 0.1 if worker < 2 else 0.3
-            said += detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], [], 1 + worker // 2)
+            said += detector.note_worker(worker, "h", [Steps(round, 1, BATCH, parts)], [], 1 + worker // 2)
     assert said == []
 
 
@@ -555,7 +554,9 @@ def in_ddp(slow: float, is_shared: bool = False) -> Detector:
             parts = [0.0] * len(WORKER_PARTS)
             parts[COMPUTE], parts[WAIT] = own_s, 0.1 * slow - own_s + 0.01
             figures = [0] * len(FIGURES)
-            detector.note_worker(worker, "h", [(round, 1, BATCH, parts)], figures, is_ddp=True, is_shared=is_shared)
+            detector.note_worker(
+                worker, "h", [Steps(round, 1, BATCH, parts)], figures, is_ddp=True, is_shared=is_shared
+            )
     return detector
 
 
@@ -601,7 +602,7 @@ def test_gain_is_told_where_fewer_samples_help_only() -> None:
 def test_worker_that_does_no_rounds_for_hours_takes_no_more_memory() -> None:
     detector, figures = Detector(), [1] * len(FIGURES)
     for round in range(1, 12):
-        detector.note_worker(0, "h", [(round, 1, 1.0, [0.1] * len(WORKER_PARTS))], figures)
+        detector.note_worker(0, "h", [Steps(round, 1, 1.0, [0.1] * len(WORKER_PARTS))], figures)
     before = len(pickle.dumps(detector))
     for _ in range(10_000):
         detector.note_worker(0, "h", [], figures)
@@ -639,5 +640,5 @@ def test_worker_that_has_left_is_compared_with_none(figure: int) -> None:
             parts[COMPUTE] = 0.5 if is_slow else 0.1
             parts[WAIT] = (0.55 if round > 40 else 0.15) - parts[COMPUTE]
             figures[INTERVAL], figures[BUSY], figures[figure] = 1_000_000, 300_000, 700_000 if is_slow else 1_000
-            said += detector.note_worker(rank, "h", [(round, 1, 32.0, parts)], figures)
+            said += detector.note_worker(rank, "h", [Steps(round, 1, 32.0, parts)], figures)
     assert {one.rank for one in said} == {1}

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from paceline.observe.account import WORKER_PARTS
+from paceline.observe.account import WORKER_PARTS, Steps
 from paceline.observe.history import PARTS, USUAL, History, Ranking, Reference, mean_round
 
 
@@ -21,7 +21,7 @@ def step(one: History, random_: random.Random, rounds: int = 1) -> None:
     windows = []
     for _ in range(rounds):
         seconds = [random_.choice([0.0, 0.1, random_.random()]) for _ in WORKER_PARTS]
-        windows.append(mean_round(1 + one.windows, 1, random_.choice([16.0, 32.0]), seconds))
+        windows.append(mean_round(Steps(1 + one.windows, 1, random_.choice([16.0, 32.0]), seconds)))
     one.add(windows)
 
 

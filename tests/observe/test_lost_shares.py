@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.observe.account import BUSY, COMPUTE, FIGURES, INTERVAL, QUEUED, WAIT, WORKER_PARTS
+from paceline.observe.account import BUSY, COMPUTE, FIGURES, INTERVAL, QUEUED, WAIT, WORKER_PARTS, Steps
 from paceline.observe.detector import Detector
 from paceline.observe.history import HostShares, Round, mean_round, means_of
 from paceline.observe.lost_shares import BEFORE, LAST, of_lost_share, past_of
@@ -20,7 +20,7 @@ def window(number: int, samples: float, own_s: float, queued_s: float) -> Round:
     parts = [0.0] * PARTS
     parts[COMPUTE] = own_s
     shares = HostShares(busy=samples * SAMPLE_S / own_s, queued=queued_s / own_s)
-    return mean_round(number, 1, samples, parts, shares)
+    return mean_round(Steps(number, 1, samples, parts), shares)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,8 @@ def test_lost_share_is_told_where_waits_have_grown_for_one_worker(
 def test_worker_without_samples_is_no_error(had: float, has: float) -> None:
     def waiting(number: int, samples: float, queued: float) -> Round:
         shares = HostShares(busy=0.1, queued=queued)
-        return mean_round(number, 1, samples, [0.1 if part == COMPUTE else 0.0 for part in range(PARTS)], shares)
+        parts = [0.1 if part == COMPUTE else 0.0 for part in range(PARTS)]
+        return mean_round(Steps(number, 1, samples, parts), shares)
 
     rounds = [waiting(number, had, 0.05) for number in range(BEFORE)]
     rounds += [waiting(BEFORE + number, has, 0.8) for number in range(LAST)]
@@ -95,7 +96,7 @@ def test_neighbours_of_a_worker_whose_share_follows_are_named(is_shared: bool) -
             parts[WAIT] = (0.07 if taken else 0.06) - parts[COMPUTE]
             for figure, seconds in ((INTERVAL, sum(parts)), (BUSY, busy_s), (QUEUED, queued_s)):
                 figures[figure] = round(1e7 * seconds)
-            windows = [(10 * turn + 1, 10, 10 * samples, [10 * one for one in parts])]
+            windows = [Steps(10 * turn + 1, 10, 10 * samples, [10 * one for one in parts])]
             said += detector.note_worker(worker, "h", windows, figures, is_shared=is_shared)
         detector.note_late([(worker, 10, 0.01) for worker in range(4)])
     assert [(one.rank, one.cause) for one in said] == ([(1, "busy")] if is_shared else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from paceline.observe.account import (
     SERVER_PARTS,
     UPDATE,
     WAIT,
+    WORKER_PARTS,
     Steps,
 )
 from paceline.observe.meter import Meter
@@ -76,6 +78,62 @@ def test_every_round_is_given_to_its_reader_with_its_parts(one: Meter, clock: Cl
     one.end_round(2, 8.0)
     (steps,) = found
     assert (steps.seconds[COMPUTE], steps.seconds[WAIT], one.waited_s) == (1.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_sum_up_to_the_time_of_a_round(one: Meter, clock: Clock, seed: int) -> None:
+    chance = random.Random(seed)
+    stack: list[int] = []
+    one.end_round(1, 1.0)
+    begun = clock.now
+    for number in range(500):
+        clock.now += chance.expovariate(100)
+        if stack and chance.random() < 0.5:
+            one.leave(stack.pop())
+        else:
+            stack.append(one.enter(chance.randrange(len(WORKER_PARTS))))
+        if chance.random() < 0.05:
+            clock.now += 0.25
+            one.end_round(2 + number, 1.0)
+            (steps,) = one.take()
+            assert steps.wall_s == pytest.approx(clock.now - begun, rel=1e-9)
+            begun = clock.now
+
+
+def test_part_inside_of_another_one_is_not_counted_twice(one: Meter, clock: Clock) -> None:
+    one.end_round(1, 1.0)
+    clock.now += 1.0
+    outer = one.enter(DATA)
+    clock.now += 1.0
+    inner = one.enter(SEND)
+    clock.now += 0.5
+    one.leave(inner)
+    clock.now += 1.5
+    one.leave(outer)
+    clock.now += 1.0
+    one.end_round(2, 1.0)
+    (steps,) = one.take()
+    assert (steps.seconds[COMPUTE], steps.seconds[DATA], steps.seconds[SEND]) == (2.0, 2.5, 0.5)
+
+
+def test_collection_in_the_middle_of_a_switch_is_in_the_sum_once(one: Meter, clock: Clock) -> None:
+    """Python may collect in the call of the clock, after the time was read."""
+    one.end_round(1, 1.0)
+    clock.now += 1.0
+
+    def now() -> float:
+        read, one.now = clock.now, clock
+        one.collects("start", {})
+        clock.now += 0.25
+        one.collects("stop", {})
+        return read
+
+    one.now = now
+    one.enter(SEND)
+    clock.now += 1.0
+    one.end_round(2, 1.0)
+    (steps,) = one.take()
+    assert (steps.wall_s, steps.seconds[GC]) == (2.25, 0.25)
 
 
 def test_time_on_the_way_is_that_of_its_round(one: Meter, clock: Clock) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,6 +99,20 @@ def test_more_names_than_the_job_has_room_for_are_refused() -> None:
 def test_wrong_step_or_samples_are_refused(step: int, samples: float) -> None:
     with pytest.raises(ValueError, match=r"step is|samples is"):
         Reports().add(step, samples, {"loss": 1.0})
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, torch.tensor])
+def test_step_and_samples_of_all_kinds_can_be_sent(kind: Callable[[int], Any]) -> None:
+    """As ``samples=(labels != -100).sum()``."""
+    own = Reports()
+    own.add(kind(3), kind(8), {"loss": 1.0})
+    assert [(type(step), step, type(samples), samples) for step, samples, _ in taken(own)] == [(int, 3, float, 8.0)]
+
+
+@pytest.mark.parametrize("samples", ["8", [8]])
+def test_samples_that_are_no_number_are_refused(samples: Any) -> None:
+    with pytest.raises(TypeError, match=r"samples is .*, not a number"):
+        Reports().add(1, samples, {"loss": 1.0})
 
 
 def test_value_that_is_not_finite_is_left_out_and_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,19 +167,14 @@ def test_recorder_can_be_off(own: Path) -> None:
 
 
 def test_messages_are_noted_while_there_is_a_ring() -> None:
-    peer = member("worker", 2)
-    ring.note_message(TOOK, 7, peer, m.Done())
+    peer, tag = member("worker", 2), m.TAGS[m.Done]
+    ring.note(TOOK, 7, peer, tag)
     ring.start(Settings(job_id="j", job_key=KEY))
-    ring.note_message(TOOK, 8, peer, m.Done())
+    ring.note(TOOK, 8, peer, tag)
     ring.stop()
-    ring.note_message(TOOK, 9, peer, m.Done())
+    ring.note(TOOK, 9, peer, tag)
     [(_, [event], _)] = ring.rings(ring.folder_of("j", KEY))
-    assert (event.kind, event.number, member_of(event.peer), event.value) == (
-        TOOK,
-        8,
-        ("worker", 2),
-        m.Done.__struct_config__.tag,
-    )
+    assert (event.kind, event.number, member_of(event.peer), event.value) == (TOOK, 8, ("worker", 2), 50)
 
 
 def test_folder_that_cannot_be_used_is_said_and_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline import extensions
 from paceline.errors import MissingExtraError
-from paceline.observe.tools import TensorBoardTracker
 from paceline.observe.tracking import TrackerThread, make
 
 FIGURES = [({"loss": 0.5, "throughput/samples_per_sec": 400.0}, 3), ({"accuracy": 0.75}, 1), ({"loss": 0.25}, 4)]
@@ -40,7 +40,7 @@ def test_tensorboard_reads_the_event_files_back(tmp_path: Path, caplog: pytest.L
 
 def test_package_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for absent in ("nowhere", "nowhere.at.all"):
-        monkeypatch.setattr(TensorBoardTracker, "package", absent)
+        monkeypatch.setattr(extensions.find("tracker", "tensorboard"), "package", absent)
         with pytest.raises(MissingExtraError, match=rf"needs {absent}: pip install 'paceline\[tensorboard\]'"):
             make("tensorboard")
 

@@ -70,6 +70,16 @@ def test_jsonl_has_an_object_for_each_step(tmp_path: Path) -> None:
     assert all(one["time"] > 1e9 for one in found)
 
 
+def test_jsonl_keeps_figures_with_the_names_of_its_own_fields(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    thread = TrackerThread(f"jsonl:{path}", "job1")
+    thread.put({"time": 0.5, "step": 7.0}, 1)
+    thread.close(30.0)
+    found = json.loads(path.read_text())
+    assert found["time"] > 1e9
+    assert (found["step"], found["figure/time"], found["figure/step"]) == (1, 0.5, 7.0)
+
+
 def test_csv_has_a_line_for_each_figure_and_one_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.consistency import Action, Apply, Policy, policy_of
+from paceline.consistency import Action, Apply, Policy, Rule, new_rule, policy_of
 from paceline.hetero import Speed
-from paceline.sim import Result, SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
+from paceline.sim import Result, SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate, simulation
 from paceline.sim.problem import Digits
 from paceline.testing.one_process import OneProcess
 
@@ -24,6 +24,24 @@ def cluster(*seconds: float, **more: Any) -> SimulatedCluster:
 
 def run(policy: Policy, *seconds: float, rounds: int = 4, **more: Any) -> Result:
     return simulate(cluster(*seconds, **more), SimulatedTraining(policy, batch=1, rounds=rounds))
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, note: Callable[[int, Sequence[Action]], None]) -> None:
+    """Let a function know the pushes of simulated jobs, and the rule's actions."""
+
+    def made(policy: Policy, workers: int) -> Rule:
+        rule = new_rule(policy, workers)
+        push = rule.push
+
+        def pushed(worker: int, round: int, samples: float) -> Sequence[Action]:
+            actions = push(worker, round, samples)
+            note(worker, actions)
+            return actions
+
+        monkeypatch.setattr(rule, "push", pushed)
+        return rule
+
+    monkeypatch.setattr(simulation, "new_rule", made)
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -44,11 +62,11 @@ def test_asynchronous_worker_waits_for_nobody() -> None:
     assert result.staleness == {1: 5, 2: 2, 4: 1}
 
 
-def test_bounded_worker_waits_for_the_slowest() -> None:
+def test_bounded_worker_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     """With s = 1, worker 0 pushes its third round only after worker 1 has finished its first, at 3 s."""
     order: list[int] = []
-    plan = SimulatedTraining(Policy("each", bound=1), batch=1, rounds=4)
-    result = simulate(cluster(1, 3), plan, observer=lambda worker, actions: order.append(worker))
+    watch(monkeypatch, lambda worker, actions: order.append(worker))
+    result = run(Policy("each", bound=1), 1, 3)
     assert order == [0, 0, 1, 0, 1, 0, 1, 1]
     assert result.seconds == pytest.approx(12)
 
@@ -175,7 +193,7 @@ def test_time_to_accuracy_at_one_rate_follows_the_step_mass() -> None:
 
 @pytest.mark.parametrize(("store_type", "options", "shares", "mass"), MASSES[1:])
 def test_servers_decide_as_the_simulator_does(
-    store_type: str, options: dict[str, Any], shares: Any, mass: float
+    store_type: str, options: dict[str, Any], shares: Any, mass: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pushes of a simulated job, brought to a real server in the same order, make the same updates."""
     policy = policy_of(store_type, num_workers=12, **options)
@@ -186,7 +204,8 @@ def test_servers_decide_as_the_simulator_does(
         order.append(worker)
         updates.extend(one for one in actions if isinstance(one, Apply))
 
-    simulate(CLASSES, SimulatedTraining(policy, batch=8, seconds=20), observer=note)
+    watch(monkeypatch, note)
+    simulate(CLASSES, SimulatedTraining(policy, batch=8, seconds=20))
     job = OneProcess("a" * 12)
     stores = job.stores(policy)
     for store in stores:

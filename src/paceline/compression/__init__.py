@@ -18,14 +18,4 @@ from paceline.compression.base import Codec, CodecState
 from paceline.compression.codec_registry import Compression, Leg, by_leg, known_codecs, make
 from paceline.compression.ddp import DDPState, ddp_hook
 
-__all__ = [
-    "Codec",
-    "CodecState",
-    "Compression",
-    "DDPState",
-    "Leg",
-    "by_leg",
-    "ddp_hook",
-    "known_codecs",
-    "make",
-]
+__all__ = ["Codec", "CodecState", "Compression", "DDPState", "Leg", "by_leg", "ddp_hook", "known_codecs", "make"]

@@ -168,21 +168,28 @@ class Codec(abc.ABC):
         if len(raw):
             self._decode_add(raw, out.detach(), float(alpha))
 
-    def check(self, payload: Payload, numel: int) -> None:
-        """Refuse a payload that no sender makes of a bucket of ``numel`` elements.
+    def check(self, payload: Payload, numel: int) -> Bytes:
+        """Return a payload as an array, unless no sender makes it of a bucket of ``numel`` elements.
 
         Raises:
             ProtocolError: a wrong size or impossible content.
         """
-        self._checked(payload, numel)
+        raw = np.frombuffer(payload, np.uint8)
+        expected = self.encoded_nbytes(numel)
+        if len(raw) != expected:
+            raise self._refuse(f"it has {len(raw)} bytes where {expected} are expected", numel)
+        if len(raw):
+            self._check_content(raw, numel)
+        return raw
 
     @abc.abstractmethod
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         """Fill ``payload`` from a gradient of at least one element; return how many elements were dropped."""
 
-    @abc.abstractmethod
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
         """Overwrite ``out`` from a checked payload."""
+        out.zero_()
+        self._decode_add(payload, out, 1.0)
 
     @abc.abstractmethod
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
@@ -201,16 +208,7 @@ class Codec(abc.ABC):
         check_flat(out, "out")
         if out.dtype != torch.float32:
             raise TypeError(f"out is {out.dtype}; codecs decode to torch.float32")
-        return self._checked(payload, out.numel())
-
-    def _checked(self, payload: Payload, numel: int) -> Bytes:
-        raw = np.frombuffer(payload, np.uint8)
-        expected = self.encoded_nbytes(numel)
-        if len(raw) != expected:
-            raise self._refuse(f"it has {len(raw)} bytes where {expected} are expected", numel)
-        if len(raw):
-            self._check_content(raw, numel)
-        return raw
+        return self.check(payload, out.numel())
 
     def _check_gradient(self, grad: torch.Tensor, state: CodecState) -> None:
         check_flat(grad, "grad")
@@ -231,13 +229,10 @@ class Codec(abc.ABC):
         state.dropped += dropped
 
 
-def check_number(codec: str, field: str, value: object, low: float, high: float) -> None:
-    """Raise ValueError unless a codec's parameter is a number (not bool) in ``low`` to ``high``, both included."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be a number in {low:g} to {high:g}")
-
-
-def check_integer(codec: str, field: str, value: object, low: int, high: int) -> None:
-    """Raise ValueError unless a codec's parameter is an int in ``low`` to ``high``, both included."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be an integer in {low} to {high}")
+def check_number(
+    codec: str, field: str, value: object, low: float, high: float, kind: type[int] | type[float] = float
+) -> None:
+    """Raise ValueError unless a codec's parameter is of a kind (not bool) and in ``low`` to ``high``, both included."""
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
+        wanted = f"an integer in {low} to {high}" if kind is int else f"a number in {low:g} to {high:g}"
+        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be {wanted}")

@@ -45,11 +45,7 @@ class DDPState:
     """
 
     def __init__(
-        self,
-        params: Mapping[str, Any] | str | None,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        seed: int = 0,
+        self, params: Mapping[str, Any] | str | None, process_group: dist.ProcessGroup | None = None, *, seed: int = 0
     ) -> None:
         self.codec: Codec | None = make(params)
         self.process_group = process_group
@@ -102,10 +98,7 @@ def ddp_hook(
 
     Every rank encodes its own gradient with error feedback, all ranks gather all payloads, and each decodes and
     averages them: n - 1 payloads arrive per step, so this pays while a payload is less than 2 / n of the gradient.
-
-    Args:
-        state: this rank's state.
-        bucket: a bucket on the CPU, or on an accelerator, from which it goes over the CPU without overlap.
+    A bucket on an accelerator goes over the CPU without overlap.
 
     Returns:
         A future of the averaged flat gradient, with the dtype and on the device of the bucket.

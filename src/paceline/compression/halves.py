@@ -36,12 +36,9 @@ class _Half(Codec):
         for part, patterns in zip(torch.split(grad, _CHUNK), torch.split(out, _CHUNK), strict=True):
             patterns.view(self.dtype).copy_(part)
             if magnitude.largest_pattern(patterns.numpy()) >= self.infinity:
-                patterns.view(self.dtype).copy_(self._saturated(part))
+                whole, largest = part.float(), torch.finfo(self.dtype).max
+                patterns.view(self.dtype).copy_(torch.where(part.isinf(), whole, whole.clamp(-largest, largest)))
         return 0
-
-    def _saturated(self, part: torch.Tensor) -> torch.Tensor:
-        largest = torch.finfo(self.dtype).max
-        return torch.where(part.isinf(), part.float(), part.float().clamp(-largest, largest))
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
         out.copy_(self._tensor(payload))

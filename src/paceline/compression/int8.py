@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.compression.base import Codec, CodecState, check_integer
+from paceline.compression.base import Codec, CodecState, check_number
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
 from paceline.extensions import register
 
@@ -31,7 +31,7 @@ class Int8(Codec):
     name: ClassVar[str] = "int8"
 
     def __post_init__(self) -> None:
-        check_integer(self.name, "chunk", self.chunk, 8, 1 << 20)
+        check_number(self.name, "chunk", self.chunk, 8, 1 << 20, int)
 
     def encoded_nbytes(self, numel: int) -> int:
         """Return a byte per element and four per chunk begun."""

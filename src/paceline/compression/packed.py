@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,15 +30,13 @@ class PackedCodec(Codec):
         return (self.bits * numel + 7) // 8
 
     @abc.abstractmethod
-    def _kernel(self) -> Callable[..., Any]:
-        """Import and return the kernel that encodes."""
-
-    @abc.abstractmethod
     def _table(self, alpha: float) -> Floats:
         """Return ``alpha`` times the values of each byte, float32 of shape (256, 8 // bits)."""
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        encode, per_byte = self._kernel(), 8 // self.bits
+        from paceline.compression.kernels import bits
+
+        encode, per_byte = bits.encode_two if self.bits == 2 else bits.encode_one, 8 // self.bits
         residual, threshold = state.residual_array(), np.float32(self.threshold)
         return sum(
             encode(part, residual[start : start + len(part)], threshold, payload[start // per_byte :])
@@ -84,11 +81,6 @@ class TwoBit(PackedCodec):
         info = np.finfo(np.float32)
         check_number(self.name, "threshold", self.threshold, float(info.tiny), float(info.max))
 
-    def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import bits
-
-        return bits.encode_two
-
     def _table(self, alpha: float) -> Floats:
         sent = float(np.float32(alpha) * np.float32(self.threshold))
         return byte_table((0.0, 0.0, -sent, sent), bits=2)
@@ -115,11 +107,6 @@ class OneBit(PackedCodec):
     def __post_init__(self) -> None:
         largest = float(np.finfo(np.float32).max)
         check_number(self.name, "threshold", self.threshold, -largest, largest)
-
-    def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import bits
-
-        return bits.encode_one
 
     def _table(self, alpha: float) -> Floats:
         return byte_table((-alpha, alpha), bits=1)

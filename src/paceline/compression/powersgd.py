@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from paceline.compression.base import Codec, CodecState, check_integer
+from paceline.compression.base import Codec, CodecState, check_number
 from paceline.compression.buffers import Bytes, Floats, floats
 from paceline.extensions import register
 
@@ -58,7 +58,7 @@ class PowerSGD(Codec):
     name: ClassVar[str] = "powersgd"
 
     def __post_init__(self) -> None:
-        check_integer(self.name, "rank", self.rank, 1, 1024)
+        check_number(self.name, "rank", self.rank, 1, 1024, int)
 
     def encoded_nbytes(self, numel: int) -> int:
         """Return four bytes per element of P, Q and the rest."""

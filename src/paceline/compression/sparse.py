@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.compression.base import Codec, CodecState, check_integer, check_number
+from paceline.compression.base import Codec, CodecState, check_number
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
 from paceline.extensions import register
 
@@ -40,10 +40,6 @@ class SparseCodec(Codec):
     def _check_values(self, values: Floats, numel: int) -> None:
         if not np.isfinite(values).all():
             raise self._refuse("a value is not finite", numel)
-
-    def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        out.zero_()
-        self._decode_add(payload, out, 1.0)
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
         from paceline.compression.kernels import selection
@@ -74,7 +70,7 @@ class TopK(SparseCodec):
         if self.ratio is not None and self.k is not None:
             raise ValueError(f"codec 'topk' takes ratio or k, not both (ratio={self.ratio!r}, k={self.k!r})")
         if self.k is not None:
-            check_integer(self.name, "k", self.k, 1, _MOST_ELEMENTS)
+            check_number(self.name, "k", self.k, 1, _MOST_ELEMENTS, int)
             return
         if self.ratio is None:
             object.__setattr__(self, "ratio", _RATIO)

@@ -78,7 +78,7 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch: a tuple with a batch of every tensor of the data set."""
         for indices in self._index_batches():
-            yield tuple(tensor.index_select(0, indices) for tensor in self._tensors)
+            yield tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self._tensors)
 
     def _index_batches(self) -> Iterator[torch.Tensor]:
         if isinstance(self.sampler, ShardedSampler):

@@ -25,24 +25,15 @@ class Accumulates(Protocol):
 
     param_groups: list[dict[str, Any]]
 
-    @property
-    def samples(self) -> float | None:
-        """Samples behind the next push."""
-
-    @samples.setter
-    def samples(self, samples: float | None) -> None: ...
+    samples: float | None
+    """Samples behind the next push."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only accumulate gradients."""
 
 
 class Deadline:
-    """The time at which a worker stops to begin parts of a step.
-
-    Args:
-        seconds: from the beginning of a step.
-        clock: seconds.
-    """
+    """The time at which a worker stops to begin parts of a step."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds, self._clock = seconds, clock
@@ -100,17 +91,8 @@ def accumulate(
 ) -> Generator[tuple[torch.Tensor, ...], None, int]:
     """Yield the parts of a batch while there is time; then the gradients are the mean over the samples done.
 
-    The loop that takes the parts adds each one's mean gradient to ``grad``, which must be None or zeros before.
-
-    Args:
-        optimizer: the parameters' optimizer.
-        batch: tensors with samples along their first dimension.
-        sizes: samples per part.
-        deadline: None: all parts are done.
-        context: entered for each part.
-
-    Returns:
-        Samples that were done.
+    The loop that takes the parts adds each one's mean gradient to ``grad``, which must be None or zeros before. Each
+    part is taken in a ``context``. Without a deadline all parts are done. Returns the samples that were done.
     """
     done = last = 0
     for size, *part in zip(sizes, *(torch.split(one, list(sizes)) for one in batch), strict=True):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from paceline.data.dataset import ArrayDataset
-from paceline.data.partition import check_part
 
 Pixels = NDArray[np.uint8]
 
@@ -36,7 +35,6 @@ def digits(train: bool = True, num_parts: int = 1, part_index: int = 0) -> Array
     Raises:
         ValueError: there is no such part.
     """
-    check_part(num_parts, part_index)
     pixels, classes = read_digits()
     labels = torch.tensor(classes, dtype=torch.int64, device="cpu")
     images = torch.tensor(pixels, dtype=torch.float32, device="cpu").div_(16).unsqueeze(1)

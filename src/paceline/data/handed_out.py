@@ -49,11 +49,7 @@ class HandedOut:
         return index if index < self._length else self.again[index - self._length]
 
     def begin(self, remembered: int) -> None:
-        """Forget the global batches of the last epoch.
-
-        Args:
-            remembered: global batches from here on.
-        """
+        """Forget the global batches of the last epoch, and remember so many from here on."""
         self._batches = deque(maxlen=remembered)
 
     def rest(self, first: int) -> list[int]:
@@ -68,18 +64,8 @@ class HandedOut:
         """Return the first index of the last ``count`` global batches; None if there are not so many."""
         return self._batches[-count].first if 0 < count <= len(self._batches) else None
 
-    def take_over(self, worker: int, last: int) -> None:
-        """Let the untrained samples of a worker that is gone come once more: its rounds after the last one."""
-        self.again += self.missing(worker, last, self.length)
-
     def missing(self, worker: int, last: int, stop: int) -> list[int]:
-        """Return the positions that a worker that is gone has not trained on.
-
-        Args:
-            worker: the worker that is gone.
-            last: its last round.
-            stop: index of the first global batch that does not count.
-        """
+        """Return the positions that a worker has not trained on that is gone since a round; ``stop`` is an index."""
         batches = [one for one in self._batches if one.round > last and one.first < stop and worker in one.columns]
         return [position for one in batches for position in self._positions(one, *one.columns[worker])]
 

@@ -258,8 +258,6 @@ class Walker:
     """Takes samples of a pool for one worker. Samplers of one name share it.
 
     Args:
-        session: session of the worker.
-        name: name of the pool.
         settings: ``length``, ``seed`` and ``shuffle``: the order of an epoch follows from them.
         limit: samples of all workers after which a walk is over; 0: the end of the epoch.
         by_push: a push after samples were taken says that they are trained on. Otherwise only the next request or
@@ -304,12 +302,8 @@ class Walker:
     def take(self, walk: int, count: int, shard_at: Callable[[int], str] | None = None) -> Ranges | None:
         """Take samples; None when the walk is over, or another one was begun since.
 
-        While it waits for samples that others hold, no server waits for this worker's pushes.
-
-        Args:
-            walk: the walk's number.
-            count: samples to take, at most.
-            shard_at: returns the shard that a position stands for, for the log.
+        While it waits for samples that others hold, no server waits for this worker's pushes. ``shard_at`` returns the
+        shard that a position stands for, for the log.
         """
         if walk != self._walk:
             return None

@@ -102,9 +102,12 @@ class Records(Dataset[bytes]):
         Raises:
             PacelineError: the file is damaged there.
         """
-        offset, parts = int(self._offsets[position]), []
+        offset, parts = int(self._offsets[position]), list[bytes]()
         while True:
             flag, length = self._head(offset)
+            if (flag in (_WHOLE, _FIRST)) == bool(parts):
+                text = "a part of a record stands alone; make the file and its index again"
+                raise PacelineError(f"{self.path} is damaged at byte {offset}: {text}")
             parts.append(self._read(length, offset + _HEAD.size))
             if flag in (_WHOLE, _LAST):
                 return _MAGIC_BYTES.join(parts)
@@ -125,7 +128,6 @@ class Records(Dataset[bytes]):
         return float(_LABEL.unpack_from(start, _IMAGE_HEADER.size)[0] if count else label)
 
     def _scan(self) -> Iterator[int]:
-        """Yield the offset of each record."""
         try:
             offset, end = 0, self.path.stat().st_size
         except OSError as error:
@@ -137,7 +139,7 @@ class Records(Dataset[bytes]):
             offset += _HEAD.size + _padded(length)
 
     def _head(self, offset: int) -> tuple[int, int]:
-        magic, word = _HEAD.unpack(self._read(_HEAD.size, offset))
+        magic, word = _HEAD.unpack(self._read(_HEAD.size, offset)) if offset >= 0 else (0, 0)
         if magic != _MAGIC:
             raise PacelineError(f"{self.path} is damaged at byte {offset}: no record begins there; make the file again")
         return word >> 29, word & _LONGEST

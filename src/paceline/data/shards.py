@@ -25,9 +25,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.agreement import Fact
 from paceline.data.fetching import is_in_loader
-from paceline.data.partition import check_part
+from paceline.data.partition import check_epoch, check_part
 from paceline.data.pool import session_of, walker_of
-from paceline.data.sampler import ShardedSampler, State, epoch_order
+from paceline.data.sampler import ShardedSampler, State, check_kind, epoch_order
 from paceline.data.shares import fractions_of
 from paceline.hetero import split_evenly
 from paceline.kvstore.base import KVStoreBase
@@ -173,7 +173,7 @@ def shards(
     if isinstance(shares, str) and shares == "pool":
         if store is None or num_parts is not None or part_index is not None:
             raise ValueError("a pool needs the job's store, and has no num_parts and part_index")
-        return PooledShards(names, store, shuffle, seed, name)
+        return _PooledShards(names, store, shuffle, seed, name)
     one_worker = (1, 0) if store is None else (store.num_workers, store.rank)
     parts = one_worker[0] if num_parts is None else num_parts
     index = one_worker[1] if part_index is None else part_index
@@ -181,7 +181,7 @@ def shards(
         raise ValueError("shares='measured' divides the shards among the workers of the store; it has no other parts")
     measures = isinstance(shares, str) and shares == "measured" and isinstance(store, DistStore)
     team = store if measures and isinstance(store, DistStore) else None
-    return PartShards(names, parts, index, fractions_of(shares, parts), team, shuffle, seed)
+    return _PartShards(names, parts, index, fractions_of(shares, parts), team, shuffle, seed)
 
 
 def _agree(urls: list[str], store: KVStoreBase | None) -> None:
@@ -191,7 +191,7 @@ def _agree(urls: list[str], store: KVStoreBase | None) -> None:
         agree(store.session, "the shards", [Fact("shards", text)])
 
 
-class PartShards(Shards):
+class _PartShards(Shards):
     """A part of the list, fixed for an epoch.
 
     Args:
@@ -226,7 +226,6 @@ class PartShards(Shards):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or that comes next."""
         return self._sampler.epoch
 
     @property
@@ -239,19 +238,15 @@ class PartShards(Shards):
         return len(self._sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        epoch = check_epoch(epoch)
         is_loaded = self._is_pending and self._sampler.position and not self._is_begun_elsewhere
         if not (is_loaded and epoch == self.epoch):
             self._begin(epoch)
 
     def done(self) -> None:
-        """Say that the last shard is trained on."""
         self._in_hand = False
 
     def state_dict(self) -> State:
-        """Return where the epoch stands."""
         if self._is_begun_elsewhere:
             raise ValueError(
                 f"the processes of a DataLoader read epoch {self.epoch}, so it is not known which samples of it the "
@@ -261,7 +256,7 @@ class PartShards(Shards):
         return {"part": self._part} | self._sampler.state_dict(self._sampler.position - self._in_hand)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken."""
+        check_kind(state, "epoch", "position")
         if state["position"] and state.get("part") != self._part:
             raise ValueError(
                 f"the state was taken in the middle of epoch {state['epoch']} for part {state.get('part')} (index, "
@@ -359,7 +354,7 @@ def _rate(session: Session) -> float:
     return session.pace.samples / seconds if seconds else 0.0
 
 
-class PooledShards(Shards):
+class _PooledShards(Shards):
     """The next shard of one queue of all workers."""
 
     def __init__(self, urls: list[str], store: KVStoreBase, shuffle: bool, seed: int, name: str) -> None:
@@ -369,23 +364,18 @@ class PooledShards(Shards):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or that comes next."""
         return self._walker.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one."""
         self._walker.set_epoch(epoch)
 
     def done(self) -> None:
-        """Say that the last shard is trained on."""
         self._walker.finish()
 
     def state_dict(self) -> State:
-        """Return where the epoch stands."""
         return self._walker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken."""
         self._walker.load_state_dict(state)
 
     def _indices(self, first: int, every: int) -> Iterator[int]:

@@ -200,7 +200,10 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
-        self._note_prefetch(fetched_ahead())
+        ahead = fetched_ahead()
+        if self._deadline is not None:
+            check_prefetch(ahead)
+        self._prefetch = max(self._prefetch, ahead)
         self._take_back()
         if self._is_handed_out and not self._prefetch:
             self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
@@ -222,12 +225,17 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._row, round = self._row + 1, round + 1
                 self._first = min(first + self._shares.global_batch, length)
                 self._handed_out.add(GlobalBatch(round, first, length, columns))
-                self._begin_step()
+                self._done = None
+                self._speeds.begin_step()
+                if self._deadline is not None:
+                    self._deadline.begin_step()
                 is_last = not self._has_batch()  # now, as a state that one worker takes lets samples come again there
                 self._dealing.deal(stop - start)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
                 if len(sizes) > self._prefetch:
-                    self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
+                    size = sizes.popleft()
+                    done, passes = self._done or (size, self._passes(size))
+                    self._speeds.measure(done, passes, self._now() - begun - (self._waited() - waited))
                 # After the last batch too: it may show that somebody is gone, and then it was not the last one.
                 gone = self._speeds.end_step(self._shares.samples, is_last)
                 self._leave_for_later()
@@ -236,11 +244,6 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def _order(self) -> NDArray[np.int64]:
         return epoch_order(epoch=self._epoch, **self._settings)
-
-    def _note_prefetch(self, ahead: int) -> None:
-        if self._deadline is not None:
-            check_prefetch(ahead)
-        self._prefetch = max(self._prefetch, ahead)
 
     def _next_epoch(self) -> None:
         """Begin an epoch with samples that the last one could not repeat: its loader had fetched all batches before."""
@@ -262,12 +265,6 @@ class SharedBatchSampler(Sampler[list[int]]):
             (self._row, self._first), self._pending = self._begun, True
             self._handed_out.begin(0)
 
-    def _begin_step(self) -> None:
-        self._done = None
-        self._speeds.begin_step()
-        if self._deadline is not None:
-            self._deadline.begin_step()
-
     def _has_batch(self, more: int = 0) -> bool:
         left = self._handed_out.length + more - self._first
         return left >= (self._shares.global_batch if self._drop_last else 1)
@@ -276,10 +273,6 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def _waited(self) -> float:
         return 0.0 if self._session is None else self._session.waited_s
-
-    def _measure(self, samples: int, seconds: float) -> None:
-        done, passes = self._done or (samples, self._passes(samples))
-        self._speeds.measure(done, passes, seconds)
 
     def _round(self) -> int:
         return 0 if self._session is None else self._session.round
@@ -304,7 +297,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         assert self._session is not None
         self._speeds.forget(worker)
         if worker in self._shares.samples:
-            self._handed_out.take_over(worker, self._session.gone.get(worker, 0))
+            last = self._session.gone.get(worker, 0)
+            self._handed_out.again += self._handed_out.missing(worker, last, self._handed_out.length)
             self._shares.leave(worker)
 
     # ---- state -----------------------------------------------------------------------------------------------------
@@ -362,11 +356,7 @@ class SharedBatchSampler(Sampler[list[int]]):
             self._shares = Shares(self._shares.global_batch, shares, self._speeds.caps)
 
     def _ahead(self, is_over: bool) -> int:
-        """Return how many of the batches that were handed out the loop does not have yet.
-
-        Args:
-            is_over: no batch of the epoch is left.
-        """
+        """Return how many of the batches that were handed out the loop does not have yet."""
         walk = None if self._dealing is None else self._dealing.loaded
         if self._pending or (walk is None and is_over):
             return 0

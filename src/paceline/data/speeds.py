@@ -21,7 +21,6 @@ from collections.abc import Collection
 
 from paceline.hetero import Speed, SpeedMeter
 from paceline.kvstore.dist import DistStore
-from paceline.worker.session import Session
 
 #: Number of the step, fixed seconds, seconds per sample (0: not known yet), the largest batch that fits into memory (0:
 #: no limit), and the samples of the step that are done (-1: all).
@@ -43,9 +42,6 @@ class Speeds:
 
     Args:
         store: the job's store, in lock step; None: there is no exchange.
-        rank: rank of this worker.
-        num_workers: number of the job's workers.
-        max_batch: samples that fit into this worker's memory at once.
         is_always_due: speeds are exchanged in every step.
 
     Attributes:
@@ -57,7 +53,8 @@ class Speeds:
     ) -> None:
         self._store, self._rank, self._is_always_due = store, rank, is_always_due
         self._meter = SpeedMeter()
-        self._known: dict[int, Speed] = {}
+        self.told: dict[int, Speed] = {}
+        """The speeds of the last exchange, the same on all workers."""
         self.caps: list[int | None] = [None] * num_workers
         self.caps[rank] = max_batch
         self._steps = self._measured = 0
@@ -69,12 +66,7 @@ class Speeds:
     def known(self) -> dict[int, Speed]:
         """The speeds of the last exchange, the same on all workers; before the first one, this worker's own."""
         own = self._meter.speed()
-        return dict(self._known) if own is None else {self._rank: own} | self._known
-
-    @property
-    def told(self) -> dict[int, Speed]:
-        """The speeds of the last exchange, the same on all workers."""
-        return self._known
+        return dict(self.told) if own is None else {self._rank: own} | self.told
 
     def measure(self, samples: int, passes: int, seconds: float) -> None:
         """Note a step: its samples, the parts in which they were computed, and the time that they took."""
@@ -132,7 +124,7 @@ class Speeds:
         """Exchange speeds by a message of every worker; returns as :meth:`end_step` does. Collective."""
         if self._store is None:
             return None
-        said = dict(enumerate(self._session.gather(_GATHER, self._note())))
+        said = dict(enumerate(self._store.session.gather(_GATHER, self._note())))
         notes = {worker: note for worker, note in said.items() if note}
         self._take_done(notes)
         self._take(notes)
@@ -140,12 +132,7 @@ class Speeds:
 
     def forget(self, worker: int) -> None:
         """Forget a worker that is gone."""
-        self._known.pop(worker, None)
-
-    @property
-    def _session(self) -> Session:
-        assert self._store is not None
-        return self._store.session
+        self.told.pop(worker, None)
 
     @property
     def _is_due(self) -> bool:
@@ -165,7 +152,7 @@ class Speeds:
             _, fixed_s, per_sample_s, cap, _ = _NOTE.unpack(note)
             self.caps[worker] = cap or None
             if per_sample_s > 0:
-                self._known[worker] = Speed(fixed_s, per_sample_s)
+                self.told[worker] = Speed(fixed_s, per_sample_s)
 
     def _take_done(self, notes: dict[int, bytes]) -> None:
         for worker, note in notes.items():

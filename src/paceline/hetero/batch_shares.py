@@ -41,10 +41,7 @@ def split_evenly(total: int, weights: Sequence[float]) -> list[int]:
 def fastest_split(total: int, speeds: Sequence[Speed], max_batch: Sequence[int | None] = ()) -> list[int]:
     """Divide a global batch so that its slowest part takes as little time as possible; everybody gets one or more.
 
-    Args:
-        total: samples.
-        speeds: one per worker.
-        max_batch: per worker, samples that fit into its memory at once; the rest costs it further passes.
+    Samples of a worker beyond its ``max_batch``, which fit into its memory at once, cost it further passes.
 
     Raises:
         ValueError: there are fewer samples than workers.
@@ -140,12 +137,7 @@ class Shares:
         ValueError: the weights cannot divide the batch, or it has fewer samples than there are workers.
     """
 
-    def __init__(
-        self,
-        global_batch: int,
-        fractions: Sequence[float],
-        max_batch: Sequence[int | None] = (),
-    ) -> None:
+    def __init__(self, global_batch: int, fractions: Sequence[float], max_batch: Sequence[int | None] = ()) -> None:
         if global_batch < len(fractions):
             raise ValueError(f"a global batch of {global_batch} samples is too small for {len(fractions)} workers")
         self.global_batch = global_batch

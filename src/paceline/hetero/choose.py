@@ -41,11 +41,7 @@ class Choice:
 
 
 def choose(measured: Measured, groups: Groups | None = None) -> Choice:
-    """Choose how a job synchronises.
-
-    Args:
-        measured: times of the machines.
-        groups: workers of like speed; by default found by :func:`~paceline.hetero.groups.group_by_speed`.
+    """Choose how a job synchronises; without groups, those of :func:`~paceline.hetero.groups.group_by_speed` count.
 
     Raises:
         MissingExtraError: scikit-learn is not installed, and no groups are given.
@@ -57,11 +53,7 @@ def choose(measured: Measured, groups: Groups | None = None) -> Choice:
 
 
 def preferred(ways: Sequence[Forecast]) -> Forecast:
-    """Return the way to take: the first one, or one that leads it and all others that come before.
-
-    Args:
-        ways: the preferred ones first.
-    """
+    """Return the way to take: the first and most preferred one, or one that leads it and all others before."""
     best = ways[0]
     for way in ways:
         if way.score > (LEAD if best is ways[0] else STEP) * best.score:
@@ -83,14 +75,7 @@ def candidates(measured: Measured, groups: Groups) -> list[Forecast]:
 
 
 def sentence(measured: Measured, groups: Groups, best: Forecast, others: Sequence[Forecast]) -> str:
-    """Describe the choice and its reason.
-
-    Args:
-        measured: times of the machines.
-        groups: workers of like speed, the fastest group first.
-        best: forecast of the choice.
-        others: forecasts of the other ways; the chosen one may be among them.
-    """
+    """Describe the choice and its reason, with forecasts of the choice and of other ways; it may be among them."""
     against = [f"{rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
     text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {rate(best)}"
     return text + (f", against {_listed(against)}" if against else "")
@@ -120,7 +105,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _machines(measured: Measured, groups: Groups) -> str:
-    """Say how unlike the machines are."""
     times, slow = measured.seconds, groups[-1]
     if len(groups) == 1:
         text = f"all {len(times)} workers are alike ({min(times):.3g} to {max(times):.3g} s per step"

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.consistency import Policy
+import msgspec
+
 from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured, WorkerRound, measured_of
@@ -56,13 +57,7 @@ def steps_line(steps: Sequence[WorkerRound]) -> str:
 
 
 def steps_text(lines: Sequence[str], update_s: float, *, hands_out: bool) -> str:
-    """Return a file of all workers' steps.
-
-    Args:
-        lines: results of :func:`steps_line`, in order of rank.
-        update_s: seconds of an update on the servers; 0: not known.
-        hands_out: whether samples go to any worker that is free.
-    """
+    """Return a file of all workers' steps, which are results of :func:`steps_line`, in order of rank."""
     steps = [json.loads(line) for line in lines]
     return json.dumps({"steps": steps, "update_s": update_s, "hands_out": hands_out})
 
@@ -104,11 +99,7 @@ class Report:
 def report_text(workers: Sequence[str], update_s: float, elements: int, store_type: str) -> str:
     """Return what worker 0 prints about a job: a short line for each worker, and one about all.
 
-    Args:
-        workers: each worker's line of the speeds file, and after it the result of :func:`steps_line`.
-        update_s: seconds of an update on the servers; 0: not known.
-        elements: elements of the model.
-        store_type: type of the store.
+    ``workers`` are each one's line of the speeds file, and after it the result of :func:`steps_line`.
     """
     parts = [one.split("\n") for one in workers]
     lines = [json.dumps([speed.split()[0], json.loads(steps)]) for speed, steps in parts]
@@ -132,9 +123,7 @@ def parse_report(text: str) -> Report | None:
 
 def choice_text(choice: Choice) -> str:
     """Return a choice as one line of JSON."""
-    policy = choice.policy
-    words = {"merge": policy.merge, "groups": policy.groups, "first": policy.first, "lr_scale": policy.lr_scale}
-    return json.dumps({"store": choice.store_type, **words, "shares": choice.shares, "sentence": choice.sentence})
+    return msgspec.json.encode(choice).decode()
 
 
 def parse_choice(text: str, num_workers: int) -> Choice:
@@ -144,13 +133,10 @@ def parse_choice(text: str, num_workers: int) -> Choice:
         ValueError: the text is none, or does not fit to so many workers.
     """
     try:
-        table = json.loads(text)
-        groups = tuple(tuple(int(rank) for rank in group) for group in table["groups"])
-        policy = Policy(table["merge"], groups, int(table["first"]), lr_scale=table["lr_scale"])
-        choice = Choice(str(table["store"]), policy, str(table["shares"]), str(table["sentence"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{text!r} is not what dist_auto should do: {error!r}") from error
-    policy.check(num_workers)
+        choice = msgspec.json.decode(text, type=Choice)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{text!r} is not what dist_auto should do: {error}") from error
+    choice.policy.check(num_workers)
     return choice
 
 

@@ -63,11 +63,8 @@ _Points = NDArray[np.float64]
 
 def group_by_speed(seconds: Sequence[float], alike: float = ALIKE, max_groups: int = MAX_GROUPS) -> Groups:
     """Return groups of workers of like speed, the fastest first.
-
-    Args:
-        seconds: time of a step of the same work, per worker in order of rank.
-        alike: smallest ratio of the typical speeds of two neighbouring groups.
-        max_groups: largest number of groups.
+    ``seconds`` are those of a step of the same work, in order of rank; ``alike`` is the least ratio of the typical
+    speeds of two neighbouring groups.
 
     Raises:
         ValueError: no workers, or a time that is not positive and finite.
@@ -139,22 +136,14 @@ class Doubt:
 
 
 class Regrouping:
-    """The groups of a job, and when to change them.
-
-    Args:
-        groups: the first groups, for all workers.
-    """
+    """The groups of a job, and when to change them."""
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
         self._doubt = Doubt()
 
     def check_speeds(self, seconds: Mapping[int, float]) -> bool:
-        """Compare measured times with the groups; returns whether the groups have changed.
-
-        Args:
-            seconds: time of a step of the same work, of every worker that has not left.
-        """
+        """Compare measured times with the groups; returns whether the groups have changed."""
         wanted = self._right_groups(seconds) if self._out_of_order(seconds) else self.groups
         kind = _as_sets(wanted)
         if not self._doubt.is_sure(None if kind == _as_sets(self.groups) else kind):

@@ -99,11 +99,7 @@ class Revision:
         self._advised: set[object] = set()
 
     def check(self, steps: Mapping[int, StepTime]) -> str:
-        """Compare the way of now with the others; returns a change or new advice as text, else an empty string.
-
-        Args:
-            steps: step of every worker that has neither left nor died, by rank.
-        """
+        """Compare the way of now with the others; returns a change or new advice as text, else an empty string."""
         ranks = sorted(steps)
         self.groups = of_some(self.groups, ranks)
         measured = self._now(steps)
@@ -112,7 +108,6 @@ class Revision:
         return changed or self._advise(measured, ranks, found)
 
     def _change(self, measured: Measured, ranks: list[int], found: Groups) -> str:
-        """Change groups if that is better."""
         now, best = _free_way(measured, ranks, self.groups), _best_free_way(measured, ranks, found)
         if not self._doubt.is_sure(best.kind if _leads(best, now) else None):
             return ""
@@ -138,7 +133,6 @@ class Revision:
         return self.advice
 
     def _now(self, steps: Mapping[int, StepTime]) -> Measured:
-        """Return the times of the present workers."""
         workers = self._measured.workers
         speeds = [
             workers[rank].times(one.seconds / workers[rank].seconds(one.samples)) for rank, one in sorted(steps.items())
@@ -173,13 +167,7 @@ def _why(measured: Measured, now: _Way, best: _Way) -> str:
 
 
 def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:
-    """Return the best of the ways that a free job can take.
-
-    Args:
-        measured: times of the present workers.
-        ranks: their ranks.
-        found: groups by speed, of indices into ``ranks``.
-    """
+    """Return the best of the ways that a free job can take; ``found`` are groups by speed, of indices into ranks."""
     by_speed = tuple(tuple(ranks[index] for index in group) for group in found)
     ways = [
         _Way(lock_step(measured, by_speed=False), (tuple(ranks),)),
@@ -192,7 +180,6 @@ def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:
 
 
 def _free_way(measured: Measured, ranks: list[int], groups: Groups) -> _Way:
-    """Return the worth of groups."""
     if len(groups) == 1:
         return _Way(lock_step(measured, by_speed=False), groups)
     if len(groups) == len(ranks):

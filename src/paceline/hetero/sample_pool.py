@@ -68,11 +68,7 @@ class WalkStart:
         return f"epoch {self.epoch}{left}{limit}, {f'seed {self.order - 1}' if self.order else 'not shuffled'}"
 
     def positions(self, length: int) -> Ranges:
-        """Return the positions that are not trained on yet.
-
-        Args:
-            length: samples of the data.
-        """
+        """Return the positions that are not trained on yet."""
         return self.left or everything(length)
 
     def objection(self, length: int) -> str:
@@ -160,7 +156,6 @@ class Pool:
     """The samples of an epoch as positions in its order; the order itself is not known here.
 
     Args:
-        length: samples of an epoch.
         num_workers: ranks are 0 to ``num_workers - 1``.
         start: the first walk; by default the whole epoch 0.
     """
@@ -177,15 +172,8 @@ class Pool:
         self, worker: int, number: int, walk: int, count: int, done: int, round: int = 0, start: WalkStart | None = None
     ) -> list[Answer]:
         """Take a request for samples; returns the answers, to this worker and to others.
-
-        Args:
-            worker: the worker that asks; one that has left is refused.
-            number: number of the request, from 1.
-            walk: walk of which it wants samples.
-            count: number of samples at most.
-            done: number of the last request whose samples it has trained on; 0: none.
-            round: the last that it has pushed.
-            start: epoch and positions of the walk; by default the whole epoch of the walk's number.
+        Requests are numbered from 1. The worker has trained on the samples of those up to ``done``, and has pushed
+        ``round`` last. The walk has a start, by default the whole epoch of its number.
         """
         start = start or WalkStart(walk)
         taker = self._takers.get(worker)
@@ -229,12 +217,7 @@ class Pool:
         return self._settle()
 
     def leave(self, worker: int, round: int = 0) -> list[Answer]:
-        """Note that a worker has left or died: others get its samples that it has not trained on.
-
-        Args:
-            worker: the worker that is gone.
-            round: its last round that a server has.
-        """
+        """Note that a worker has left or died, of which a server has this round: others get its untrained samples."""
         taker = self._takers.pop(worker, None)
         if taker is not None:
             self._finish(taker, taker.trained(round))
@@ -253,9 +236,7 @@ class Pool:
     def rest(self, worker: int, round: int) -> Rest:
         """Return the samples of the epoch that are not trained on yet. Samples that others hold are among them.
 
-        Args:
-            worker: the worker that asks.
-            round: the last that it has pushed: it has trained on all samples that it took before.
+        The worker has pushed a round, and has trained on all samples that it took before.
         """
         taker = self._takers.get(worker, _Taker())
         trained = taker.trained(round)

@@ -74,11 +74,7 @@ class StepNoise:
         return cls(jitter, share, math.fsum(spikes) / len(spikes))
 
     def slowest(self, seconds: Sequence[float]) -> float:
-        """Return the mean time of the slowest of several steps.
-
-        Args:
-            seconds: median time of each.
-        """
+        """Return the mean time of the slowest of several steps."""
         times = np.asarray(seconds, dtype=np.float64)
         if len(times) == 1:
             return float(times[0]) * self.mean

@@ -102,11 +102,7 @@ def _whole(number: float) -> int:
 
 
 class SpeedMeter:
-    """Fits a worker's speed to its last steps.
-
-    Args:
-        window: number of steps that are looked at.
-    """
+    """Fits a worker's speed to its last steps."""
 
     def __init__(self, window: int = _WINDOW) -> None:
         self._window = window
@@ -207,7 +203,6 @@ def _per_sample(steps: _Steps, shape: Shape) -> float:
 
 
 def _near_last(steps: _Steps) -> _Steps:
-    """Return the steps that have about the size of the last one."""
     size = steps[-1][0]
     return [one for one in steps if abs(one[0] - size) <= _DISTINCT * size]
 
@@ -241,7 +236,6 @@ def _sample_part(steps: _Steps, mean: float) -> tuple[float, float]:
 
 
 def _pairs(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of all pairs of so many steps."""
     if count > _WINDOW:
         return np.tril_indices(count, -1)
     pairs = count * (count - 1) // 2

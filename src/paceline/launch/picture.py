@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.launch.runtime import JobRecord
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import SERVER_PARTS, WORKER_PARTS, parts_of
 from paceline.observe.rows import progress, rows_of
 from paceline.observe.table import Size, duration, plain, quantity, table
 from paceline.wire import messages as m
@@ -191,7 +191,7 @@ def _with_bars(role: str, rows: Sequence[Row], columns: int, view: View) -> list
         is_selected = role == "worker" and row["rank"] == view.selected
         text = Text().append(f"{line:{width}}", "reverse" if is_selected else "")
         if columns >= _LEAST_COLUMNS and length >= _SHORTEST_BAR:
-            text.append_text(bar(row["parts"], WORKER_PARTS if role == "worker" else SERVER_PARTS, length))
+            text.append_text(bar(row["parts"], parts_of(role), length))
         found.append(text)
     return found
 

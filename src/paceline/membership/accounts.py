@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from paceline.consistency.stats import bin_of
 from paceline.membership.effects import Action, MemberKey, Warn
-from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import FIGURES, Steps, parts_of
 from paceline.observe.detector import WARM_UP, Detector
 from paceline.observe.verdicts import Verdict, sentence, summary
 from paceline.wire import messages as m
@@ -22,7 +22,7 @@ _KEPT = 50
 
 def why_damaged(role: str, account: m.AccountReport) -> str:
     """Return why an account cannot be read; empty: it can."""
-    parts = len(SERVER_PARTS if role == "server" else WORKER_PARTS)
+    parts = len(parts_of(role))
     for one in account.windows:
         if len(one.parts) != parts:
             return f"the account of a {role} has {parts} parts, not {len(one.parts)}"
@@ -106,11 +106,13 @@ class Verdicts:
 
     def _of_worker(self, member: m.Member, account: m.AccountReport, groups: Sequence[Sequence[int]]) -> list[Verdict]:
         group = next((index for index, one in enumerate(groups, 1) if member.rank in one), account.group)
-        windows = [(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts]) for one in account.windows]
+        windows = [
+            Steps(one.round, one.rounds, one.samples, [1e-6 * part for part in one.parts], 1e-6 * one.way)
+            for one in account.windows
+        ]
         return self._detector.note_worker(
-            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared,
-            [1e-6 * one.way for one in account.windows],
-        )  # fmt: skip
+            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared
+        )
 
     def _count(self, server: int, account: m.AccountReport) -> None:
         if any(account.held):  # stores close before the job ends

@@ -152,7 +152,7 @@ class Client:
             self._check_open()
             messages = requests.ask(call, self._clock())
             if not isinstance(body, m.Heartbeat):
-                ring.note_message(events.SENT, call.seq, self._members[channel], body)
+                ring.note(events.SENT, call.seq, self._members[channel], m.TAGS[type(body)])
             for message in messages:
                 self._hub.send(channel, message)
         return call
@@ -338,7 +338,7 @@ class Client:
         if call is None:
             return None
         if not isinstance(body, m.News):
-            ring.note_message(events.GOT, envelope.seq, self._members[channel], body)
+            ring.note(events.GOT, envelope.seq, self._members[channel], m.TAGS[type(body)])
         call.answered, call.held_s = self._clock(), 1e-6 * envelope.held
         call.complete(body, payload)
         return call.error if call.crashed else None

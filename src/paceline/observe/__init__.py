@@ -2,8 +2,8 @@
 
 | file | holds |
 |---|---|
-| ``account.py`` | the parts of a step, and a clock that is always in exactly one of them (pure) |
-| ``meter.py`` | the account of this process: its clock and thread, garbage collections, data loaders |
+| ``account.py`` | the parts of a step, and accounts of rounds (pure) |
+| ``meter.py`` | the account of this process: a clock in exactly one part, its thread, collections, data loaders |
 | ``host.py`` | figures of Linux about this process: throttling, run queue, page faults |
 | ``history.py`` | a worker's last rounds, and the times that they are compared with (pure) |
 | ``causes.py`` | the cause that explains the excess of a slow worker (pure) |

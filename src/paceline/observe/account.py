@@ -1,4 +1,4 @@
-"""The account of a step: a clock that is always in exactly one part, so that the parts sum up to the step. Pure.
+"""The account of a step: its parts, which sum up to the step. Pure.
 
 A step of a worker lasts from the first push of one round to the first push of the next. Its parts:
 
@@ -23,7 +23,7 @@ Of a DDP script a step lasts from one step of its optimizer to the next, and ``w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,58 +35,16 @@ DATA, COMPUTE, DEVICE, ENCODE, SEND, WAIT, COPY, UPDATE, GC, OTHER = range(len(W
 SERVER_PARTS = ("receive", "merge", "apply", "gc", "rest")
 RECEIVE, MERGE, APPLY, SERVER_GC, REST = range(len(SERVER_PARTS))
 
+
+def parts_of(role: str) -> tuple[str, ...]:
+    """Return the parts of the time of a process."""
+    return WORKER_PARTS if role == "worker" else SERVER_PARTS
+
+
 #: Figures of the host in the order in which heartbeats carry them, see :mod:`paceline.observe.host`: microseconds since
 #: the last one; ``faults`` and ``reread`` are numbers.
 FIGURES = ("interval", "busy", "queued", "throttled", "stolen", "stalled", "faults", "stopped", "reread")
 INTERVAL, BUSY, QUEUED, THROTTLED, STOLEN, STALLED, FAULTS, STOPPED, REREAD = range(len(FIGURES))
-
-
-class Account:
-    """Seconds by part. Times are on the caller's clock.
-
-    Args:
-        parts: number of parts.
-        part: the first part.
-        now: seconds.
-
-    Attributes:
-        part: the present part.
-    """
-
-    __slots__ = ("_closed", "_seconds", "_since", "part")
-
-    def __init__(self, parts: int, part: int, now: float) -> None:
-        self.part, self._since, self._closed = part, now, now
-        self._seconds = [0.0] * parts
-
-    def switch(self, part: int, now: float) -> int:
-        """End the present part and begin another one; returns the one before."""
-        before = self.part
-        self._seconds[before] += now - self._since
-        self._since, self.part = now, part
-        return before
-
-    def move(self, part: int, seconds: float, now: float) -> None:
-        """Count seconds of the present part as those of another one, as far as it has so many."""
-        self.switch(self.part, now)
-        seconds = min(seconds, self._seconds[self.part])
-        self._seconds[self.part] -= seconds
-        self._seconds[part] += seconds
-
-    def close(self, now: float) -> list[float]:
-        """Return the seconds by part since the last call. Their sum is the time since then."""
-        self.switch(self.part, now)
-        seconds, self._seconds, self._closed = self._seconds, [0.0] * len(self._seconds), now
-        return seconds
-
-    def open_s(self, now: float, without: int) -> float:
-        """Return the seconds since the last :meth:`close`, less those of one part. Any thread may call it."""
-        spent = self._seconds[without] + (now - self._since if self.part == without else 0.0)
-        return now - self._closed - spent
-
-    def spent_s(self, part: int) -> float:
-        """Return the seconds of a part since the last :meth:`close`, without an open stretch of it."""
-        return self._seconds[part]
 
 
 @dataclass(slots=True)
@@ -112,21 +70,12 @@ class Steps:
         """Seconds of all rounds."""
         return sum(self.seconds)
 
-    def add(self, other: Steps) -> None:
-        """Add the rounds that follow."""
-        self.rounds += other.rounds
-        self.samples += other.samples
-        self.way_s += other.way_s
-        self.seconds = [one + two for one, two in zip(self.seconds, other.seconds, strict=True)]
 
-
-def joined(steps: Iterable[Steps]) -> Steps:
+def joined(steps: Sequence[Steps]) -> Steps:
     """Return the account of all rounds together; there is at least one."""
-    first, *others = steps
-    whole = Steps(first.round, first.rounds, first.samples, list(first.seconds), first.way_s)
-    for one in others:
-        whole.add(one)
-    return whole
+    rounds, samples, way_s = map(sum, zip(*((one.rounds, one.samples, one.way_s) for one in steps), strict=True))
+    seconds = [sum(part) for part in zip(*(one.seconds for one in steps), strict=True)]
+    return Steps(steps[0].round, rounds, samples, seconds, way_s)
 
 
 def in_windows(steps: Sequence[Steps], most: int) -> list[Steps]:

@@ -87,13 +87,7 @@ def of_own_time(
     worker: History, others: Sequence[History], rounds: Sequence[Round], usual: Means, long: Collection[int]
 ) -> Cause | None:
     """Return why a worker's own time is longer; None: it is not, or no cause explains most of it.
-
-    Args:
-        worker: it.
-        others: all others.
-        rounds: its rounds since it is slow, the last ones.
-        usual: the times of the others.
-        long: parts that are longer again and again.
+    ``rounds`` are its last ones since it is slow, ``long`` the parts that are longer again and again.
     """
     own = means_of(rounds)
     whole_s, fair_s = own.own_s - usual.own_s, _fair_waits_s(own, usual)
@@ -128,12 +122,8 @@ def is_usual_excess(rounds: Sequence[Round], part: int, usual: Means) -> bool:
 def of_way(rounds: Sequence[Round], usual: Means, others_s: float) -> Cause | None:
     """Return that requests and answers of a worker are on the way for longer, and that it comes later for it.
 
-    Waits for a processor may delay each message, too, and are no part of the way.
-
-    Args:
-        rounds: its rounds since it is slow, the last ones.
-        usual: the times of the others.
-        others_s: own time of the others that go on without it, or that wait for it last.
+    Waits for a processor may delay each message, too, and are no part of the way. ``others_s`` is the own time of the
+    others that go on without it, or that wait for it last.
     """
     own = means_of(rounds)
     way_s, usual_s = own.parts[ON_WAY], usual.parts[ON_WAY]
@@ -148,10 +138,6 @@ def of_waits(rounds: Sequence[Round], usual: Means | None) -> Cause | None:
     """Return that a worker's answers take longer, where it waits for no other worker; None: they do not, or it does.
 
     Rounds of workers that wait for each other all take as long, but for one that the slowest has not told yet.
-
-    Args:
-        rounds: its rounds since it is slow, the last ones.
-        usual: the times of the others since then; None: not known.
     """
     others = sorted(rounds, key=lambda one: one.wall_s)[:-1]
     if usual is None or not others:

@@ -25,8 +25,9 @@ _MESSAGE_S, _PID_BITS = 20e-6, 22
 #: Flows have ids that those of other tools do not have.
 _FIRST_FLOW = 1 << 40
 
-NAMES: Mapping[object, str] = {one.__struct_config__.tag: one.__name__ for one in m.REQUESTS + m.REPLIES}
-_FLOWS = frozenset({m.Push, m.PushSum, m.Pull, m.PullRows})
+#: By number of a message: its name.
+NAMES: Mapping[int, str] = {tag: one.__name__ for one, tag in m.TAGS.items()}
+_FLOWS = frozenset(m.TAGS[one] for one in (m.Push, m.PushSum, m.Pull, m.PullRows))
 _VERBS = {SENT: "{} to {}", GOT: "answer of {1}", TOOK: "{} of {}", ANSWERED: "answer to {1}"}
 
 
@@ -41,12 +42,7 @@ def window(order: EventOrder, since: float, rounds: int) -> tuple[float, float]:
 
 
 class ChromeTrace:
-    """The events between two times.
-
-    Args:
-        order: the processes.
-        begin: seconds on the scheduler's clock.
-        end: the same.
+    """The events between two times of the scheduler's clock.
 
     Attributes:
         pids: process ids in the trace, by member.
@@ -60,8 +56,8 @@ class ChromeTrace:
         self.pids = {
             key: hosts.index(one.source.host) << _PID_BITS | one.source.pid for key, one in order.processes.items()
         }
-        pushes = [one for one in order.requests.values() if _kind(one) in _FLOWS and self._touches(one)]
-        self.flows = [one for one in pushes if one.is_whole and self._holds(one)]
+        pushes = [one for one in order.requests.values() if _is_flow(one) and any(self._inside(one))]
+        self.flows = [one for one in pushes if one.is_whole and all(self._inside(one))]
         self.cut = len(pushes) - len(self.flows)
         self._tids: dict[tuple[MemberKey, int], int] = {}
 
@@ -80,12 +76,7 @@ class ChromeTrace:
             yield from self._flow(number, request)
 
     def head(self, job: str, rank: int = 0) -> dict[str, Any]:
-        """Return what stands before the events of a file.
-
-        Args:
-            job: the job's id.
-            rank: the rank that the file is of.
-        """
+        """Return what stands before the events of a file."""
         processes = self.order.processes
         workers = sum(one.source.role == "worker" for one in processes.values())
         base = next((one.source.unix - one.source.offset for one in processes.values()), 0.0) + self.begin
@@ -158,7 +149,7 @@ class ChromeTrace:
         return self._event(process.key, tid, name, "message", one.time, end) | {"args": args}
 
     def _event(self, key: MemberKey, tid: int, name: str, kind: str, begin: float, end: float) -> TraceEvent:
-        start, stop = self.micros(begin), self.micros(end)
+        start, stop = self._micros(begin), self._micros(end)
         dur = round(stop - start, 3)
         return {"ph": "X", "name": name, "cat": kind, "pid": self.pids[key], "tid": tid, "ts": start, "dur": dur}
 
@@ -169,18 +160,15 @@ class ChromeTrace:
         stations += [("t", request.asked, request.answered), ("f", request.asker, request.got)]
         for phase, key, event in stations:
             assert event is not None
-            place = {"pid": self.pids[key], "tid": self._tid(key, event.thread), "ts": self.micros(event.time)}
+            place = {"pid": self.pids[key], "tid": self._tid(key, event.thread), "ts": self._micros(event.time)}
             more = {"bp": "e"} if phase == "f" else {}
             yield {"ph": phase, "id": number, "name": "push", "cat": "push", **place, **more}
 
-    def _touches(self, request: TracedRequest) -> bool:
-        return any(self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event))
+    def _inside(self, request: TracedRequest) -> list[bool]:
+        """Return for each known event of a request whether it is between the two times."""
+        return [self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event)]
 
-    def _holds(self, request: TracedRequest) -> bool:
-        return all(self.begin <= one.time < self.end for one in request[2:] if isinstance(one, Event))
-
-    def micros(self, time: float) -> float:
-        """Return microseconds since the begin of the trace."""
+    def _micros(self, time: float) -> float:
         return round(1e6 * (time - self.begin), 3)
 
 
@@ -216,9 +204,9 @@ def _moved(trace: ChromeTrace, events: Sequence[Mapping[str, Any]], base_ns: flo
     return found
 
 
-def _kind(request: TracedRequest) -> type | None:
+def _is_flow(request: TracedRequest) -> bool:
     first = request.sent or request.took
-    return getattr(m, NAMES.get(first.value, ""), None) if first is not None else None
+    return first is not None and first.value in _FLOWS
 
 
 def _error_us(process: TracedProcess) -> float:

@@ -51,12 +51,7 @@ class RoundTrips:
         """Return when the next turn of a rank begins: at the same moment as for others that know the peer's clock.
 
         What arrives together at the peer is dealt with in a part of the time that it takes one by one, as code and data
-        are in the processor's caches then.
-
-        Args:
-            now: seconds on the own clock.
-            interval: seconds between two turns.
-            rank: ranks from 0 on are dealt to :data:`TURNS` turns.
+        are in the processor's caches then. Ranks are dealt to :data:`TURNS` turns.
         """
         shift = self.offset - rank % TURNS / TURNS * interval
         return (math.floor((now + shift) / interval + _TOO_SOON) + 1) * interval - shift

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS
+from paceline.observe.account import FIGURES, GC, INTERVAL, STOPPED, WAIT, WORKER_PARTS, Steps
 from paceline.observe.causes import (
     WORTH,
     WORTH_S,
@@ -141,30 +141,18 @@ class Detector:
         self,
         rank: int,
         host: str,
-        windows: Iterable[tuple[int, int, float, Sequence[float]]],
+        windows: Iterable[Steps],
         figures: Sequence[int],
         group: int = 0,
         is_ddp: bool = False,
         is_shared: bool = False,
-        ways: Sequence[float] = (),
     ) -> list[Verdict]:
-        """Take the account of a worker.
+        """Take the account of a worker since the last call; returns a change of its state, if there is one.
 
-        Args:
-            rank: its rank.
-            host: its host.
-            windows: first round, rounds, samples and seconds by part.
-            figures: figures of its host since the last call: :data:`paceline.observe.account.FIGURES`.
-            group: number of its group: workers of one group are compared.
-            is_ddp: the rounds are those of a DDP script, whose workers wait for each other.
-            is_shared: samples go to workers by their speed already.
-            ways: per window, seconds of waits in which a request or its answer was on the way; none: not known.
-
-        Returns:
-            A change of its state, if there is one.
+        ``figures`` are those of its host: :data:`paceline.observe.account.FIGURES`. Workers of one group are compared.
+        Rounds of a DDP script are those of workers that wait for each other. Where the job is shared, samples go to
+        workers by their speed already.
         """
-        windows = list(windows)
-        ways = ways or [0.0] * len(windows)
         worker = self._workers.get(rank)
         if worker is None:
             worker = self._workers[rank] = _Worker(rank, host)
@@ -182,9 +170,9 @@ class Detector:
         worker.heard = self._heartbeats
         shares = HostShares.of(worker.open)
         rounds = [
-            mean_round(*one, shares, worker.heard, way_s)
-            for one, way_s in zip(windows, ways, strict=True)
-            if one[0] > WARM_UP and one[1] > 0 and sum(one[3]) > 0
+            mean_round(one, shares, worker.heard)
+            for one in windows
+            if one.round > WARM_UP and one.rounds > 0 and one.wall_s > 0
         ]
         if not rounds:
             return []

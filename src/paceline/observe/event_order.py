@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from paceline.observe.account import SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.observe.account import WAIT, parts_of
 from paceline.observe.events import ANSWERED, GOT, PART, ROLES, ROUND, SENT, TOOK, Event, Source, member_of
 
 MemberKey: TypeAlias = tuple[str, int]
@@ -63,7 +63,7 @@ class TracedProcess:
     @property
     def parts(self) -> Sequence[str]:
         """Names of the parts of its time."""
-        return WORKER_PARTS if self.source.role == "worker" else SERVER_PARTS
+        return parts_of(self.source.role)
 
     @cached_property
     def slices(self) -> list[Slice]:
@@ -75,9 +75,13 @@ class TracedProcess:
         ]
 
     @cached_property
-    def taken(self) -> list[Event]:
-        """The requests that it took."""
+    def _taken(self) -> list[Event]:
         return [one for one in self.events if one.kind == TOOK]
+
+    def taken_before(self, event: Event) -> Event | None:
+        """Return the request that it took last before an event; None: there was none."""
+        index = bisect_left(self._taken, event.order, key=lambda one: one.order) - 1
+        return self._taken[index] if index >= 0 else None
 
 
 def aligned(source: Source, events: Iterable[Event], is_alive: bool = True, lost: int = 0) -> TracedProcess:
@@ -88,9 +92,6 @@ def aligned(source: Source, events: Iterable[Event], is_alive: bool = True, lost
 
 class EventOrder:
     """The events of several processes.
-
-    Args:
-        processes: one for each member.
 
     Attributes:
         processes: by role and rank, scheduler first.
@@ -129,10 +130,6 @@ class EventOrder:
                 found.setdefault(one.asker, []).append((one.got.time, one))
         return {key: sorted(ones, key=lambda one: one[0]) for key, ones in found.items()}
 
-    @cached_property
-    def _orders(self) -> Mapping[MemberKey, list[int]]:
-        return {key: [one.order for one in process.taken] for key, process in self.processes.items()}
-
     def waited_for(self, key: MemberKey, wait: Slice) -> MemberKey | None:
         """Return the member that a wait was for: by its last answer, or by the requests that are still open."""
         got = self._got.get(key, [])
@@ -154,16 +151,15 @@ class EventOrder:
         asked = self.processes.get(request.asked)
         if asked is None or request.answered is None:
             return request.asked
-        index = bisect_left(self._orders[request.asked], request.answered.order) - 1
-        last = asked.taken[index] if index >= 0 else None
+        last = asked.taken_before(request.answered)
         if last is None or last is request.took:
             return request.asked
         sender = member_of(last.peer)
         whole = self.requests.get((sender, request.asked, last.number))
         if sender[0] == "server" and sender in self.processes and whole is not None and whole.sent is not None:
             # a sum that another server has made: the last worker before it has completed it
-            index = bisect_left(self._orders[sender], whole.sent.order) - 1
-            return member_of(self.processes[sender].taken[index].peer) if index >= 0 else sender
+            first = self.processes[sender].taken_before(whole.sent)
+            return sender if first is None else member_of(first.peer)
         return sender
 
     def waits(self, process: TracedProcess) -> list[tuple[Slice, MemberKey | None]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import NamedTuple, TypeVar
 
-from paceline.observe.account import BUSY, INTERVAL, QUEUED, STOPPED, THROTTLED, WAIT, WORKER_PARTS
+from paceline.observe.account import BUSY, INTERVAL, QUEUED, STOPPED, THROTTLED, WAIT, WORKER_PARTS, Steps
 
 #: Parts that are compared: those of a step, each less the time for which the thread was kept from running in it, and
 #: that time: it was ready to run and other threads ran, or the CPU quota was used up. And of its waits, the time in
@@ -259,28 +259,14 @@ def _within(rounds: deque[Round], seconds: float) -> Sequence[Round]:
     return found[::-1]
 
 
-def mean_round(
-    round: int,
-    rounds: int,
-    samples: float,
-    seconds: Sequence[float],
-    shares: HostShares = HostShares(),  # noqa: B008 - it never changes
-    beat: int = 0,
-    way_s: float = 0.0,
-) -> Round:
-    """Return the mean round of a window.
+def mean_round(steps: Steps, shares: HostShares = HostShares(), beat: int = 0) -> Round:  # noqa: B008 - never changes
+    """Return the mean round of a window, which the heartbeat of this number has told.
 
-    Args:
-        round: the first one.
-        rounds: how many.
-        samples: behind them.
-        seconds: by part, of all of them.
-        shares: those of the host, from the time of the window. They are known for longer times only, and count for each
-            part as much as it lasts, but the thread has not been kept from running while it ran.
-        beat: number of the heartbeat.
-        way_s: seconds of all their waits in which a request or its answer was on the way.
+    Shares of the host are known for longer times only. They count for each part as much as it lasts, but the thread has
+    not been kept from running while it ran.
     """
-    means = [one / rounds for one in seconds]
+    rounds = steps.rounds
+    means = [one / rounds for one in steps.seconds]
     wall_s = sum(means)
     own_s = wall_s - means[WAIT]
     busy_s = min(own_s, shares.busy * wall_s)
@@ -290,8 +276,8 @@ def mean_round(
     queued_s = max(0.0, min(idle_s, shares.queued * wall_s) - quota_s)  # a thread without quota is ready, too
     ran = 1 - (stopped_s + quota_s + queued_s) / own_s if own_s else 1.0
     parts = [one if part == WAIT else one * ran for part, one in enumerate(means)]
-    parts += [queued_s, quota_s, way_s / rounds]
-    return Round(round, samples / rounds, tuple(means), tuple(parts), own_s, wall_s, busy_s, rounds, beat)
+    parts += [queued_s, quota_s, steps.way_s / rounds]
+    return Round(steps.round, steps.samples / rounds, tuple(means), tuple(parts), own_s, wall_s, busy_s, rounds, beat)
 
 
 def some(workers: Sequence[Kind]) -> Sequence[Kind]:

@@ -50,17 +50,10 @@ class Stops:
     thread that ran and kept Python's lock, waits of all threads for a processor, an exhausted CPU quota, and waits of
     the host for a disk or for memory. The rest is a stop. So a process that is short of anything is not stopped, and
     one that is short of much may be stopped and not be called so.
-
-    Args:
-        quotas: files that tell of the quota of this process.
-        clock: seconds.
-
-    Attributes:
-        seconds: duration of all stops so far.
     """
 
-    def __init__(self, quotas: list[Path], clock: Callable[[], float] = time.monotonic) -> None:
-        self._quotas, self._clock = quotas, clock
+    def __init__(self, quotas: list[Path]) -> None:
+        self._quotas = quotas
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-stops", daemon=True)
         self.seconds = 0.0
@@ -77,11 +70,11 @@ class Stops:
             self._thread.join(_END_S)
 
     def _run(self) -> None:
-        before, asleep = self._held_up(), self._clock()
+        before, asleep = self._held_up(), time.monotonic()
         while not self._done.wait(_SLEEP_S):
-            late_s, now = self._clock() - asleep - _SLEEP_S, self._held_up()
+            late_s, now = time.monotonic() - asleep - _SLEEP_S, self._held_up()
             self.seconds += stop_of(late_s, before, now)
-            before, asleep = now, self._clock()
+            before, asleep = now, time.monotonic()
 
     def _held_up(self) -> HeldUp:
         ran, queued = {}, {}
@@ -107,20 +100,13 @@ def stop_of(late_s: float, before: HeldUp, now: HeldUp) -> float:
 
 
 class HostFigures:
-    """Reads the figures since the last call.
-
-    Args:
-        thread: native id of the thread that trains.
-        cgroups: where cgroups are mounted.
-        clock: seconds.
-
-    Attributes:
-        stops: the stops of this process.
-    """
+    """Reads the figures since the last call."""
 
     def __init__(self, thread: int, cgroups: Path = _CGROUPS, clock: Callable[[], float] = time.monotonic) -> None:
         self._schedstat = f"/proc/self/task/{thread}/schedstat"
-        self._quotas, self._pressure = _cpu_stats(cgroups), _memory_pressure(cgroups)
+        self._quotas = list(_of_cgroups(cgroups, "cpu", "cpu.stat", r"throttled_(?:usec|time) (\d+)"))
+        own = cgroups / _own_cgroups().get("", "/").lstrip("/") / "memory.pressure"
+        self._pressure = own if own.exists() else Path("/proc/pressure/memory")
         self._memory = next(_of_cgroups(cgroups, "memory", "memory.stat", _REREAD), Path(os.devnull))
         self.stops = Stops(self._quotas)
         self._clock = clock
@@ -178,11 +164,6 @@ def _own_cgroups() -> dict[str, str]:
     return {name: path for _, names, path in parts for name in names.split(",")}
 
 
-def _cpu_stats(cgroups: Path) -> list[Path]:
-    """Return the files that tell of a quota of this process: those of its cgroup and of all above."""
-    return list(_of_cgroups(cgroups, "cpu", "cpu.stat", r"throttled_(?:usec|time) (\d+)"))
-
-
 def _of_cgroups(cgroups: Path, controller: str, name: str, pattern: str) -> Iterator[Path]:
     """Return the files of this name that have such numbers, of this process's cgroup and of all above."""
     own, found = _own_cgroups(), []
@@ -190,8 +171,3 @@ def _of_cgroups(cgroups: Path, controller: str, name: str, pattern: str) -> Iter
         inner = Path(path.lstrip("/"))
         found += [root / one / name for one in (inner, *inner.parents)]
     return (path for path in dict.fromkeys(found) if _numbers(path, pattern))
-
-
-def _memory_pressure(cgroups: Path) -> Path:
-    own = cgroups / _own_cgroups().get("", "/").lstrip("/") / "memory.pressure"
-    return own if own.exists() else Path("/proc/pressure/memory")

@@ -31,13 +31,7 @@ def past_of(rounds: Sequence[Round]) -> Means | None:
 
 
 def of_lost_share(before: Means, rounds: Sequence[Round], others: Means) -> Cause | None:
-    """Return that waits for a processor have taken a worker's share; None: it has its share, or they are not longer.
-
-    Args:
-        before: its times while it had its share.
-        rounds: its windows.
-        others: the times of the others now.
-    """
+    """Return that waits for a processor have taken a worker's share; None: it has its share, or they are not longer."""
     now, few = means_of(rounds[-LAST:]), LOST * before.samples
     if not few or now.samples > few or now.own_s < AS_LONG * before.own_s:
         return None

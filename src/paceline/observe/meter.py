@@ -15,18 +15,17 @@ whole round takes it over.
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident, get_native_id
 from typing import Any
 
 from paceline.observe import ring
-from paceline.observe.account import COMPUTE, DATA, DEVICE, GC, OTHER, WAIT, WORKER_PARTS, Account, Steps, in_windows
+from paceline.observe.account import COMPUTE, DATA, DEVICE, GC, OTHER, WAIT, WORKER_PARTS, Steps, in_windows
 from paceline.observe.events import PART, ROUND
 from paceline.observe.host import HostFigures
 from paceline.wire import messages as m
@@ -63,13 +62,12 @@ class ExchangeTime:
 
 
 class Meter:
-    """The account of a process.
+    """The account of a process: a clock that is always in exactly one part, so that the parts sum up to the time.
 
     Args:
         parts: names of the parts.
         base: the part in which nothing else was entered.
         gc_part: the part of garbage collections.
-        clock: seconds.
         thread: thread that counts; None: the one that makes the meter.
     """
 
@@ -84,9 +82,13 @@ class Meter:
         self.now = clock
         """Returns seconds on this meter's clock."""
         self._gc_part, self._before_gc = gc_part, NOTHING
-        self._account = Account(len(parts), base, clock())
-        self._thread = threading.get_ident() if thread is None else thread
-        self._native_id = threading.get_native_id()
+        self._part, self._seconds = base, [0.0] * len(parts)
+        """The present part, and the seconds of all parts since the last round ended."""
+        self._since = self._begun = clock()
+        """When the present part began, and the round."""
+        self._thread = get_ident() if thread is None else thread
+        self._native_id = get_native_id()
+        self._host: HostFigures | None = None
         self._steps: list[Steps] = []
         self._asked: tuple[int, float] | None = None
         """Number and samples of a round that another thread has ended: this one ends it in the account."""
@@ -105,30 +107,39 @@ class Meter:
         self.on_round: Callable[[Steps], None] | None = None
         """Called with the account of each round."""
 
-    @functools.cached_property
+    @property
     def host(self) -> HostFigures:
         """Figures of the host, since the first use of this."""
-        return HostFigures(self._native_id)
+        # A cached_property would make a dict of all attributes, and each use of one slower.
+        if self._host is None:
+            self._host = HostFigures(self._native_id)
+        return self._host
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     def enter(self, part: int) -> int:
         """Begin a part; returns the one before, for :meth:`leave`."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return NOTHING
         if self._asked is not None:
             self._close(*self._asked)
-        return self._switch(part, self.now())
+        before = self._part
+        self.leave(part)
+        return before
 
     def leave(self, before: int) -> None:
-        """End a part that :meth:`enter` has begun."""
-        if before != NOTHING:
-            self._switch(before, self.now())
+        """Go on with the part before one that :meth:`enter` has begun."""
+        ended = self._part
+        if before != NOTHING and before != ended:
+            now = self.now()
+            since, self._since, self._part = self._since, now, before  # at once: a collection switches, too
+            self._seconds[ended] += now - since
+            ring.note(PART, before, 0, 0, now)
 
-    def _switch(self, part: int, now: float) -> int:
-        if part != self._account.part:
-            ring.note(PART, part, at=now)
-        return self._account.switch(part, now)
+    def _count_up(self, now: float) -> None:
+        """Count the seconds of the present part so far."""
+        since, self._since = self._since, now
+        self._seconds[self._part] += now - since
 
     def forward_begins(self) -> None:
         """Begin the computation of a step: the forward pass of a model whose gradients are exchanged."""
@@ -147,16 +158,16 @@ class Meter:
     @property
     def waited_s(self) -> float:
         """Seconds of the part ``wait`` so far."""
-        return self._waited_s + self._account.spent_s(WAIT)
+        return self._waited_s + self._seconds[WAIT]
 
     @property
     def open_own_s(self) -> float | None:
         """Seconds of the present round, less its waits; None while it waits. Any thread may ask."""
-        if self._account.part == WAIT:
+        if self._part == WAIT:
             return None
         now, one = self.now(), self._exchange
         waited_s = 0.0 if one is None else (one.ended or now) - one.began
-        return max(0.0, self._account.open_s(now, WAIT) - waited_s)
+        return max(0.0, now - self._begun - self._seconds[WAIT] - waited_s)
 
     # ---- exchanges beside the thread that trains ---------------------------------------------------------------------
 
@@ -175,12 +186,16 @@ class Meter:
         Those before it took place while the thread went on with the backward pass.
         """
         one = self._exchange
-        if one is None or threading.get_ident() != self._thread:
+        if one is None or get_ident() != self._thread:
             return False
         self._exchange, now = None, self.now()
         whole_s = (one.ended or now) - one.began
-        self._account.move(DEVICE, min(one.device_s, whole_s), now)
-        self._account.move(WAIT, max(0.0, whole_s - one.device_s), now)
+        device_s = min(one.device_s, whole_s)
+        self._count_up(now)
+        for part, seconds in ((DEVICE, device_s), (WAIT, whole_s - device_s)):
+            moved_s = min(seconds, self._seconds[self._part])
+            self._seconds[self._part] -= moved_s
+            self._seconds[part] += moved_s
         return True
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
@@ -189,18 +204,19 @@ class Meter:
         """End a round: the first push of the next one is made."""
         ring.note(ROUND, round)
         self.last = round, samples
-        if threading.get_ident() == self._thread:
+        if get_ident() == self._thread:
             self._close(round, samples)
         elif self._asked is None:
             self._asked = round, samples
         else:
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
             self._close(round, samples)
 
     def _close(self, round: int, samples: float) -> None:
-        self._asked = None
-        steps = Steps(round, 1, samples, self._account.close(self.now()), self._way_s)
-        self._way_s = 0.0
+        now, self._asked = self.now(), None
+        self._count_up(now)
+        steps = Steps(round, 1, samples, self._seconds, self._way_s)
+        self._begun, self._seconds, self._way_s = now, [0.0] * len(self._seconds), 0.0
         if len(steps.seconds) > WAIT:  # a server's account has no such part
             self._waited_s += steps.seconds[WAIT]
         if self._has_begun:  # the time before the first push is the start of the script, and no round
@@ -221,8 +237,8 @@ class Meter:
 
     def end_turn(self) -> None:
         """End a turn of a server's loop, and now and then a window of its account."""
+        self.leave(self._base)
         now = self.now()
-        self._switch(self._base, now)
         if now - self._turned > TURN_S:
             updates, self._updates, self._turned = self._updates, 0, now
             self._close(self._turns, updates)
@@ -249,27 +265,16 @@ class Meter:
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
     def report(self, group: int = 0, is_ddp: bool = False, is_shared: bool = False) -> m.AccountReport:
-        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
-
-        Args:
-            group: number of the worker's group.
-            is_ddp: the rounds are those of a DDP script.
-            is_shared: samples go to workers by their speed already.
-        """
+        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's."""
         self.host.stops.start()
         late, self._late = self._late, {}
         staleness, self._staleness = self._staleness, Counter()
+        windows = [
+            m.Window(w.round, w.rounds, w.samples, [round(1e6 * part) for part in w.seconds], round(1e6 * w.way_s))
+            for w in self.take()
+        ]
         return m.AccountReport(
-            [
-                m.Window(
-                    one.round,
-                    one.rounds,
-                    one.samples,
-                    [round(1e6 * part) for part in one.seconds],
-                    round(1e6 * one.way_s),
-                )
-                for one in self.take()
-            ],
+            windows,
             self.host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
             group,
@@ -283,11 +288,13 @@ class Meter:
 
     def collects(self, phase: str, info: dict[str, int]) -> None:
         """Note the begin or end of a garbage collection (``gc.callbacks``)."""
+        if get_ident() != self._thread:
+            return
         if phase == "start":
-            if threading.get_ident() == self._thread:
-                self._before_gc = self._switch(self._gc_part, self.now())
-        elif self._before_gc != NOTHING and threading.get_ident() == self._thread:
-            self._switch(self._before_gc, self.now())
+            self._before_gc = self._part
+            self.leave(self._gc_part)
+        else:
+            self.leave(self._before_gc)
             self._before_gc = NOTHING
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import parts_of
 from paceline.observe.rows import figures_of, progress, rate_of, rows_of
 from paceline.wire import messages as m
 
@@ -78,15 +78,12 @@ class PageHistory:
     """The history of a job: its rate, the parts of its members' time, and events.
 
     Args:
-        job: id of the job.
-        workers: their number.
-        servers: their number.
         began: seconds since 1970.
         now: the same moment in seconds on the caller's clock.
     """
 
     def __init__(self, job: str, workers: int, servers: int, began: float, now: float) -> None:
-        parts = {"worker": WORKER_PARTS, "server": SERVER_PARTS}
+        parts = {role: parts_of(role) for role in ("worker", "server")}
         self._about = {"job": job, "began": began, "parts": parts, "lane_limits": LANE}
         self._workers, self._servers, self._began, self._last = workers, servers, now, 0.0
         self._rate = Series(*RATE)

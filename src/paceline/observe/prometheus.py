@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import parts_of
 from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m
 
@@ -41,15 +41,7 @@ _Sample: TypeAlias = tuple[str, _Labels, float]
 
 
 def text(status: m.Status, slow: Sequence[Verdict], job: str, version: str, now: float) -> str:
-    """Return the figures of a job as text.
-
-    Args:
-        status: the scheduler's status.
-        slow: the processes that are slow.
-        job: the job's id.
-        version: that of paceline.
-        now: seconds since 1970 at which the status was taken.
-    """
+    """Return the figures of a job as text; its status was taken ``now``, in seconds since 1970."""
     found: dict[str, list[str]] = {name: [] for name in METRICS}
     for name, labels, value in _samples(status, slow, job, version, now):
         inner = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items())
@@ -78,7 +70,7 @@ def _samples(status: m.Status, slow: Sequence[Verdict], job: str, version: str, 
 
 def _of_member(member: m.Member, state: m.MemberState, now: float) -> Iterable[_Sample]:
     own = {"rank": str(member.rank), "host": member.host}
-    whole = state.whole[0] if state.whole else m.Window(0, 0, 0.0, [0] * len(_parts(member.role)))
+    whole = state.whole[0] if state.whole else m.Window(0, 0, 0.0, [0] * len(parts_of(member.role)))
     if member.role == "worker":
         yield "paceline_worker_rounds_total", own, state.round
         yield "paceline_worker_samples_total", own, whole.samples
@@ -87,17 +79,13 @@ def _of_member(member: m.Member, state: m.MemberState, now: float) -> Iterable[_
     else:
         yield "paceline_server_updates_total", own, whole.samples
     seconds = "paceline_worker_step_seconds_total" if member.role == "worker" else "paceline_server_seconds_total"
-    for part, spent in zip(_parts(member.role), whole.parts, strict=True):
+    for part, spent in zip(parts_of(member.role), whole.parts, strict=True):
         yield seconds, {**own, "part": part}, spent / 1e6
     each = {"role": member.role, **own}
     yield "paceline_network_transmit_bytes_total", each, state.sent
     yield "paceline_network_receive_bytes_total", each, state.received
     yield "paceline_resident_memory_bytes", each, state.memory
     yield "paceline_last_heartbeat_timestamp_seconds", each, round(now - state.silent_s, 3)
-
-
-def _parts(role: str) -> tuple[str, ...]:
-    return WORKER_PARTS if role == "worker" else SERVER_PARTS
 
 
 def _escaped(label: str) -> str:

@@ -27,11 +27,7 @@ class Recording:
         self._trace, self._since, self._sent = 0, 0.0, 0
 
     def take(self, clock: RoundTrips) -> m.TraceEvents | None:
-        """Return events for one heartbeat; None: no trace is made.
-
-        Args:
-            clock: compares the clock of this process with the scheduler's.
-        """
+        """Return events for one heartbeat; None: no trace is made."""
         made, self.has_more = ring.active, False
         if not self.wanted:
             return None

@@ -15,8 +15,10 @@ So a tensor may be changed in place after the call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import operator
 import re
 import sys
 import time
@@ -80,8 +82,13 @@ class Reports:
         if step is None or samples is None:
             round, usual = meter.active.last
             step, samples = round if step is None else step, usual if samples is None else samples
+        if type(step) is not int:
+            with contextlib.suppress(TypeError):
+                step = operator.index(step)  # of numpy or torch
         if type(step) is not int or not 0 <= step < 2**63:
             raise ValueError(f"step is {step!r}; it is a whole number, 0 or more")
+        if type(samples) is not float:
+            samples = _number("samples", samples)
         if not 0 < samples <= MAX_NUMEL:
             raise ValueError(f"samples is {samples!r}; it is the number of samples behind the figures, above 0")
         if total is not None:
@@ -114,7 +121,7 @@ class Reports:
     def take(self) -> list[m.ReportedFigures]:
         """Return reports for one heartbeat. Any thread may call it, one at a time."""
         taken = self._joint
-        while self._open and _is_here(self._open[0][2]):
+        while self._open and all(type(one) is float or one.is_here for one in self._open[0][2].values()):
             taken.append(self._open.popleft())
         found = self._joined(taken)
         self._joint = found[MAX_REPORTS:]
@@ -143,22 +150,14 @@ class Reports:
         for name, value in numbers.items():
             if not math.isfinite(value) and name not in self._warned:
                 self._warned.add(name)
-                logger.warning(
-                    "the reported figure %r is %s at step %d; values that are not finite are left out",
-                    name,
-                    value,
-                    step,
-                )
+                text = "the reported figure %r is %s at step %d; values that are not finite are left out"
+                logger.warning(text, name, value, step)
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _mean(one: _Indexed, two: _Indexed) -> _Indexed:
     whole = one[2] + two[2]
     return (*two[:2], whole, {name: (one[2] * one[3][name] + two[2] * two[3][name]) / whole for name in one[3]})
-
-
-def _is_here(figures: dict[str, Any]) -> bool:
-    return all(type(value) is float or value.is_here for value in figures.values())
 
 
 def _figure(name: str, value: Any) -> Any:
@@ -172,6 +171,10 @@ def _figure(name: str, value: Any) -> Any:
         if torch.cuda.is_current_stream_capturing():
             raise ValueError(f"{name} is reported while a CUDA graph is captured; replays would not: report after them")
         return _OnDevice(value)
+    return _number(name, value)
+
+
+def _number(name: str, value: Any) -> float:
     if isinstance(value, str | bytes):
         raise TypeError(f"{name} is {value!r}, not a number")
     try:

@@ -19,20 +19,17 @@ import shutil
 import socket
 import stat
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from threading import get_ident
+from typing import BinaryIO
 
 from paceline import forks, systems
 from paceline.config import Settings
 from paceline.errors import LaunchError
 from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
 from paceline.user_folder import folder
-
-if TYPE_CHECKING:
-    from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +50,8 @@ _HEADER = struct.Struct("<8sIIIIddd64s")
 _MAGIC, _VERSION, _HEADER_BYTES = b"paceline", 1, 4096
 _MEMBER, _CLOCK = struct.Struct("<I"), struct.Struct("<dd")
 _MEMBER_AT, _CLOCK_AT = 20, 32
+#: Looked up once: each part of a step is an event.
+_SIZE, _write = RECORD.size, RECORD.pack_into
 
 
 class Ring:
@@ -60,10 +59,7 @@ class Ring:
 
     Args:
         memory: :meth:`size` bytes, zeros at first.
-        role: role of the process.
         rank: its rank; -1: not known yet.
-        capacity: number of events.
-        clock: seconds.
     """
 
     def __init__(
@@ -85,7 +81,7 @@ class Ring:
     @staticmethod
     def size(capacity: int = CAPACITY) -> int:
         """Return the bytes of a ring."""
-        return _HEADER_BYTES + capacity * RECORD.size
+        return _HEADER_BYTES + capacity * _SIZE
 
     def note(self, kind: int, number: int = 0, peer: int = 0, value: int = 0, at: float | None = None) -> None:
         """Write an event.
@@ -98,27 +94,16 @@ class Ring:
             at: the time; by default now.
         """
         count = self.written = next(self._numbers)
-        RECORD.pack_into(
-            self._memory, _HEADER_BYTES + count % self._capacity * RECORD.size, count,
-            self._clock() if at is None else at, threading.get_ident(), number, peer, value, kind, count,
+        _write(
+            self._memory, _HEADER_BYTES + count % self._capacity * _SIZE, count,
+            self._clock() if at is None else at, get_ident(), number, peer, value, kind, count,
         )  # fmt: skip
-
-    def note_message(self, kind: int, seq: int, peer: int, body: m.Body) -> None:
-        """Write an event of a request.
-
-        Args:
-            kind: ``SENT``, ``GOT``, ``TOOK`` or ``ANSWERED``.
-            seq: number of the request.
-            peer: as :func:`member` has it.
-            body: the message.
-        """
-        self.note(kind, seq, peer, int(type(body).__struct_config__.tag))  # type: ignore[arg-type]
 
     def since(self, count: int, most: int) -> tuple[bytes, int]:
         """Return the records after a number, at most so many, and how many of these are written over already."""
         first = max(count, self.written - self._capacity)
-        places = (_HEADER_BYTES + one % self._capacity * RECORD.size for one in range(first + 1, self.written + 1))
-        found = b"".join(bytes(self._memory[at : at + RECORD.size]) for at in itertools.islice(places, most))
+        places = (_HEADER_BYTES + one % self._capacity * _SIZE for one in range(first + 1, self.written + 1))
+        found = b"".join(bytes(self._memory[at : at + _SIZE]) for at in itertools.islice(places, most))
         return found, first - count
 
     def name(self, role: str, rank: int) -> None:
@@ -165,13 +150,12 @@ def read(path: Path) -> tuple[Source, list[Event]]:
 # ---- the ring of this process ----------------------------------------------------------------------------------------
 
 
-def _nothing(*event: object, at: float | None = None) -> None:
+def _nothing(*event: object) -> None:
     """Do nothing: this process has no ring."""
 
 
-#: Write an event of this process: see :class:`Ring`. Call them as ``ring.note``, because they change.
+#: Writes an event of this process, see :meth:`Ring.note`. Call it as ``ring.note``, because it changes.
 note: Callable[..., None] = _nothing
-note_message: Callable[[int, int, int, m.Body], None] = _nothing
 
 active: Ring | None = None
 _file: int | None = None
@@ -179,7 +163,7 @@ _file: int | None = None
 
 def start(settings: Settings) -> None:
     """Note events of this process from now on. Where its file cannot be made, the log says so, and there are none."""
-    global note, note_message, active, _file
+    global note, active, _file
     if not settings.recorder or active is not None:
         return
     try:
@@ -190,7 +174,7 @@ def start(settings: Settings) -> None:
             _reserve(_file, Ring.size())
             active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
             forks.in_children(active, _forget)
-        note, note_message = active.note, active.note_message
+        note = active.note
     except (OSError, LaunchError, ValueError) as error:
         logger.warning("paceline story will have no events of this process: %s", error)
 
@@ -219,8 +203,8 @@ def stop() -> None:
 
 
 def _forget(ring: Ring) -> None:
-    global note, note_message, active, _file
-    note, note_message, active = _nothing, _nothing, None
+    global note, active, _file
+    note, active = _nothing, None
     if _file is not None:
         os.close(_file)
         _file = None
@@ -277,16 +261,24 @@ def forget_old(own: Path) -> None:
                 path.rmdir()
 
 
-def _remove(path: Path) -> None:
-    """Delete a file unless its process runs. It is held meanwhile: a process that has just opened it makes another."""
+@contextlib.contextmanager
+def _taken_over(path: Path) -> Iterator[bool]:
+    """Hold a file in the block, and tell whether that was possible: no process that runs has it."""
+    is_free = True
     with contextlib.ExitStack() as files:
         with contextlib.suppress(OSError):  # no file that a process could hold
             file = files.enter_context(_opened(path))
             try:
                 systems.lock_file(file, wait=False)
             except BlockingIOError:
-                return
-        with contextlib.suppress(OSError):
+                is_free = False
+        yield is_free
+
+
+def _remove(path: Path) -> None:
+    """Delete a file unless its process runs. A process that has just opened it makes another."""
+    with _taken_over(path) as is_free, contextlib.suppress(OSError):
+        if is_free:
             path.unlink()
 
 
@@ -299,12 +291,8 @@ def changed_at(path: Path) -> float:
 
 def is_held(path: Path) -> bool:
     """Tell whether the process of a ring runs."""
-    with contextlib.suppress(OSError), _opened(path) as file:
-        try:
-            systems.lock_file(file, wait=False)
-        except BlockingIOError:
-            return True
-    return False
+    with _taken_over(path) as is_free:
+        return not is_free
 
 
 def rings(path: Path) -> Iterator[tuple[Source, list[Event], bool]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.naming import listed
-from paceline.observe.account import SERVER_PARTS, WORKER_PARTS
+from paceline.observe.account import parts_of
 from paceline.observe.table import duration
 from paceline.wire import messages as m
 
@@ -35,14 +35,7 @@ def missing(status: m.Status, workers: int, servers: int) -> list[str]:
 def progress(
     status: m.Status, workers: int, servers: int, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Return how far a job of so many processes is: its start, or its round and rate.
-
-    Args:
-        status: the scheduler's status.
-        workers: their number.
-        servers: their number.
-        rows: those of the status, where they are known.
-    """
+    """Return how far a job of so many processes is: its start, or its round and rate."""
     absent = missing(status, workers, servers)
     if absent and not status.deaths:
         count = workers + servers
@@ -116,6 +109,6 @@ def _parts(role: str, recent: Sequence[m.Window]) -> dict[str, float]:
     if not recent:
         return {}
     (last,) = recent
-    names, whole = WORKER_PARTS if role == "worker" else SERVER_PARTS, sum(last.parts) or 1
-    shares = {name: round(part / whole, 4) for name, part in zip(names, last.parts, strict=False)}
+    whole = sum(last.parts) or 1
+    shares = {name: round(part / whole, 4) for name, part in zip(parts_of(role), last.parts, strict=False)}
     return shares | ({"samples_per_s": round(1e6 * last.samples / whole, 3)} if role == "worker" else {})

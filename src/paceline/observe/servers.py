@@ -123,15 +123,9 @@ class SlowServers:
         waits: Callable[[], WaitShare],
         beat: int = 0,
     ) -> list[Verdict]:
-        """Take the account of a server; returns a change of its state.
+        """Take a server's seconds by part of each window, and figures of its host; returns a change of its state.
 
-        Args:
-            rank: its rank.
-            host: its host.
-            windows: seconds by part.
-            figures: figures of its host.
-            waits: returns how long workers wait.
-            beat: number of the heartbeat, among those of all members.
+        Heartbeats (``beat``) are numbered among those of all members.
         """
         server = self._servers.setdefault(rank, _Server(rank, host))
         server.heard, seconds = beat, server.take(list(windows), figures)
@@ -163,14 +157,4 @@ class SlowServers:
         held = min(0.99, waits.share * max(throttled, 1 - 1 / max(1.0, ratio)))
         lost = waits.rate * held / (1 - held)
         since = server.since if server.streak else waits.round
-        return Verdict(
-            server.rank,
-            server.host,
-            cause,
-            part,
-            ratio,
-            busy,
-            since,
-            lost,
-            role="server",
-        )
+        return Verdict(server.rank, server.host, cause, part, ratio, busy, since, lost, role="server")

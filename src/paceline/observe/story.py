@@ -19,12 +19,7 @@ WAIT_S, MOST = 0.05, 200
 
 
 def story(order: EventOrder, seconds: float) -> list[str]:
-    """Return the lines about the last seconds before the last event, and how each process stood then.
-
-    Args:
-        order: the processes.
-        seconds: how many.
-    """
+    """Return the lines about the last seconds before the last event, and how each process stood then."""
     processes = order.processes.values()
     end = max((one.events[-1].time for one in processes if one.events), default=0.0)
     told = heapq.merge(*(sorted(_lines(order, one)) for one in processes))
@@ -49,16 +44,13 @@ def _lines(order: EventOrder, process: TracedProcess) -> Iterator[Line]:
 
 
 def _told(event: Event) -> str:
-    match event.kind:
-        case kind if kind == ROUND:
-            return f"begins to push round {event.number}"
-        case kind if kind == JOINED:
-            return "joined: all members are there"
-        case kind if kind == DIED:
-            return f"hears that {member_name(member_of(event.peer))} died"
-        case kind if kind == LEFT:
-            return "leaves with a failure" if event.value else "says goodbye"
-    return ""
+    texts = {
+        ROUND: f"begins to push round {event.number}",
+        JOINED: "joined: all members are there",
+        DIED: f"hears that {member_name(member_of(event.peer))} died",
+        LEFT: "leaves with a failure" if event.value else "says goodbye",
+    }
+    return texts.get(event.kind, "")
 
 
 def _has_left(process: TracedProcess) -> bool:

@@ -57,9 +57,7 @@ def plural(count: int, one: str, many: str) -> str:
 def plain(text: str, kept: str = "") -> str:
     """Return words of other processes, hosts and users without control characters, which a terminal would obey.
 
-    Args:
-        text: the words.
-        kept: characters that stay all the same.
+    Characters in ``kept`` stay all the same.
     """
     if text.isprintable():
         return text

@@ -41,79 +41,68 @@ class _Packaged(Tracker):
 
 
 @register("tracker")
-class TensorBoardTracker(_Packaged):
+class _TensorBoardTracker(_Packaged):
     """Scalars in event files."""
 
     name, package = "tensorboard", "tensorboard"
 
     def start(self, job: str) -> None:
-        """Begin a file."""
         self._proto = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._event = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
         writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(self.target or f"runs/paceline-{job}")
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write an event."""
         values = [self._proto.Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._proto.Summary(value=values)))
 
     def flush(self) -> None:
-        """Hand the events over to the kernel."""
         self._writer.flush()
 
     def finish(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 
 @register("tracker")
-class Wandb(_Packaged):
+class _Wandb(_Packaged):
     """A run of Weights & Biases. Figures are shown over ``step``, since steps of different figures may differ."""
 
     name, package = "wandb", "wandb"
 
     def start(self, job: str) -> None:
-        """Begin a run."""
         self._run = importlib.import_module("wandb").init(project=self.target or "paceline", name=job)
         self._run.define_metric("*", step_metric="step")
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Log figures."""
         self._run.log({**figures, "step": step})
 
     def finish(self) -> None:
-        """End the run."""
         self._run.finish()
 
 
 @register("tracker")
-class Trackio(_Packaged):
+class _Trackio(_Packaged):
     """A run of trackio."""
 
     name, package = "trackio", "trackio"
 
     def start(self, job: str) -> None:
-        """Begin a run."""
         self._run = importlib.import_module("trackio").init(project=self.target or "paceline", name=job, embed=False)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Log figures."""
         self._run.log(dict(figures), step=step)
 
     def finish(self) -> None:
-        """End the run."""
         self._run.finish()
 
 
 @register("tracker")
-class Mlflow(_Packaged):
+class _Mlflow(_Packaged):
     """A run of MLflow, in the experiment ``paceline``."""
 
     name, package = "mlflow", "mlflow"
 
     def start(self, job: str) -> None:
-        """Begin a run."""
         self._entities = importlib.import_module("mlflow.entities")
         self._client = importlib.import_module("mlflow.tracking").MlflowClient(self.target or None)
         known = self._client.get_experiment_by_name("paceline")
@@ -121,23 +110,20 @@ class Mlflow(_Packaged):
         self._run: str = self._client.create_run(experiment, run_name=job).info.run_id
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Log figures."""
         now = int(1000 * time.time())
         self._client.log_batch(self._run, [self._entities.Metric(*one, now, step) for one in figures.items()])
 
     def finish(self) -> None:
-        """End the run."""
         self._client.set_terminated(self._run)
 
 
 @register("tracker")
-class Otlp(_Packaged):
+class _Otlp(_Packaged):
     """Gauges of OpenTelemetry, sent by OTLP over HTTP; ``paceline.step`` has the step of the last figures."""
 
     name, package = "otlp", "opentelemetry.exporter.otlp.proto.http"
 
     def start(self, job: str) -> None:
-        """Begin to send."""
         metrics = importlib.import_module("opentelemetry.sdk.metrics")
         export = importlib.import_module("opentelemetry.sdk.metrics.export")
         http = importlib.import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
@@ -150,7 +136,6 @@ class Otlp(_Packaged):
         self._gauges: dict[str, Any] = {}
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Set the gauges."""
         for own, value in {**figures, "step": step}.items():
             name = "paceline." + own.replace("/", ".")
             if name not in self._gauges:
@@ -158,5 +143,4 @@ class Otlp(_Packaged):
             self._gauges[name].set(value)
 
     def finish(self) -> None:
-        """Send the last values."""
         self._provider.shutdown()

@@ -12,7 +12,6 @@ class TraceFile:
     """Writes events.
 
     Args:
-        path: where.
         head: fields that stand before the events; None: the file is an array of events.
 
     Raises:

@@ -60,43 +60,39 @@ class _File(Tracker):
     _file: IO[str]
 
     def start(self, job: str) -> None:
-        """Open the file, and go on at its end."""
         self._file = open(self.target or f"paceline-{job}.{self.name}", "a", newline="")  # noqa: SIM115
 
     def flush(self) -> None:
-        """Hand the lines over to the kernel."""
         self._file.flush()
 
     def finish(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 @extensions.register("tracker")
-class Jsonl(_File):
+class _Jsonl(_File):
     """A JSON object per step, in a line."""
 
     name = "jsonl"
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write one line."""
-        self._file.write(json.dumps({"time": round(time.time(), 3), "step": step, **figures}) + "\n")
+        own = {"time": round(time.time(), 3), "step": step}
+        named = {f"figure/{name}" if name in own else name: value for name, value in figures.items()}
+        self._file.write(json.dumps(own | named) + "\n")
 
 
 @extensions.register("tracker")
-class Csv(_File):
+class _Csv(_File):
     """A line per figure and step."""
 
     name = "csv"
 
     def start(self, job: str) -> None:
-        """Open the file; a new one begins with the names of the columns."""
         super().start(job)
         self._rows = csv.writer(self._file)
         if self._file.tell() == 0:
             self._rows.writerow(["time", "step", "name", "value"])
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Write a line for each figure."""
         now = round(time.time(), 3)
         self._rows.writerows([now, step, name, value] for name, value in figures.items())

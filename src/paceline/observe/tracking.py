@@ -36,10 +36,6 @@ def make(spec: str) -> Tracker:
 class TrackerThread:
     """Runs a tracker in a thread of its own. Failures are named once, and end nothing.
 
-    Args:
-        spec: ``NAME`` or ``NAME:TARGET``.
-        job: the job's id.
-
     Raises:
         ValueError: the name is unknown.
         MissingExtraError: its package is not installed.
@@ -107,11 +103,8 @@ def overview(status: m.Status) -> tuple[int, dict[str, float]]:
 
     The rate of the job is the sum of its workers' rates.
     """
-    workers = [
-        (member.rank, state)
-        for member, state in zip(status.members, status.states, strict=True)
-        if member.role == "worker"
-    ]
+    pairs = zip(status.members, status.states, strict=True)
+    workers = [(member.rank, state) for member, state in pairs if member.role == "worker"]
     found = {f"worker/{rank}/{name}": one[1] for rank, state in workers for name, one in state.figures.items()}
     there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent")]
     windows = {rank: window for rank, state in there for window in state.recent if sum(window.parts)}

@@ -20,59 +20,37 @@ _DRIFT, _MOST, _ALARM = 1.5, 7.0, 5.0
 _LEAST, _LEAST_S = 0.05, 0.002
 
 
-class _Usual:
-    """The usual value of a figure of the rounds, and the sum of the deviations from it (a cusum)."""
-
-    __slots__ = ("_spread", "_sum", "_usual")
-
-    def __init__(self) -> None:
-        self._usual = self._spread = self._sum = 0.0
-
-    def begin(self, seconds: float, rounds: int) -> None:
-        """Take one of the first rounds."""
-        longer = seconds - self._usual
-        self._usual += longer / rounds
-        self._spread += ((abs(longer) if rounds > 1 else 0.0) - self._spread) / rounds
-
-    def note(self, seconds: float) -> bool:
-        """Take a round; returns whether it is longer than usual, and much longer alone or with those before."""
-        longer = seconds - self._usual
-        spread = max(self._spread, _LEAST * self._usual) + _LEAST_S
-        self._sum = min(2 * _ALARM, max(0.0, self._sum + min(longer / spread, _MOST) - _DRIFT))
-        # A long round says little about what is usual; many of them do.
-        self._usual += _SHARE * min(longer, 2 * spread)
-        self._spread += _SHARE * (min(abs(longer), 3 * spread) - self._spread)
-        return self._sum >= _ALARM and longer >= spread
-
-
 class Urgency:
     """Says when the heartbeats of one process are due before their time.
 
-    Args:
-        figures: number of the figures of a round.
+    That is when a figure is longer than usual, and much longer by itself or together with those of the rounds before.
     """
 
-    __slots__ = ("_figures", "_last", "_left", "_rounds")
+    __slots__ = ("_last", "_left", "_rounds", "_spreads", "_sums", "_usual")
 
     def __init__(self, figures: int = 1) -> None:
-        self._figures = [_Usual() for _ in range(figures)]
+        self._usual, self._spreads, self._sums = ([0.0] * figures for _ in range(3))
+        """Of each figure its usual value, its mean deviation, and the sum of the deviations that count (a cusum)."""
         self._rounds, self._left, self._last = 0, float(BEATS), 0.0
 
     def note(self, now: float, *seconds: float) -> bool:
-        """Take a round; returns whether a heartbeat is due.
-
-        Args:
-            now: when it ended.
-            *seconds: its figures.
-        """
+        """Take a round; returns whether a heartbeat is due."""
         self._rounds += 1
-        if self._rounds <= _FIRST:
-            for figure, one in zip(self._figures, seconds, strict=True):
-                figure.begin(one, self._rounds)
-            return False
         is_long = False
-        for figure, one in zip(self._figures, seconds, strict=True):
-            is_long |= figure.note(one)
+        for index, one in enumerate(seconds):
+            usual, spread = self._usual[index], self._spreads[index]
+            longer = one - usual
+            if self._rounds <= _FIRST:
+                self._usual[index] += longer / self._rounds
+                self._spreads[index] += ((abs(longer) if self._rounds > 1 else 0.0) - spread) / self._rounds
+                continue
+            least = max(spread, _LEAST * usual) + _LEAST_S
+            count = self._sums[index] + min(longer / least, _MOST) - _DRIFT
+            self._sums[index] = count = min(2 * _ALARM, max(0.0, count))
+            # A long round says little about what is usual; many of them do.
+            self._usual[index] += _SHARE * min(longer, 2 * least)
+            self._spreads[index] += _SHARE * (min(abs(longer), 3 * least) - spread)
+            is_long |= count >= _ALARM and longer >= least
         if not is_long or now - self._last < APART_S:
             return False
         left = min(BEATS, self._left + (now - self._last) / EACH_S)

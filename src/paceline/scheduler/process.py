@@ -106,7 +106,7 @@ class Scheduler:
             return
         key = self._membership.member_of(peer)
         if key is not None and seq:
-            ring.note_message(kind, seq, events.member(*key), body)
+            ring.note(kind, seq, events.member(*key), m.TAGS[type(body)])
 
     def _take_events(self, now: float) -> None:
         """Take the scheduler's own events for a trace, as often as those of members."""

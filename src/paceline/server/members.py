@@ -123,7 +123,7 @@ class Asker:
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
         if not self.is_answered:
-            ring.note_message(events.ANSWERED, self.seq, self._sender.number, body)
+            ring.note(events.ANSWERED, self.seq, self._sender.number, m.TAGS[type(body)])
             self._send(self.peer, self.seq, body, make_frames, urgency)
             self.is_answered = True  # else frames could not be made, and the error is the answer
 

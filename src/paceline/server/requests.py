@@ -98,7 +98,7 @@ class RequestHandler(ServerState):
         """Carry out one request. An error is answered to the peer, and changes nothing here."""
         sender = self.members.senders.get(peer, STRANGER)
         asker = Asker(peer, seq, sender, self._answer)
-        ring.note_message(TOOK, seq, sender.number, body)
+        ring.note(TOOK, seq, sender.number, m.TAGS[type(body)])
         try:
             handler = HANDLERS["" if isinstance(body, m.Claim) else sender.role].get(type(body))
             if handler is None:

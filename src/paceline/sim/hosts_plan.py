@@ -72,9 +72,7 @@ class HostPlanner:
     """Plans a job from measurements.
 
     Args:
-        report: rounds of a job.
         hosts: the host of each worker, in order of rank.
-        links: the links between hosts.
         servers: servers of the job, on its first hosts; 0: on all.
 
     Attributes:
@@ -230,7 +228,6 @@ class HostPlanner:
                         strict=True))  # fmt: skip
 
     def _simulated_s(self, hosts: Sequence[str], servers: int, times: Mapping[int, float]) -> float:
-        """Return the time of a round of the simulator."""
         own = [max(times[rank] for rank in self._ranks[host]) for host in hosts]
         if len(hosts) == 1:
             return max(own)

@@ -94,15 +94,10 @@ def step_seconds(
     merges: bool,
     latency_s: float = 0.0,
 ) -> float:
-    """Return the time from one step to the next.
+    """Return the time from one step to the next, with stages in forward order.
 
-    Args:
-        hosts: each kind of host.
-        stages: stages of the model, in forward order.
-        exchange: how gradients are added up.
-        merges: whether the workers of a host add up their gradients, so that one push, or one member of the ring,
-            stands for the host. Within a host that takes no time.
-        latency_s: latency of a message.
+    Where ``merges`` is set, the workers of a host add up their gradients, so that one push, or one member of the ring,
+    stands for the host. Within a host that takes no time.
 
     Raises:
         MissingExtraError: simpy is not installed.

@@ -37,31 +37,18 @@ def arrays(name: str) -> Arrays:
 
 
 def even(numel: int, count: int = 32) -> Arrays:
-    """Return a network of which only the size is known: alike arrays that take equal times.
-
-    Args:
-        numel: elements of all arrays.
-        count: number of arrays, if there are so many elements.
-    """
+    """Return a network of which only the size is known: alike arrays that take equal times, one per element at most."""
     count = min(count, numel)
     return [Array(numel * (one + 1) // count - numel * one // count, 1.0) for one in range(count)]
 
 
 def _convolution(inputs: int, outputs: int, area: int, pixels: int) -> Arrays:
-    """Return a convolution without a bias, and batch normalisation.
-
-    Args:
-        inputs: input channels.
-        outputs: output channels.
-        area: area of the kernel.
-        pixels: height, and width, of its output.
-    """
+    """Return a convolution without a bias, whose output is ``pixels`` high and wide, and batch normalisation."""
     numel = inputs * outputs * area
     return [Array(numel, numel * pixels**2), Array(outputs), Array(outputs)]
 
 
 def _biased(inputs: int, outputs: int, area: int = 1, pixels: int = 1) -> Arrays:
-    """Return a convolution, or a linear layer, with a bias."""
     return [*_convolution(inputs, outputs, area, pixels)[:2]]
 
 

@@ -57,10 +57,6 @@ def _errors(path: str | Path) -> Iterator[None]:
 def draw(results: Mapping[str, Result], path: str | Path) -> None:
     """Write a picture of simulated jobs.
 
-    Args:
-        results: results by name.
-        path: path of the file; see :func:`save`.
-
     Raises:
         ConfigError: it cannot be written.
     """
@@ -80,10 +76,7 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
 
 def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
     """Write a picture of each layout by workers: efficiency (lines) and throughput (columns), without and with overlap.
-
-    Args:
-        estimates: estimates of all layouts for some numbers of workers, with and without overlap.
-        path: path of the file; see :func:`save`.
+    There are estimates of all layouts for some numbers of workers, with and without overlap.
 
     Raises:
         ConfigError: it cannot be written.

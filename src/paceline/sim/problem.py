@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,36 +19,33 @@ Samples = NDArray[Any]
 _HIDDEN = 32
 
 
-class Problem(Protocol):
-    """Data, a model as one flat vector, and its gradient."""
+class Problem:
+    """Data, a model as one flat vector, and its gradient. By itself it is nothing to learn: only times count."""
 
-    length: int
+    length = 1_000_000
     """Number of training samples."""
-    labels: Indices
+    labels: Indices = np.zeros(0, np.int64)
     """Class of each training sample, int64; empty where there are none."""
 
     def initial(self) -> Vector:
         """Return the first weights."""
-        ...
+        return np.zeros(0)
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean loss over some samples."""
-        ...
+        return weights
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the test samples that is classified correctly."""
-        ...
+        return 0.0
 
 
-class Classified:
+class Classified(Problem):
     """Samples with classes, and the small network that learns them.
 
     Args:
         images: training samples, a row each, of numbers near 1.
         labels: their classes, int64.
-        test_images: test samples.
-        test_labels: their classes.
-        hidden: units of the hidden layer.
         seed: seed of the first weights.
     """
 
@@ -58,31 +55,23 @@ class Classified:
         self.images, self.labels = images, labels
         self.test_images, self.test_labels = test_images, test_labels
         self.length = len(labels)
-        self._network, self._seed = SmallNetwork(images.shape[1], hidden), seed
+        self.network, self._seed = SmallNetwork(images.shape[1], hidden), seed
 
     def initial(self) -> Vector:
         """Return random weights."""
-        return self._network.initial(np.random.default_rng(self._seed + 1))
+        return self.network.initial(np.random.default_rng(self._seed + 1))
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean cross entropy over some samples."""
-        return self._network.gradient(weights, self.images[indices], self.labels[indices])
+        return self.network.gradient(weights, self.images[indices], self.labels[indices])
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the test samples that is classified correctly."""
-        return self._network.accuracy(weights, self.test_images, self.test_labels)
-
-    def parts(self, weights: Vector) -> list[Vector]:
-        """Return weights as those of both layers: w1 [inputs, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
-        return self._network.parts(weights)
+        return float((self.network.classes(weights, self.test_images) == self.test_labels).mean())
 
 
 class Digits(Classified):
-    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer.
-
-    Args:
-        seed: seed of the first weights and of the choice of the test samples.
-    """
+    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer."""
 
     def __init__(self, seed: int = 0) -> None:
         from paceline.data.digits import read_digits  # imports torch, which other problems do without
@@ -94,32 +83,8 @@ class Digits(Classified):
         super().__init__(images[360:], labels[360:], images[:360], labels[:360], _HIDDEN, seed)
 
 
-class Nothing:
-    """A problem without data: only times count."""
-
-    length = 1_000_000
-    labels = np.zeros(0, np.int64)
-
-    def initial(self) -> Vector:
-        """Return no weights."""
-        return np.zeros(0)
-
-    def gradient(self, weights: Vector, indices: Indices) -> Vector:
-        """Return no gradient."""
-        return weights
-
-    def accuracy(self, weights: Vector) -> float:
-        """Return 0: there is no problem to learn."""
-        return 0.0
-
-
 class SmallNetwork:
-    """One hidden layer of rectified units, and a softmax over ten classes.
-
-    Args:
-        inputs: numbers per sample.
-        hidden: units of the hidden layer.
-    """
+    """One hidden layer of rectified units, and a softmax over ten classes."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         self._shapes = ((inputs, hidden), (hidden,), (hidden, 10), (10,))
@@ -151,10 +116,6 @@ class SmallNetwork:
         found: Indices = (np.maximum(x @ w1 + b1, 0) @ w2 + b2).argmax(1)
         return found
 
-    def accuracy(self, weights: Vector, x: Samples, labels: Indices) -> float:
-        """Return the part of the samples that is classified correctly."""
-        return float((self.classes(weights, x) == labels).mean())
-
     def parts(self, weights: Vector) -> list[Vector]:
         """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, 10], [10]."""
         parts = np.split(weights, self._ends)
@@ -165,9 +126,7 @@ class OwnData:
     """Every worker goes through a part of its own, shuffled anew each time.
 
     Args:
-        length: samples.
         weights: size of the parts, per worker.
-        seed: seed of the shuffling.
         labels: class of each sample; with these, parts have unlike classes.
         skew: part of the samples that is divided in order of their classes, instead of at random.
     """

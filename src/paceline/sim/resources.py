@@ -32,7 +32,6 @@ class SharedLink:
     So a flow's arrival or end costs a logarithm, however many flows there are.
 
     Args:
-        environment: simpy's.
         bandwidth: bytes per second of all flows together; infinite: flows take no time.
     """
 

@@ -174,12 +174,7 @@ class Planner:
         return [self.estimate(ExchangePlan(layout, overlap, True), count) for count, overlap, layout in settings]
 
     def recommend(self, count: int, codec: str) -> Recommendation:
-        """Return the way that costs least, and why: with overlap and local merge, compressed only if it gains much.
-
-        Args:
-            count: number of workers.
-            codec: a codec that may be used.
-        """
+        """Return the way that costs least, and why: with overlap and local merge, compressed only if it gains much."""
         hosts = self._of(count).host_count
         numbers = [str(2**power) for power in range(1, hosts.bit_length()) if 2**power < hosts]
         layouts = ("co-located", "all-reduce", "one server", *numbers, "1:1", "2:1")
@@ -248,8 +243,6 @@ class Planner:
 
 
 class _Workers:
-    """A number of workers of a training, and their hosts."""
-
     def __init__(self, training: Training, count: int) -> None:
         parts = split_evenly(count, list(training.kinds.values()))
         self.kinds = [(kind, part) for kind, part in zip(training.kinds, parts, strict=True) if part]

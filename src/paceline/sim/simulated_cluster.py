@@ -87,16 +87,12 @@ MOST_WORKERS = 1_000_000
 
 _WORKER = {"count", "batch_s", "batch", "fixed", "bandwidth"}
 _SECTIONS = {
-    "noise": {"jitter": "jitter", "spike_probability": "spike_probability", "spike_factor": "spike_factor"},
-    "servers": {
-        "count": "servers",
-        "bandwidth": "bandwidth",
-        "latency_s": "latency_s",
-        "merge_s": "merge_s",
-        "update_s": "update_s",
-    },
-    "model": {"bytes": "model_bytes"},
+    "noise": {"jitter", "spike_probability", "spike_factor"},
+    "servers": {"count", "bandwidth", "latency_s", "merge_s", "update_s"},
+    "model": {"bytes"},
 }
+#: Names that are others in :class:`SimulatedCluster`.
+_FIELDS = {"count": "servers", "bytes": "model_bytes"}
 
 
 def read_cluster(path: str | os.PathLike[str]) -> SimulatedCluster:
@@ -117,15 +113,14 @@ def read_cluster(path: str | os.PathLike[str]) -> SimulatedCluster:
     found = [_numbers(path, "[workers]", one, _WORKER) for one in classes]
     fields: dict[str, Any] = {}
     for section, names in _SECTIONS.items():
-        numbers = _numbers(path, section, tables.get(section, {}), set(names))
-        fields |= {names[name]: value for name, value in numbers.items()}
+        numbers = _numbers(path, section, tables.get(section, {}), names)
+        fields |= {_FIELDS.get(name, name): value for name, value in numbers.items()}
     if sum(max(0, one.get("count", 1)) for one in found) > MOST_WORKERS:
         raise ConfigError(f"cluster file {path}: it has more than {MOST_WORKERS:,} workers")
     return SimulatedCluster(tuple(machine for one in found for machine in _machines(path, one)), **fields)
 
 
 def _machines(path: str | os.PathLike[str], table: Mapping[str, Any]) -> list[SimulatedWorker]:
-    """Return the workers of a class."""
     batch, fixed, count = table.get("batch", 32), table.get("fixed", 0.0), table.get("count", 1)
     if "batch_s" not in table or batch < 1 or count < 1:
         raise ConfigError(f"cluster file {path}: [[workers]] needs batch_s, and batch and count are at least 1")

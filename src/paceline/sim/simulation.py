@@ -14,19 +14,19 @@ time of an update passes before the answers that follow it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
+from paceline.consistency import Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
 from paceline.hetero import Measured, Shares, SpeedMeter, WorkerRound, measured_of
 from paceline.hetero.measured import ROUNDS, sizes
-from paceline.sim.problem import Nothing, OwnData, Problem
+from paceline.sim.problem import OwnData, Problem
 from paceline.sim.resources import Processor, SharedLink, call_later, new_environment
 from paceline.sim.simulated_cluster import SimulatedCluster
 
@@ -94,20 +94,8 @@ class Result:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-#: Gets every push and the rule's actions.
-Observer: TypeAlias = Callable[[int, Sequence[Action]], None]
-
-
-def simulate(
-    cluster: SimulatedCluster, plan: SimulatedTraining, problem: Problem | None = None, observer: Observer | None = None
-) -> Result:
-    """Run a job under a simulated clock.
-
-    Args:
-        cluster: the machines.
-        plan: how they train, and until when: ``rounds``, ``seconds`` or a ``target``.
-        problem: the learning problem; None: only times count.
-        observer: called with every push's worker and the rule's actions.
+def simulate(cluster: SimulatedCluster, plan: SimulatedTraining, problem: Problem | None = None) -> Result:
+    """Run a job under a simulated clock. Without a problem to learn, only times count.
 
     Raises:
         ValueError: the plan has no end, or its policy does not fit the number of workers.
@@ -115,25 +103,16 @@ def simulate(
     """
     if plan.rounds is None and plan.seconds is None:
         raise ValueError("a simulated job needs an end: rounds or seconds")
-    return _Job(new_environment(), cluster, plan, problem or Nothing(), observer).run()
+    return _Job(new_environment(), cluster, plan, problem or Problem()).run()
 
 
 class _Job:
-    def __init__(
-        self,
-        environment: Any,
-        cluster: SimulatedCluster,
-        plan: SimulatedTraining,
-        problem: Problem,
-        observer: Observer | None,
-    ) -> None:
-        self._observer = observer
+    def __init__(self, environment: Any, cluster: SimulatedCluster, plan: SimulatedTraining, problem: Problem) -> None:
         self._environment, self._cluster, self._plan, self._problem = environment, cluster, plan, problem
         count = len(cluster.workers)
         self._rule: Rule = new_rule(plan.policy, count)
         self._rng = np.random.default_rng([plan.seed, 0])
         self._shares_one_queue = plan.shares in ("pool", "measured")
-        self._source = None if isinstance(self._problem, Nothing) else self._make_source()
         self._shares = Shares(plan.batch * count, [1.0] * count) if plan.shares == "measured" else None
         self._meters = [SpeedMeter() for _ in range(count)]
         self._into, self._out_of = (SharedLink(environment, cluster.bandwidth) for _ in range(2))
@@ -141,7 +120,8 @@ class _Job:
         self._bytes = cluster.model_bytes / cluster.servers
         self._weights = problem.initial()
         self._read = [self._weights] * count
-        self._learns = bool(len(self._weights))
+        self._source = self._make_source() if len(self._weights) else None
+        """The data; None: there is nothing to learn."""
         self._sums: dict[int, list[Any]] = {}
         self._batch = [0] * count
         self._begun, self._seconds = [0.0] * count, [0.0] * count
@@ -182,7 +162,7 @@ class _Job:
             return
         count = self._plan.batch if self._shares is None else self._shares.samples[worker]
         self._batch[worker] = count
-        if self._learns and self._source is not None:
+        if self._source is not None:
             indices = self._source.next(0 if self._shares_one_queue else worker, count)
             self._gradients[worker] = self._problem.gradient(self._read[worker], indices)
         seconds = self._cluster.workers[worker].speed.seconds(count) * self._noise()
@@ -214,10 +194,7 @@ class _Job:
         self._server.work(self._cluster.merge_s / self._cluster.servers, partial(self._decide, worker))
 
     def _decide(self, worker: int) -> None:
-        actions = self._rule.push(worker, self._rule.pushed[worker] + 1, self._batch[worker])
-        if self._observer is not None:
-            self._observer(worker, actions)
-        self._perform(actions)
+        self._perform(self._rule.push(worker, self._rule.pushed[worker] + 1, self._batch[worker]))
 
     def _leave(self, worker: int) -> None:
         self._left += 1
@@ -229,12 +206,12 @@ class _Job:
         """Carry out the rule's actions. Values change at once; answers leave when the update's time has passed."""
         for action in actions:
             if isinstance(action, Merge):
-                if self._learns:
+                if self._source is not None:
                     self._merge(action)
             elif isinstance(action, Apply):
-                if self._learns:
+                if self._source is not None:
                     self._apply(action)
-                self._server.work(self._cluster.update_s / self._cluster.servers, _nothing)
+                self._server.work(self._cluster.update_s / self._cluster.servers, lambda: None)
             elif isinstance(action, Release):
                 if self._shares is not None:
                     self._revise()
@@ -287,21 +264,11 @@ class _Job:
             self._done.succeed()
 
 
-def _nothing() -> None:
-    """Do nothing when an update's time has passed."""
-
-
 def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
     """Return what some rounds in lock step show of a simulated cluster, and how long they take in seconds.
 
     Only facts that a real job has are used: how long each worker computes and waits in each round, and the time of an
     update, of which servers know their speed.
-
-    Args:
-        cluster: the machines.
-        batch: samples per round and worker.
-        rounds: rounds to measure.
-        seed: seed of the noise.
 
     Raises:
         MissingExtraError: simpy is not installed.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paceline.wire.messages import fields
 from paceline.wire.messages.common import *  # noqa: F403
 from paceline.wire.messages.data import *  # noqa: F403
@@ -17,3 +19,5 @@ PROTOCOL = 3
 
 REQUESTS: tuple[type[fields.Message], ...] = tuple(fields.Request.__subclasses__())
 REPLIES: tuple[type[fields.Message], ...] = tuple(fields.Reply.__subclasses__())
+#: By class: the number that says on the wire, and in records of events, which message it is.
+TAGS: Mapping[type, int] = {one: int(str(one.__struct_config__.tag)) for one in REQUESTS + REPLIES}
