@@ -46,7 +46,7 @@ class _Allgather(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        index = members_of(ctx.process_set)[1].index(world.running().rank)
+        index = members_of(ctx.process_set)[1].index(world.current().rank)
         rows = torch.tensor(ctx.rows, device="cpu")
         every = synchronize(base.allgather_async(rows, None, ctx.process_set)).view(-1, len(grads))
         reduced = synchronize(base.grouped_allreduce_async(grads, None, None, Average, 1.0, 1.0, ctx.process_set))
@@ -65,7 +65,7 @@ class _Broadcast(Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         root, process_set = ctx.how
         reduced = synchronize(base.allreduce_async(grads[0], None, None, Average, 1.0, 1.0, process_set))
-        return reduced if world.running().rank == root else reduced * 0, None, None, None
+        return reduced if world.current().rank == root else reduced * 0, None, None, None
 
 
 class _Alltoall(Function):

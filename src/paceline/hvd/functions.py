@@ -70,7 +70,7 @@ def broadcast_object(
         ConfigError: the job has no key.
     """
     set_id, _ = members_of(process_set, root_rank)
-    running = world.running()
+    running = world.current()
     _check_key(running)
     is_root = running.rank == root_rank
     raw = dumps(obj) if is_root else b""
@@ -90,7 +90,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         HorovodInternalError: the job is down.
         ConfigError: the job has no key.
     """
-    running = world.running()
+    running = world.current()
     _check_key(running)
     request = Request("allgather_object", name or "object", payload=dumps(obj))
     return [pickle.loads(raw) for raw in running.background.call(request)]
@@ -165,7 +165,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
-    is_root = world.running().rank == root_rank
+    is_root = world.current().rank == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _take_out(optimizer.state_dict(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, "optimizer state")

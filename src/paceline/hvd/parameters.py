@@ -98,6 +98,6 @@ def _split(count: int, named: Named, process_set: ProcessSet) -> list[list[torch
         set_id, members = members_of(process_set)
         raw = json.dumps(order).encode()
         request = Request("broadcast_object", "order of parameters", set_id, root=members[0], payload=raw)
-        order = json.loads(world.running().background.call(request)[0])
+        order = json.loads(world.current().background.call(request)[0])
     rest = iter(order)
     return [[table[name] for name in islice(rest, size)] for size in shares(len(order), min(count, len(order)))]

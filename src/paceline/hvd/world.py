@@ -20,7 +20,7 @@ from paceline.hvd import link
 from paceline.hvd.background import Background
 from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
-from paceline.hvd.errors import HorovodInternalError, NotInitializedError
+from paceline.hvd.errors import NotInitializedError
 from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
 from paceline.hvd.planes.base import Alone
 from paceline.hvd.planes.registry import Planes
@@ -180,17 +180,6 @@ def current() -> World:
     """
     if _world is None:
         raise NotInitializedError
-    return _world
-
-
-def running() -> World:
-    """Return the job, for operations.
-
-    Raises:
-        HorovodInternalError: ``init`` has not been called.
-    """
-    if _world is None:
-        raise HorovodInternalError("Horovod has not been initialized; use hvd.init().")
     return _world
 
 
