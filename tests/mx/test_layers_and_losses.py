@@ -69,3 +69,5 @@ def test_loader_keeps_or_discards_the_last_batch():
     assert len(gluon.data.DataLoader(data, batch_sampler=batches)) == 2
     with pytest.raises(ValueError, match="'keep' or 'discard'"):
         gluon.data.DataLoader(data, 2, last_batch="rollover")
+    with pytest.raises(ValueError, match="batch_size is missing"):
+        gluon.data.DataLoader(data)

@@ -77,6 +77,15 @@ class Reduction:
             return source.to(self.work_dtype)
         return (source.double() * self.prescale).trunc().to(self.work_dtype)
 
+    def load_into(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as it is combined, which may be overwritten: ``target`` if elements are combined as are."""
+        work = self.load(source)
+        if work is not source:
+            return work
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+        return target
+
     def combine(self, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> None:
         """Combine two tensors that were loaded."""
         _COMBINE[self.op](one, other, out=out)
@@ -168,6 +177,35 @@ class Plane(Protocol):
 
     def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
         """Reduce, and put this member's part into ``target``; ``counts`` are the elements of the members' parts."""
+
+
+def allreduce_by_levels(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    how: Reduction,
+    near: Plane,
+    among: Plane | None,
+    to_near: Callable[[torch.Tensor], None],
+) -> None:
+    """Reduce on each host, then among the hosts, then copy to the others of each host.
+
+    Factors are applied before the first and after the last reduction, so rounding is as without levels.
+
+    Args:
+        source: see :meth:`Plane.allreduce`.
+        target: likewise.
+        how: likewise.
+        near: the plane of the members on this host.
+        among: the plane of the first members of each host; None where this rank is not one of them.
+        to_near: copies a tensor from the first member of this host to the others.
+    """
+    work = how.load_into(source, target)
+    plain = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, 1)
+    near.allreduce(work, work, plain)
+    if among is not None:
+        among.allreduce(work, work, plain)
+    to_near(work)
+    how.store(work, target)
 
 
 class Alone:

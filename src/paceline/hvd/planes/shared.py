@@ -26,6 +26,8 @@ A rank that is killed closes its pipes, so the others notice at once.
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ from paceline.hvd.silence import Silence
 from paceline.net.memory import SharedTensor, map_foreign
 from paceline.net.streaming import stream_copy
 from paceline.systems import os, select
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of an area. Each step costs Python 20 us; more bytes are no faster.
 AREA_BYTES = 1024 * 1024
@@ -210,6 +214,45 @@ class Neighbours:
             os.close(writer)
         self._writers = {}
         self._offer.close()
+
+
+def share_memory(
+    rank: int,
+    near: Sequence[int],
+    wanted: bool,
+    timeout_s: float,
+    exchange: Callable[[bytes], Mapping[int, bytes]],
+) -> tuple[Neighbours | None, bool]:
+    """Map the memory of this host's other ranks, if the ranks of every host can: all take the same ways then.
+
+    Args:
+        rank: this rank.
+        near: the ranks of this host.
+        wanted: False: this rank shares no memory.
+        timeout_s: longest wait for another rank, later.
+        exchange: sends bytes to all ranks of all hosts; returns those of all.
+
+    Returns:
+        The shared memory, None where there is none or nobody else; and whether all ranks share that of their hosts.
+    """
+    others = [one for one in near if one != rank]
+    offer = Offer(others) if others and wanted else None
+    described = exchange(json.dumps([] if offer is None else offer.describe()).encode())
+    offers = {one: json.loads(described[one]) for one in others}
+    found = None
+    try:
+        if offer is not None and all(offers.values()):
+            found = Neighbours(rank, offer, offers, timeout_s)
+    except (OSError, ProtocolError) as error:
+        logger.warning("rank %d cannot share memory with the other ranks of this host, so none do: %s", rank, error)
+    agreed = all(exchange(b"" if found is None and others else b"yes").values())
+    if offer is not None and found is not None and agreed:
+        offer.close_writers()
+        return found, True
+    for one in (found, offer):
+        if one is not None:
+            one.close()
+    return None, agreed
 
 
 class SharedPlane:

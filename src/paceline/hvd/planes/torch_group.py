@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from paceline.errors import ConfigError
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction
+from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction, allreduce_by_levels
 from paceline.naming import listed
 
 _OPS = {
@@ -54,14 +54,8 @@ class GroupPlane:
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce, half floats in float32."""
-        work = how.load(source)
-        wider = _WIDER.get(work.dtype)
-        if wider is not None:
-            work = work.to(wider)
-        elif work is source:
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
-            work = target
+        work = how.load_into(source, target)
+        work = work.to(_WIDER.get(work.dtype, work.dtype))
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[how.op]
         self._do(self._group.allreduce([work], options))
@@ -110,24 +104,11 @@ class HierarchicalPlane(GroupPlane):
 
     def __init__(self, everyone: GroupPlane, near: Plane, leaders: Plane | None) -> None:
         super().__init__(everyone._group, everyone.index, everyone.size)
-        self._near, self._leaders = near, leaders
+        self._near, self._leaders, self._to_near = near, leaders, partial(near.broadcast, root=0)
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
-        """Reduce on each host, then among the hosts' leaders, then copy to the others of each host.
-
-        Factors are applied before the first and after the last reduction, so rounding is as without levels.
-        """
-        work = how.load(source)
-        inner = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, self.size)
-        if work is source:
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
-            work = target
-        self._near.allreduce(work, work, inner)
-        if self._leaders is not None:
-            self._leaders.allreduce(work, work, replace(inner, size=self._leaders.size))
-        self._near.broadcast(work, 0)
-        how.store(work, target)
+        """Reduce on each host, then among the hosts' leaders, then copy to the others of each host."""
+        allreduce_by_levels(source, target, how, self._near, self._leaders, self._to_near)
 
 
 def make_gloo(store: Store, index: int, size: int, timeout_s: float, address: str) -> GroupPlane:

@@ -83,7 +83,7 @@ def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split:
 
 def split_and_load(
     data: ArrayLike,
-    devices: ContextLike | Sequence[ContextLike],
+    ctx_list: ContextLike | Sequence[ContextLike],
     batch_axis: int = 0,
     even_split: bool = True,
     work_load_list: Sequence[float] | None = None,
@@ -92,7 +92,7 @@ def split_and_load(
 
     Args:
         data: a tensor or array.
-        devices: one device, or a list of them.
+        ctx_list: one device, or a list of them.
         batch_axis: the axis that counts samples.
         even_split: see :func:`split_data`.
         work_load_list: weights of unequal devices (see :func:`work_load_sizes`); they replace ``even_split``.
@@ -104,7 +104,7 @@ def split_and_load(
     Raises:
         ValueError: the batch cannot be split this way, or the number of weights is not the number of devices.
     """
-    contexts = as_contexts(devices)
+    contexts = as_contexts(ctx_list)
     tensor = as_tensor(data)
     if work_load_list is None:
         slices = [tensor] if len(contexts) == 1 else split_data(tensor, len(contexts), batch_axis, even_split)
