@@ -61,7 +61,7 @@ def broadcast_object(
     Args:
         obj: any object that can be pickled; only the root's counts.
         root_rank: rank that sends the object.
-        name: pairs the calls of different ranks; by default the type's name, so objects of one type go one by one.
+        name: pairs the calls of different ranks; those without one go one by one.
         process_set: the ranks that take part.
 
     Raises:
@@ -173,8 +173,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         tensors = []
     state = None if is_root else _put_in(skeleton, tensors)
     copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    handles = [broadcast_async_(copy, root_rank, f"optimizer state.{number}") for number, copy in enumerate(copies)]
-    for handle in handles:
-        synchronize(handle)
+    broadcast_parameters([(f"optimizer state.{number}", copy) for number, copy in enumerate(copies)], root_rank)
     if state is not None:
         optimizer.load_state_dict(state)

@@ -157,9 +157,9 @@ class World:
         if self.size > 1 and weights:
             self.background.note_weights(RankWeights(WeightSums(name, step, sums_of(weights, step)), tuple(ranks)))
 
-    def leave(self, reason: str = "hvd.shutdown() was called") -> None:
+    def leave(self) -> None:
         """End the job for all ranks."""
-        self.background.leave(reason)
+        self.background.leave("hvd.shutdown() was called")
         self.base.timeline.close()
         down = self.background.down
         if down is None or down.failed or self.background.has_failed:
@@ -183,16 +183,15 @@ def current() -> World:
     return _world
 
 
-def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
+def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
     """Start the job; see :func:`paceline.hvd.init`."""
     global _world
     with _lock:
         if _world is not None:
-            return _world
+            return
         settings = config.from_environment()
         hvd = read_settings()
-        if dynamic and not hvd.dynamic_process_sets:
-            hvd = dataclasses.replace(hvd, dynamic_process_sets=True)
+        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic or hvd.dynamic_process_sets)
         place = find_place()
         if comm is not None:
             place = place.among(_ranks_of(comm, place))
@@ -205,7 +204,6 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
                 atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
         _world = World(base, hvd, sets)
-    return _world
 
 
 def leave() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane, Staged
 from paceline.hvd.planes.shared import SharedPlane, share_memory
 from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, gpus_are_apart, make_gloo, make_nccl, own_gpu
-from paceline.interfaces import address_for_others
+from paceline.hvd.rendezvous import address_here
 from paceline.naming import listed
-from paceline.net.hosts import own_address
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +44,7 @@ class Planes:
         self._one_host = len(self._near) == len(nodes)
         self._planes: dict[tuple[tuple[int, ...], str], Plane] = {}
         self._store: Store | None = None
-        self._address = "127.0.0.1" if self._one_host else _own_address(settings)
+        self._address = "127.0.0.1" if self._one_host else address_here(settings)
         self._where = exchange("store", self._open_store(folder).encode() if rank == 0 else b"")[0].decode()
         self._neighbours, self._shares = share_memory(
             rank, self._near, settings.shared_memory, hvd.timeout_s,
@@ -140,10 +137,3 @@ class Planes:
             self._neighbours.close()
         if self._rank == 0 and self._where.startswith("file:"):
             Path(self._where.removeprefix("file:")).unlink(missing_ok=True)
-
-
-def _own_address(settings: Settings) -> str:
-    """Return the address of this host by which other hosts reach it."""
-    if settings.host or settings.interface:
-        return own_address(settings)
-    return address_for_others(os.environ.get("MASTER_ADDR") or socket.gethostname())

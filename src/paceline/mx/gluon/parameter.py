@@ -74,13 +74,6 @@ class Replicas:
             self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
         return self._names[name]
 
-    def set_requires_grad(self, name: str, wanted: bool) -> None:
-        """Switch the gradient of a parameter on or off on all replicas."""
-        for param in self.parameters_named(name):
-            param.requires_grad_(wanted)
-            if not wanted:
-                param.grad = None
-
 
 class Parameter:
     """One parameter of a replicated model: a tensor per device. Between steps all of them are equal.
@@ -100,7 +93,7 @@ class Parameter:
         self._net = net
         self._grad_req = "write" if net.first_parameter(name).requires_grad else "null"
         self._stype, self._grad_stype = "default", ""
-        self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
+        self._on_set: list[Callable[[torch.Tensor], None]] = []
 
     @property
     def net(self) -> Replicas:
@@ -130,7 +123,10 @@ class Parameter:
         if value not in _GRAD_REQS:
             raise ValueError(f"grad_req {value!r} is unknown; it is one of {', '.join(_GRAD_REQS)}")
         self._grad_req = value
-        self._net.set_requires_grad(self.name, value != "null")
+        for param in self.tensors():
+            param.requires_grad_(value != "null")
+            if value == "null":
+                param.grad = None
 
     @property
     def stype(self) -> str:
@@ -229,7 +225,7 @@ class Parameter:
         if data.shape != params[0].shape:
             raise ValueError(f"parameter {self.name!r} has shape {tuple(params[0].shape)}, not {tuple(data.shape)}")
         for callback in self._on_set:
-            callback(self, data)
+            callback(data)
         for param in params:
             param.copy_(data)
 
@@ -248,8 +244,8 @@ class Parameter:
             value.zero_()
         self.set_data(value)
 
-    def on_set(self, callback: Callable[[Parameter, torch.Tensor], None]) -> None:
-        """Call ``callback(parameter, data)`` before every ``set_data``."""
+    def on_set(self, callback: Callable[[torch.Tensor], None]) -> None:
+        """Call ``callback(data)`` before every ``set_data``."""
         self._on_set.append(callback)
 
     @property

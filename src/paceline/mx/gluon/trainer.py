@@ -332,8 +332,8 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            for one in self._all.values():
-                one.on_set(self._on_set)
+            for key, one in self._all.items():
+                one.on_set(partial(self._updates.assign, key))
             if self._store is not None and self._store.num_workers > 1:
                 self._buffers = SharedBuffers(self._store, self._nets, self._prefix)
             for net in self._nets:
@@ -382,10 +382,6 @@ class Trainer:
     def _start_when_ready(self) -> None:
         if all(net.has_shapes for net in self._nets):
             self._started()
-
-    def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
-        key = next(key for key, one in self._all.items() if one is parameter)
-        self._started().assign(key, data)
 
 
 class _ForScaler:
