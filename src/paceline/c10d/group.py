@@ -56,10 +56,8 @@ class PacelineGroup(DescribedGroup):
     """A process group whose data moves through shared memory and the job's servers.
 
     Args:
-        session: the job.
         name: name of the group, the same on all members and of no other group.
         members: workers of the group, by rank in it.
-        timeout: deadline of its operations.
 
     Raises:
         DeadlineError: not all members came in time; the text names them.

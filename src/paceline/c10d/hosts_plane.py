@@ -29,14 +29,7 @@ _LATER_S = 2.0
 
 
 class HostsPlane:
-    """The plane of a group's ranks. Made by all of them.
-
-    Args:
-        session: the job.
-        group: name of the group.
-        members: ranks of the members, in the group's order.
-        timeout_s: longest wait for other members.
-    """
+    """The plane of a group's ranks. Made by all of them."""
 
     def __init__(self, session: Session, group: str, members: Sequence[int], timeout_s: float) -> None:
         self.index, self.size = list(members).index(session.rank), len(members)

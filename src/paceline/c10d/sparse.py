@@ -12,13 +12,7 @@ from paceline.hvd.planes.base import AVERAGE, Plane, Reduction
 
 
 def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction) -> None:
-    """Replace a sparse tensor by the sum over all ranks, or the mean.
-
-    Args:
-        plane: the plane of the group.
-        tensor: sparse, of any device.
-        how: the reduction of its values.
-    """
+    """Replace a sparse tensor by the sum over all ranks, or the mean."""
     mine = tensor.detach().to("cpu").coalesce()
     counts = torch.empty(how.size, dtype=torch.int64, device="cpu")
     plane.allgather(torch.tensor([mine._nnz()], device="cpu"), counts, [1] * how.size)

@@ -72,13 +72,6 @@ def coordinator_name(job: str) -> str:
 class Coordinator:
     """Answers all ranks, and is rank 0's link to itself. Its machine is used under a lock, by its thread and by rank 0.
 
-    Args:
-        place: the place of this process, which is rank 0.
-        addresses: addresses to listen at; none in a job of one rank.
-        security: the key of the connections.
-        settings: rank 0's.
-        timeline: notes when ranks are ready.
-
     Attributes:
         meeting: the address that the other ranks need.
         settings: used from the next generation on.

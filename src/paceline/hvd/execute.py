@@ -30,14 +30,10 @@ class Operation:
     """A pending or finished operation.
 
     Attributes:
-        request: the operation that is negotiated.
-        tensors: this rank's tensors.
         outputs: tensors for results; None: new tensors.
         given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
         grouped: the result is a list of tensors.
         result: the result of an operation without tensors.
-        error: why it failed.
-        done: whether the result or the error is there.
         received_splits: rows received from each member (alltoall).
         ready: event of their GPU after which ``tensors`` are complete.
     """
@@ -97,11 +93,7 @@ def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
     """Arrange the responses of a batch in groups that run as one operation, in order.
 
     Allreduces of one process set, device, dtype, operation and pair of factors are packed until they have
-    ``threshold`` bytes. A group takes the place of its first member.
-
-    Args:
-        responses: responses without errors.
-        threshold: bytes; 0: no fusion.
+    ``threshold`` bytes (0: not at all). A group takes the place of its first member.
     """
     groups: list[list[Response]] = []
     open_groups: dict[object, tuple[list[Response], int]] = {}
@@ -129,8 +121,6 @@ class FusedOperations:
 
     Attributes:
         responses: the negotiated operations; several only for allreduce.
-        members: ranks of the process set.
-        keys: the keys of the responses.
         whole: numbers of the tensors that are reduced by themselves (allreduce).
         packs: for each dtype, the numbers of the tensors that are reduced as one (allreduce).
     """
@@ -173,13 +163,7 @@ class BatchPlan:
 
 
 class BatchPlans:
-    """How this rank runs the operations of batches; the same bits mean the same until the response cache changes.
-
-    Args:
-        rank: this rank.
-        sets: the process sets, which batches change.
-        fusion_bytes: most bytes of allreduces that run as one; 0: none do.
-    """
+    """How this rank runs the operations of batches; the same bits mean the same until the response cache changes."""
 
     def __init__(self, rank: int, sets: ProcessSets, fusion_bytes: int) -> None:
         self._rank, self._sets, self._fusion_bytes = rank, sets, fusion_bytes
@@ -217,11 +201,6 @@ def on_gpu_of(
     """Return the context in which the GPU of this rank's tensors is the current one of the thread.
 
     Its stream is one of its own there: that of the script has kernels which it began later, as the rest of backward.
-
-    Args:
-        group: the operations.
-        owns: this rank's part of each, None if it has joined.
-        gpu: the GPU of a rank that has joined, where it is known.
     """
     if group.request.device not in ("cuda", UNLIKE):
         return contextlib.nullcontext()
@@ -231,12 +210,7 @@ def on_gpu_of(
 
 
 def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
-    """Run operations and set their outputs.
-
-    Args:
-        group: the operations.
-        owns: this rank's part of each, None if it has joined.
-        plane: moves the data.
+    """Run operations and set their outputs. The part of a rank that has joined is None.
 
     Raises:
         HorovodInternalError: data could not be moved.

@@ -32,9 +32,6 @@ _LOOK_S = 1.0
 class RankConnection:
     """The connection of another rank than 0 to the coordinator. Used by one thread at a time, except :meth:`wake`.
 
-    Attributes:
-        security: the keys and rules of the connections of all ranks.
-
     Raises:
         AuthenticationError: rank 0 has another key.
         RendezvousError: rank 0 is a process of another release.
@@ -98,14 +95,6 @@ def enter(
     link: CoordinatorLink, generation: int, rank: int, size: int, mine: RankEntered, timeout_s: float
 ) -> tuple[Entered, list[ToRank]]:
     """Wait until all ranks have called ``init``.
-
-    Args:
-        link: way to the coordinator.
-        generation: number of this ``init``.
-        rank: this rank.
-        size: number of ranks.
-        mine: what this rank says of itself.
-        timeout_s: longest wait.
 
     Returns:
         What all ranks have said, and the messages that came behind that.

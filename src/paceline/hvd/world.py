@@ -125,12 +125,7 @@ class World:
         """Count a step of an optimizer; from 1 since ``init`` or the last join, where ranks may have stepped unlike.
 
         Its name does not depend on what else this rank has wrapped, copied or loaded. Optimizers with alike parameters
-        are told apart by the order of their first steps, as are their reductions.
-
-        Args:
-            steps: the result of its last step; None: it has made none.
-            named: names and parameters.
-            ranks: the ranks that train them; empty: all.
+        are told apart by the order of their first steps, as are their reductions. Without ``ranks`` all train them.
         """
         if steps is not None and steps.since is self.stepping:
             return dataclasses.replace(steps, count=steps.count + 1)
@@ -148,11 +143,7 @@ class World:
     ) -> None:
         """Let rank 0 compare this rank's weights after a step with those of the others. Does not wait.
 
-        Args:
-            name: name of the optimizer, the same on all ranks.
-            step: number of the step, which is the same on all ranks.
-            weights: tensors by name.
-            ranks: the ranks that train them; empty: all.
+        Name and step are the same on all ranks that train these weights: some, or all if none are given.
         """
         if self.size > 1 and weights:
             self.background.note_weights(RankWeights(WeightSums(name, step, sums_of(weights, step)), tuple(ranks)))

@@ -51,13 +51,7 @@ class BatchResult:
 
 
 class BatchRunner:
-    """Runs forward and backward of one batch on all replicas in parallel; measures times if the split is automatic.
-
-    Args:
-        net: the model.
-        loss: ``loss(output, label)``: per sample, or a scalar that is the mean over the samples of its slice.
-        slicer: cuts batches.
-    """
+    """Runs forward and backward of one batch on all replicas in parallel; measures times if the split is automatic."""
 
     def __init__(self, net: ReplicatedModule, loss: Loss, slicer: Slicer) -> None:
         self._net, self._loss, self._slicer = net, loss, slicer
@@ -123,11 +117,7 @@ def total_loss(loss: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
-    """Split a batch by largest remainders, with at least one sample for every device.
-
-    Args:
-        batch_size: samples in the batch.
-        shares: numbers above 0; only their ratios matter.
+    """Split a batch in proportion to shares, with at least one sample for every device.
 
     Raises:
         ValueError: fewer samples than devices.
@@ -171,12 +161,7 @@ class WorkLoadPlanner:
         return shares_to_sizes(batch_size, self.shares)
 
     def observe(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """Record the times of one batch.
-
-        Args:
-            sizes: samples per device.
-            seconds: time that each device computed. The first batch is not used: its time includes allocations.
-        """
+        """Record the time of each device for one batch. That of the first is not used: it includes allocations."""
         self._observed += 1
         if self._observed <= _WARM_UP:
             return
@@ -186,11 +171,7 @@ class WorkLoadPlanner:
 
 
 class Slicer:
-    """Cuts batches by fixed weights, or by measured speed.
-
-    Args:
-        contexts: the devices.
-        work_load: one weight per device, ``"auto"`` to measure, None for equal weights.
+    """Cuts batches by fixed weights, one per device, or equal ones (None), or by measured speed (``"auto"``).
 
     Raises:
         ValueError: the weights do not match the devices.

@@ -47,11 +47,7 @@ from paceline.hvd.negotiation.responses import Pending, answer, conflicts, misma
 
 
 class ProcessSets:
-    """The process sets of a job, by id.
-
-    Args:
-        size: number of ranks.
-        sets: further sets, from id 1 on.
+    """The process sets of a job, by id; those that it begins with have the ids 1, 2, ...
 
     Raises:
         ValueError: a set is empty, is there twice, or has ranks that do not exist.
@@ -98,13 +94,7 @@ class ProcessSets:
 
 
 class Negotiation:
-    """Decides what runs, and in which order.
-
-    Args:
-        size: number of ranks.
-        options: settings.
-        sets: process sets that exist from the start, each a list of ranks; they get the ids 1, 2, ...
-    """
+    """Decides what runs, and in which order."""
 
     def __init__(self, size: int, options: NegotiationSettings, sets: Sequence[Sequence[int]] = ()) -> None:
         self.size, self.options = size, options

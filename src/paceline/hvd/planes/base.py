@@ -189,15 +189,8 @@ def allreduce_by_levels(
 ) -> None:
     """Reduce on each host, then among the hosts, then copy to the others of each host.
 
-    Factors are applied before the first and after the last reduction, so rounding is as without levels.
-
-    Args:
-        source: see :meth:`Plane.allreduce`.
-        target: likewise.
-        how: likewise.
-        near: the plane of the members on this host.
-        among: the plane of the first members of each host; None where this rank is not one of them.
-        to_near: copies a tensor from the first member of this host to the others.
+    Factors are applied before the first and after the last reduction, so rounding is as without levels. Only the first
+    members of each host are in ``among``, and each copies by ``to_near`` to the others of its host.
     """
     work = how.load_into(source, target)
     plain = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, 1)

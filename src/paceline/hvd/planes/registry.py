@@ -28,10 +28,7 @@ class Planes:
     """The planes of one job. Made and used by all ranks in the same order.
 
     Args:
-        rank: this rank.
         nodes: the host of each rank; ranks of one host can share memory.
-        settings: the settings of this process.
-        hvd: the settings of Horovod's interface in this process.
         folder: private folder for files of this host.
         exchange: brings bytes of each rank to all.
     """

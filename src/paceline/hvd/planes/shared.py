@@ -78,12 +78,7 @@ class Turns:
 
 
 class Offer:
-    """The parts that a rank makes for the others: its segment, and a pipe from each of them.
-
-    Args:
-        others: ranks on this host but this one.
-        area_bytes: bytes of an area; the same on all ranks.
-    """
+    """The parts that a rank makes for the others: its segment, and a pipe from each of them."""
 
     def __init__(self, others: Sequence[int], area_bytes: int = AREA_BYTES) -> None:
         self.area_bytes = area_bytes
@@ -116,12 +111,6 @@ class Offer:
 
 class Neighbours:
     """The shared memory of all ranks of this host.
-
-    Args:
-        rank: this rank.
-        offer: its own offer.
-        described: the offers of the others, by rank.
-        timeout_s: longest wait for another rank.
 
     Attributes:
         what: the operation, for those who do not agree on their order before; unlike ones are refused.
@@ -225,12 +214,7 @@ def share_memory(
 ) -> tuple[Neighbours | None, bool]:
     """Map the memory of this host's other ranks, if the ranks of every host can: all take the same ways then.
 
-    Args:
-        rank: this rank.
-        near: the ranks of this host.
-        wanted: False: this rank shares no memory.
-        timeout_s: longest wait for another rank, later.
-        exchange: sends bytes to all ranks of all hosts; returns those of all.
+    ``exchange`` sends bytes to all ranks of all hosts, and returns those of all.
 
     Returns:
         The shared memory, None where there is none or nobody else; and whether all ranks share that of their hosts.
@@ -259,7 +243,6 @@ class SharedPlane:
     """The plane of ranks of one host.
 
     Args:
-        neighbours: the host's shared memory.
         members: ranks of the process set, ascending.
         shares_areas: it is not a plane of all ranks of the host.
     """

@@ -31,13 +31,7 @@ _WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
 
 
 class GroupPlane:
-    """The plane of a process group.
-
-    Args:
-        group: the process group.
-        index: this rank's place in it.
-        size: number of members.
-    """
+    """The plane of a process group."""
 
     def __init__(self, group: Any, index: int, size: int) -> None:
         self._group = group
@@ -98,7 +92,6 @@ class HierarchicalPlane(GroupPlane):
 
     Args:
         everyone: the plane of all members, for everything but reductions.
-        near: the plane of the members on this host.
         leaders: the plane of the first members of each host; None where this rank is not one of them.
     """
 
@@ -112,15 +105,7 @@ class HierarchicalPlane(GroupPlane):
 
 
 def make_gloo(store: Store, index: int, size: int, timeout_s: float, address: str) -> GroupPlane:
-    """Return a plane of Gloo.
-
-    Args:
-        store: where the members meet; not used by any other group.
-        index: this rank's place among the members.
-        size: number of members.
-        timeout_s: longest time of one operation.
-        address: address of this host that the other members reach.
-    """
+    """Return a plane of Gloo, whose members meet at a store of their own and reach this host at ``address``."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
@@ -142,14 +127,7 @@ def own_gpu() -> str:
 
 
 def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str, timeout_s: float) -> bool:
-    """Return whether each member has a GPU of its own, which NCCL needs. Every member calls it.
-
-    Args:
-        store: a store of these ranks, for nothing else.
-        rank: this rank.
-        members: all ranks of a process set.
-        gpu: result of :func:`own_gpu`.
-        timeout_s: longest wait for all members, in seconds.
+    """Return whether each member has a GPU of its own, which NCCL needs. Every member tells its :func:`own_gpu`.
 
     Raises:
         HorovodInternalError: a member did not tell its GPU in time.

@@ -108,11 +108,6 @@ def _elements(one: torch.Tensor) -> torch.Tensor:
 def servers_norm(clip: GradientClip, store: KVStoreBase | None, rows: bool) -> float:
     """Return the largest norm that a store's servers clip to; 0: it has no servers, or the workers clip.
 
-    Args:
-        clip: bounds of the gradients.
-        store: runs the optimizer.
-        rows: a parameter gets row-sparse gradients, or is kept as rows.
-
     Raises:
         ValueError: servers cannot clip this way.
     """

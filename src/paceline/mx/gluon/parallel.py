@@ -28,12 +28,7 @@ class _MeetingBrokenError(PacelineError):
 
 
 class Meeting:
-    """Lets the replicas of one call exchange values, as an all-gather does between processes.
-
-    Args:
-        contexts: devices of the replicas, in order.
-        timeout_s: longest wait of a replica for the others, in seconds.
-    """
+    """Lets the replicas of one call exchange values, as an all-gather does between processes."""
 
     def __init__(self, contexts: Sequence[Context], timeout_s: float = MEETING_TIMEOUT_S) -> None:
         self._contexts = contexts
