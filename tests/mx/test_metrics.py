@@ -29,7 +29,8 @@ def test_no_batch_is_nan():
 def test_outputs_of_one_number_are_binary():
     metric = create("accuracy")
     metric.update(torch.tensor([1, 1]), torch.tensor([0.9, 0.2]))
-    assert metric.get() == ("accuracy", 0.5)
+    metric.update(torch.tensor([1, 0]), torch.tensor([[3.0], [-1.0]]))
+    assert metric.get() == ("accuracy", 0.75)
 
 
 def test_misspelt_metric_gets_a_suggestion():

@@ -22,6 +22,7 @@ from paceline.c10d.far import FarPlane
 from paceline.c10d.host_copy import (
     HostCopy,
     Tensors,
+    add_sparse,
     check_alike,
     check_parts,
     check_rank,
@@ -40,7 +41,6 @@ from paceline.c10d.host_copy import (
 )
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
-from paceline.c10d.sparse import add_sparse
 from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError

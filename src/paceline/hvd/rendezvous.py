@@ -168,9 +168,12 @@ def _opened(place: ProcessPlace, text: bytes, security: Security) -> Coordinator
 
 
 def _store(place: ProcessPlace, settings: Settings) -> TCPStore:
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not host or not port:
-        raise ConfigError("ranks on several hosts find each other by MASTER_ADDR and MASTER_PORT; set them in all")
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            "ranks on several hosts find each other by MASTER_ADDR and MASTER_PORT, a number; set them in all, not "
+            f"{host!r} and {port!r}"
+        )
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = timedelta(seconds=settings.start_timeout_s)
     store = TCPStore(host, int(port), is_master=serves, timeout=timeout, wait_for_workers=False)

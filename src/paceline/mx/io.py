@@ -9,7 +9,7 @@ import gzip
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class NDArrayIter:
     """Batches of arrays in memory.
 
     Args:
-        data: an array of samples, or a list of them.
+        data: an array of samples, or several in a list or by name.
         label: labels, the same.
         batch_size: samples per batch.
         shuffle: a new order every epoch, from ``seed`` and the number of the epoch.
@@ -167,6 +167,8 @@ def data_of(batch: Any) -> Any:
 
 def _listed(arrays: Any) -> Sequence[Any]:
     """Return a list of arrays as it is, one array as a list; numbers in lists are one array."""
+    if isinstance(arrays, Mapping):  # MXNet takes them by name, and orders them so
+        arrays = [arrays[name] for name in sorted(arrays)]
     several = isinstance(arrays, list | tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in arrays)
     return [] if arrays is None else arrays if several else [as_tensor(arrays)]
 

@@ -63,14 +63,14 @@ class EvalMetric:
 class Accuracy(EvalMetric):
     """Part of the samples whose class is right.
 
-    Predictions are scores [N, classes, ...], classes (int), or one number per sample (float) for two classes: a
-    probability, or a logit if one is below 0 or above 1.
+    Predictions are scores [N, classes, ...], classes (int), or one number per sample (float) for two classes, [N] or
+    [N, 1]: a probability, or a logit if one is below 0 or above 1.
     """
 
     _NAME = "accuracy"
 
     def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
-        if pred.dim() > label.dim():
+        if pred.dim() > label.dim() and pred.shape[1] > 1:
             pred = pred.argmax(1)
         elif pred.is_floating_point():
             pred = pred > (0.5 if bool(((pred >= 0) & (pred <= 1)).all()) else 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -250,18 +250,18 @@ class Staged:
 
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Gather in CPU memory."""
-        work = host_buffer(target)
-        self._inner.allgather(to_host(source), work, counts)
-        target.copy_(work)
+        self._by_host(self._inner.allgather, source, target, counts)
 
     def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
         """Exchange in CPU memory."""
-        work = host_buffer(target)
-        self._inner.alltoall(to_host(source), work, counts)
-        target.copy_(work)
+        self._by_host(self._inner.alltoall, source, target, counts)
 
     def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
         """Reduce in CPU memory."""
+        self._by_host(self._inner.reducescatter, source, target, counts, how)
+
+    @staticmethod
+    def _by_host(run: Callable[..., None], source: torch.Tensor, target: torch.Tensor, *how: Any) -> None:
         work = host_buffer(target)
-        self._inner.reducescatter(to_host(source), work, counts, how)
+        run(to_host(source), work, *how)
         target.copy_(work)
