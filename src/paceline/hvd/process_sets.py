@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.hvd import world
-from paceline.hvd.environment import find_place
+from paceline.hvd.environment import ranks_of
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.messages import GLOBAL_SET, Request
 
@@ -27,11 +27,7 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Any) -> None:
         self.process_set_id: int | None = None
-        if hasattr(ranks_or_comm, "Get_rank"):
-            ranks_or_comm = ranks_or_comm.allgather(find_place().rank)
-        if not isinstance(ranks_or_comm, Iterable):
-            raise ValueError(f"a process set is a list of ranks, not {type(ranks_or_comm).__name__}")
-        self.ranks: list[int] | None = sorted(int(rank) for rank in ranks_or_comm)
+        self.ranks: list[int] | None = sorted(ranks_of(ranks_or_comm, "a process set"))
 
     def size(self) -> int | None:
         """Return the number of ranks; None while it is not part of a running job."""

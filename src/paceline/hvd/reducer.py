@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
+from paceline.arguments import compressible
 from paceline.hvd import world
 from paceline.hvd.collectives import (
     Average,
@@ -246,6 +247,7 @@ class Reducer:
         if isinstance(choices.compression, CodecCompression):
             found = self._codecs.get(id(param))
             if found is None:
+                compressible(("push",), name, gradient.dtype, by_rows=False)
                 found = self._codecs[id(param)] = CodecReduction(choices.compression, gradient.numel())
             return found.start(gradient, name, choices.op, choices.process_set)
         return self._send_dense([gradient], name)

@@ -19,7 +19,7 @@ from paceline import config
 from paceline.hvd import link
 from paceline.hvd.background import Background
 from paceline.hvd.coordinator import Coordinator
-from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
+from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
 from paceline.hvd.errors import NotInitializedError
 from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
 from paceline.hvd.planes.base import Alone
@@ -185,7 +185,7 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
         hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic or hvd.dynamic_process_sets)
         place = find_place()
         if comm is not None:
-            place = place.among(_ranks_of(comm, place))
+            place = place.among(ranks_of(comm, "comm"))
         key = place.rank, place.size, place.job
         base = _bases.get(key)
         if base is None or not base.link.is_open:
@@ -209,14 +209,6 @@ def leave() -> None:
 def is_initialized() -> bool:
     """Return whether ``init`` has been called, and ``shutdown`` has not."""
     return _world is not None
-
-
-def _ranks_of(comm: Any, place: ProcessPlace) -> list[int]:
-    if hasattr(comm, "Get_rank"):
-        return [int(rank) for rank in comm.allgather(place.rank)]
-    if isinstance(comm, Iterable):
-        return [int(rank) for rank in comm]
-    raise ValueError(f"comm is a list of ranks or a communicator of mpi4py, not {type(comm).__name__}")
 
 
 def _at_exit() -> None:

@@ -168,7 +168,7 @@ def data_of(batch: Any) -> Any:
 def _listed(arrays: Any) -> Sequence[Any]:
     """Return a list of arrays as it is, one array as a list; numbers in lists are one array."""
     if isinstance(arrays, Mapping):  # MXNet takes them by name, and orders them so
-        arrays = [arrays[name] for name in sorted(arrays)]
+        return [as_tensor(arrays[name]) for name in sorted(arrays)]
     several = isinstance(arrays, list | tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in arrays)
     return [] if arrays is None else arrays if several else [as_tensor(arrays)]
 

@@ -265,7 +265,9 @@ class Negotiation:
         if request.kind == "add_process_set":
             value, error = self.sets.add(request.ranks)
         else:
-            value, error = self.sets.remove(request.ranks, self._busy_sets())
+            busy = self._busy()
+            cached = {one for one, mask in self._cache.masks.items() if mask & busy}
+            value, error = self.sets.remove(request.ranks, cached | {key[0] for key in self._pending})
             for index in indices(self._cache.masks.get(value, 0)):
                 self._forget(index, 0.0)
             self._cache.masks.pop(value, None)
@@ -306,10 +308,6 @@ class Negotiation:
                 common &= self._waiting[rank]
             ready |= common
         return ready
-
-    def _busy_sets(self) -> set[int]:
-        busy = self._busy()
-        return {key[0] for key in self._pending} | {one for one, mask in self._cache.masks.items() if mask & busy}
 
     def _busy(self) -> int:
         busy = 0

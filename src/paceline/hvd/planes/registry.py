@@ -85,9 +85,9 @@ class Planes:
         if self._neighbours is not None and len(near) == len(members):
             return self._near_plane(near)
         everyone = self._gloo("all", members)
-        if not self._hvd.hierarchical or not self._all_share(members):
+        leaders = tuple(sorted({self._nodes[one]: one for one in reversed(members)}.values()))
+        if not (self._hvd.hierarchical and self._shares) or len(leaders) == len(members):
             return everyone
-        leaders = tuple(sorted({self._leader(one, members) for one in members}))
         above = self._gloo("leaders", leaders) if self._rank in leaders else None
         return HierarchicalPlane(everyone, self._near_plane(near), above)
 
@@ -96,13 +96,6 @@ class Planes:
             return Alone()
         assert self._neighbours is not None
         return SharedPlane(self._neighbours, members, list(members) != self._near)
-
-    def _leader(self, rank: int, members: Sequence[int]) -> int:
-        return next(one for one in members if self._nodes[one] == self._nodes[rank])
-
-    def _all_share(self, members: Sequence[int]) -> bool:
-        """Whether there is something to gain by levels: a host with several members, which share memory."""
-        return self._shares and any(self._leader(one, members) != one for one in members)
 
     def _gloo(self, purpose: str, members: tuple[int, ...]) -> GroupPlane:
         store = PrefixStore(f"gloo {purpose}{members}", self._open())

@@ -223,8 +223,4 @@ def backward(losses: torch.Tensor | Sequence[torch.Tensor], retain_graph: bool =
         torch.autograd.backward(scalars, retain_graph=retain_graph)
         return
     jobs = [lambda one=one: one.backward(retain_graph=retain_graph) for one in scalars]
-    run_replicas([_context(index, one) for index, one in enumerate(scalars)], jobs)
-
-
-def _context(index: int, loss: torch.Tensor) -> Context:
-    return gpu(loss.device.index) if loss.is_cuda else cpu(index)
+    run_replicas([gpu(one.device.index) if one.is_cuda else cpu(i) for i, one in enumerate(scalars)], jobs)

@@ -56,13 +56,9 @@ class Replicas:
         """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
         self._before_reading.append(callback)
 
-    def first_parameter(self, name: str) -> nn.Parameter:
-        """Return a parameter of the first replica, with or without a shape."""
-        return self._replicas[0].get_parameter(name)
-
     def has_sparse_gradient(self, name: str) -> bool:
         """Return whether a parameter is the table of an embedding with ``sparse=True``."""
-        param = self.first_parameter(name)
+        param = self.parameters_named(name)[0]
         return any(
             getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
             for module in self._replicas[0].modules()
@@ -91,7 +87,7 @@ class Parameter:
         self.lr_mult = 1.0
         self.wd_mult = 1.0
         self._net = net
-        self._grad_req = "write" if net.first_parameter(name).requires_grad else "null"
+        self._grad_req = "write" if self.tensors()[0].requires_grad else "null"
         self._stype, self._grad_stype = "default", ""
         self._on_set: list[Callable[[torch.Tensor], None]] = []
 
@@ -266,7 +262,7 @@ class Parameter:
         return 0 if ctx is None else contexts.index(as_context(ctx))
 
     def __repr__(self) -> str:
-        first = self._net.first_parameter(self.name)
+        first = self.tensors()[0]
         shape = "?" if is_lazy(first) else tuple(first.shape)
         return f"Parameter({self.name}, shape={shape}, ctx={self.list_ctx()}, grad_req={self._grad_req})"
 
