@@ -220,22 +220,27 @@ def share_memory(
         The shared memory, None where there is none or nobody else; and whether all ranks share that of their hosts.
     """
     others = [one for one in near if one != rank]
-    offer = Offer(others) if others and wanted else None
-    described = exchange(json.dumps([] if offer is None else offer.describe()).encode())
-    offers = {one: json.loads(described[one]) for one in others}
-    found = None
-    try:
-        if offer is not None and all(offers.values()):
-            found = Neighbours(rank, offer, offers, timeout_s)
-    except (OSError, ProtocolError) as error:
-        logger.warning("rank %d cannot share memory with the other ranks of this host, so none do: %s", rank, error)
-    agreed = all(exchange(b"" if found is None and others else b"yes").values())
-    if offer is not None and found is not None and agreed:
-        offer.close_writers()
-        return found, True
-    for one in (found, offer):
-        if one is not None:
-            one.close()
+    offer = found = None
+    with contextlib.ExitStack() as otherwise:
+        try:
+            if others and wanted:
+                offer = Offer(others)
+                otherwise.callback(offer.close)
+        except OSError as error:
+            logger.warning("rank %d has no memory that it can share, so none do: %s", rank, error)
+        described = exchange(json.dumps([] if offer is None else offer.describe()).encode())
+        offers = {one: json.loads(described[one]) for one in others}
+        try:
+            if offer is not None and all(offers.values()):
+                found = Neighbours(rank, offer, offers, timeout_s)
+                otherwise.callback(found.close)
+        except (OSError, ProtocolError) as error:
+            logger.warning("rank %d cannot share memory with other ranks of this host, so none do: %s", rank, error)
+        agreed = all(exchange(b"" if found is None and others else b"yes").values())
+        if offer is not None and found is not None and agreed:
+            offer.close_writers()
+            otherwise.pop_all()
+            return found, True
     return None, agreed
 
 
