@@ -211,6 +211,16 @@ def sizes(tensors: Iterable[torch.Tensor]) -> str:
     return f" of {sum(one.numel() for one in tensors)} elements"
 
 
+def check_dense(tensors: Tensors, *, but_sparse: bool = False) -> None:
+    """Refuse tensors that are no elements in a row; in the middle of an operation they would break the group.
+
+    Raises:
+        ValueError: one is like that, and is not a sparse one where these are taken.
+    """
+    if any(one.layout != torch.strided and not (but_sparse and one.is_sparse) for one in tensors):
+        raise ValueError("the backend paceline adds sparse COO tensors in all_reduce only; call to_dense() first")
+
+
 def check_rank(what: str, rank: int, size: int) -> None:
     """Refuse a root, a receiver or a sender that the group does not have: ``src=``, ``dst=``.
 
@@ -268,7 +278,7 @@ def rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
     """
     length = tensor.shape[0] if tensor.dim() else 1
     splits = list(splits) or [length // size] * size
-    if len(splits) != size or sum(splits) != length:
+    if len(splits) != size or sum(splits) != length or min(splits) < 0:
         raise ValueError(f"{length} rows cannot be split into {list(splits)} for {size} ranks")
     width = tensor.nbytes // length if length else 0
     return [width * one for one in splits]
