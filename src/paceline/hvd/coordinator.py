@@ -30,7 +30,6 @@ from paceline.hvd.negotiation.messages import (
     Batch,
     Down,
     Entered,
-    LogText,
     RankEntered,
     RankLeft,
     RankWeights,
@@ -158,8 +157,8 @@ class Coordinator:
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, LogText):
-                logger.warning("%s", action.text)
+            if isinstance(action, str):
+                logger.warning("%s", action)
                 continue
             self._is_ended |= isinstance(action, Down)
             self._send_all(action)

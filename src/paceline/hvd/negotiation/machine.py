@@ -37,7 +37,6 @@ from paceline.hvd.negotiation.messages import (
     Batch,
     Down,
     Key,
-    LogText,
     NegotiationSettings,
     Request,
     Response,
@@ -151,7 +150,7 @@ class Negotiation:
         failed = [self._fail(key, text, now) for key, text in conflicts(everything, now, self.options.conflict_s)]
         actions = self._batch(failed)
         if warning:
-            actions.append(LogText(warning))
+            actions.append(warning)
         if fatal:
             actions += self.lose(-1, fatal)
         return actions

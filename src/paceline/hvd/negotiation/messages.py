@@ -152,14 +152,8 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
         )
 
 
-@dataclass(frozen=True)
-class LogText:
-    """Log a text."""
-
-    text: str
-
-
-Action: TypeAlias = Batch | Down | LogText
+#: A message for all ranks, or a text for the log.
+Action: TypeAlias = Batch | Down | str
 
 
 @dataclass(frozen=True)
