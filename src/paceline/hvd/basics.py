@@ -28,7 +28,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         process_sets: process sets, alike on all ranks; ``"dynamic"``: sets may be added and removed later.
 
     Raises:
-        ValueError: two sets are alike, or have ranks that do not exist.
+        ValueError: two sets are alike, one is empty, or has ranks that do not exist.
         JoinTimeoutError: not all ranks called it within HOROVOD_START_TIMEOUT seconds.
         HorovodInternalError: ranks gave different sets.
         ConfigError: a variable of the environment is wrong, or ranks on several hosts have no key.
@@ -43,8 +43,6 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         process_sets = None
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets or ()]
     ranks = tuple(tuple(one.ranks or ()) for one in sets)
-    if len(set(ranks)) < len(ranks):
-        raise ValueError("two process sets have the same ranks")
     world.enter(comm, ranks, dynamic)
     register(sets)
 

@@ -21,6 +21,7 @@ from paceline.hvd.background import Background
 from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
 from paceline.hvd.errors import NotInitializedError
+from paceline.hvd.negotiation.machine import ProcessSets
 from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
 from paceline.hvd.planes.base import Alone
 from paceline.hvd.planes.registry import Planes
@@ -186,6 +187,7 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
         place = find_place()
         if comm is not None:
             place = place.among(ranks_of(comm, "comm"))
+        ProcessSets(place.size, sets)  # an error must come here, and not from the machine of all ranks
         key = place.rank, place.size, place.job
         base = _bases.get(key)
         if base is None or not base.link.is_open:
