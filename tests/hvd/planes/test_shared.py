@@ -49,14 +49,14 @@ def test_nobody_shares_memory_where_a_rank_of_some_host_cannot(monkeypatch: pyte
 
     def exchange(mine: bytes) -> dict[int, bytes]:
         told.append(mine)
-        return {0: mine, 1: b"[]" if len(told) % 2 else b"", 2: b"yes"}
+        return {0: mine, 1: b"[]" if len(told) % 2 else b"no", 2: b"yes"}
 
     assert share_memory(0, [0, 1], True, 1.0, exchange) == (None, False)
     assert share_memory(2, [2], True, 1.0, exchange) == (None, False)
     assert [one for one in told if one == b"yes"] == [b"yes"]
     monkeypatch.setattr(shared, "Offer", lambda others: os.open("/nowhere", os.O_RDONLY))
     assert share_memory(0, [0, 1], True, 1.0, exchange) == (None, False)
-    assert told[-2:] == [b"[]", b""]
+    assert told[-2:] == [b"[]", b"no"]
 
 
 @pytest.fixture

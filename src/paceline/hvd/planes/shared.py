@@ -236,7 +236,7 @@ def share_memory(
                 otherwise.callback(found.close)
         except (OSError, ProtocolError) as error:
             logger.warning("rank %d cannot share memory with other ranks of this host, so none do: %s", rank, error)
-        agreed = all(exchange(b"" if found is None and others else b"yes").values())
+        agreed = set(exchange(b"no" if found is None and others else b"yes").values()) == {b"yes"}
         if offer is not None and found is not None and agreed:
             offer.close_writers()
             otherwise.pop_all()
