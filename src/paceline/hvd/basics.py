@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.hvd import world
+from paceline.hvd.planes.torch_group import nccl_is_available
 from paceline.hvd.process_sets import ProcessSet, register, unregister
 from paceline.hvd.world import is_initialized
 from paceline.worker import guard
@@ -136,7 +137,7 @@ gloo_enabled = gloo_built
 
 def nccl_built() -> int:
     """Return NCCL's version as a number; 0 without NCCL."""
-    if not dist.is_nccl_available() or not torch.cuda.is_available():
+    if not nccl_is_available():
         return 0
     numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return numbers[0] * 10000 + numbers[1] * 100 + numbers[2]

@@ -104,15 +104,12 @@ class NDArrayIter:
 class MNISTIter(NDArrayIter):
     """Batches of MNIST's files: images [N, 1, height, width] in 0 to 1 (pixels / 256), and labels [N].
 
+    The rest of an epoch is left out. Other arguments than these are those of :class:`NDArrayIter`.
+
     Args:
         image: file of images, in IDX format, plain or ``.gz``.
         label: file of labels.
-        batch_size: samples per batch; the rest of an epoch is left out.
-        shuffle: see :class:`NDArrayIter`.
         flat: images are [N, height * width].
-        seed: see :class:`NDArrayIter`.
-        num_parts: see :class:`NDArrayIter`.
-        part_index: see :class:`NDArrayIter`.
 
     Raises:
         PacelineError: a file is missing or damaged.

@@ -86,10 +86,6 @@ class Reduction:
             target.copy_(source)
         return target
 
-    def combine(self, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> None:
-        """Combine two tensors that were loaded."""
-        _COMBINE[self.op](one, other, out=out)
-
     def store(self, work: torch.Tensor, target: torch.Tensor) -> None:
         """Write a combined tensor to its place; ``work`` may be ``target``."""
         if self.dtype.is_floating_point:
@@ -107,22 +103,14 @@ class Reduction:
     def reduce(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Combine tensors in their order, into ``target``, which is none of them but perhaps one of the first two."""
         if len(sources) == 1:
-            work = self.load(sources[0])
-            if self.is_plain and work is not target and work.data_ptr() != target.data_ptr():
-                target.copy_(work)
-                work = target
-            self.store(target if self.is_plain else work, target)
+            self.store(self.load_into(sources[0], target), target)
             return
-        if self.is_plain:
-            self.combine(sources[0], sources[1], target)
-            for source in sources[2:]:
-                self.combine(target, source, target)
-            self.store(target, target)
-            return
-        work = torch.empty_like(target, dtype=self.work_dtype)
-        self.combine(self.load(sources[0]), self.load(sources[1]), work)
-        for source in sources[2:]:
-            self.combine(work, self.load(source), work)
+        combine, is_plain = _COMBINE[self.op], self.is_plain
+        work = target if is_plain else torch.empty_like(target, dtype=self.work_dtype)
+        parts = iter(sources if is_plain else map(self.load, sources))
+        combine(next(parts), next(parts), out=work)
+        for part in parts:
+            combine(work, part, out=work)
         self.store(work, target)
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from paceline.errors import ConfigError
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction, allreduce_by_levels
 from paceline.naming import listed
@@ -148,13 +147,7 @@ def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str, ti
 
 
 def make_nccl(store: Store, index: int, size: int, timeout_s: float) -> GroupPlane:
-    """Return a plane of NCCL, for tensors on this process's own GPU.
-
-    Raises:
-        ConfigError: NCCL is not available.
-    """
-    if not nccl_is_available():
-        raise ConfigError("NCCL is not available: this torch was built without it, or sees no GPU")
+    """Return a plane of NCCL, for tensors on this process's own GPU, which :func:`gpus_are_apart` has found."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     return GroupPlane(dist.ProcessGroupNCCL(store, index, size, options), index, size)
