@@ -232,8 +232,8 @@ class Coordinator:
             if rank < 1:
                 raise ProtocolError(f"{peer!r} is no rank of this job")
             self.take(rank, decode(ToCoordinator, raw))
-        except ProtocolError as error:
-            logger.warning("refused a message: %s", error)
+        except Exception as error:  # noqa: BLE001 - thread border: without this thread all ranks would wait
+            logger.warning("refused a message: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._end(rank, f"rank {rank} sent what is no message: {error}", True)
 
