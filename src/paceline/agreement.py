@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -121,7 +121,7 @@ def _differences(
 ) -> tuple[list[str], bool]:
     """Return a line for each difference, and whether one of them is about a key."""
     lines, is_key = [], False
-    for subject in _in_order(list(table) for table in tables.values()):
+    for subject in dict.fromkeys(subject for table in tables.values() for subject in table):
         found = {rank: table[subject] for rank, table in tables.items() if subject in table}
         line = _difference(subject, found, ranks)
         if line:
@@ -166,8 +166,3 @@ def _by_value(values: Mapping[int, str], ranks: Mapping[int, Sequence[int]]) -> 
     for rank, value in values.items():
         found.setdefault(value, []).extend(ranks[rank])
     return {value: sorted(who) for value, who in found.items()}
-
-
-def _in_order(lists: Iterable[Sequence[str]]) -> list[str]:
-    """Return all subjects, each once, in the order of first occurrence."""
-    return list(dict.fromkeys(subject for one in lists for subject in one))

@@ -41,11 +41,6 @@ def refuse_wrapped(params: Iterable[torch.Tensor], model: torch.nn.Module | None
     For jobs of several workers: when an optimizer is made, and at its first step. It is cheap where the script does
     not use torch.distributed.
 
-    Args:
-        params: the parameters that an optimizer has.
-        model: the network, if it is known.
-        rank: this worker's rank, for the texts.
-
     Raises:
         PacelineError: the model or a part of it is wrapped, or a parameter is a shard.
     """

@@ -209,6 +209,9 @@ def meaningless() -> list[str]:
         lambda: dist.scatter(torch.zeros(1), src=2),
         lambda: dist.send(torch.zeros(1), 2),
         lambda: dist.recv(torch.zeros(1), 2),
+        lambda: dist.broadcast(sparse, src=0),
+        lambda: dist.send(sparse, 1 - dist.get_rank()),
+        lambda: dist.all_to_all_single(torch.zeros(2), torch.zeros(2), [1, 1], [-1, 3]),
     ):
         with pytest.raises(ValueError, match=r".") as caught:
             call()
@@ -228,8 +231,12 @@ def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
             assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
             assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
             assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
-            for what, text in zip(("broadcast", "reduce", "gather", "scatter", "send", "recv"), lists[3:], strict=True):
+            for what, text in zip(
+                ("broadcast", "reduce", "gather", "scatter", "send", "recv"), lists[3:], strict=False
+            ):
                 assert text == f"{what} names rank 2 of a group whose ranks are 0 to 1"
+            assert all("call to_dense() first" in text for text in lists[-3:-1])
+            assert lists[-1] == "2 rows cannot be split into [-1, 3] for 2 ranks"
 
 
 def receives_another_size() -> list[str]:

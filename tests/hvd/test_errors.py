@@ -11,7 +11,7 @@ import torch
 
 import paceline.hvd as hvd
 from paceline.errors import PacelineError
-from paceline.hvd.errors import NotInitializedError
+from paceline.hvd.errors import HorovodInternalError, NotInitializedError
 from tests.hvd.ranks import LONG, Ranks, run
 
 T = torch.ones
@@ -83,6 +83,8 @@ def test_every_mismatch_is_the_same_error_on_all_ranks(size: int) -> None:
 
 def wrong_arguments() -> list[str]:
     before = [error_of(hvd.rank), error_of(lambda: hvd.allreduce(T(1)))]
+    sets: list[Any] = [[[0, 5]], [[]], [[0, 0]], [[-1]], [[0], [0]], [[1, 0]]]
+    wrong_sets = [error_of(lambda one=one: hvd.init(process_sets=one)) for one in sets]
     hvd.init()
     return [
         *before,
@@ -102,16 +104,19 @@ def wrong_arguments() -> list[str]:
         error_of(lambda: hvd.allreduce(T(1, device="meta"))),
         error_of(lambda: hvd.allreduce(T(1), process_set=hvd.ProcessSet([0]))),
         error_of(lambda: hvd.add_process_set([0])),
+        *wrong_sets,
     ]
 
 
 def test_wrong_arguments_are_errors_at_the_call() -> None:
     first, _ = run(wrong_arguments, 2)
-    assert first[0] == "NotInitializedError: Horovod has not been initialized; use hvd.init()."
+    assert first[:2] == ["NotInitializedError: Horovod has not been initialized; use hvd.init()."] * 2
     assert issubclass(NotInitializedError, ValueError)
-    assert all(one.startswith("HorovodInternalError: ") for one in first[1:5]), first
+    assert issubclass(NotInitializedError, HorovodInternalError)
+    assert all(one.startswith("HorovodInternalError: ") for one in first[2:5]), first
     assert all("can average or sum" in one for one in first[2:5]), first
     assert all(one.startswith("ValueError: ") for one in first[5:]), first
+    assert "ranks [0, 5]; it needs different ranks from 0 to 1" in first[-6]
 
 
 def same_name_twice() -> list[str]:

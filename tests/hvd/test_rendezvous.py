@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
-from paceline.errors import AuthenticationError, LaunchError
+from paceline.errors import AuthenticationError, ConfigError, LaunchError
 from paceline.hvd import rendezvous
 from paceline.hvd.environment import ProcessPlace
 from paceline.net.security import Security, new_job_key
@@ -67,3 +67,11 @@ def test_an_address_in_a_store_counts_if_a_holder_of_the_key_has_put_it_there_fo
             rendezvous._opened(where, text, key)
     open_to_all = rendezvous.CoordinatorAddress("tcp://10.0.0.1:4711", Security(""))
     assert rendezvous._opened(place, rendezvous._sealed(place, open_to_all).encode(), Security("")) == open_to_all
+
+
+@pytest.mark.parametrize("port", ["", "many"])
+def test_a_port_that_is_no_number_is_named(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(ConfigError, match=f"MASTER_ADDR and MASTER_PORT, a number; .*{port!r}"):
+        next(rendezvous.candidates(ProcessPlace(1, 2, 1, "a job"), Settings(job_key=new_job_key())))

@@ -52,23 +52,36 @@ def test_ranks_of_one_host() -> None:
     assert run(places, 2) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
 
 
+def two_hosts() -> dict[str, str]:
+    """Return the variables of all ranks."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return {"PACELINE_JOB_KEY": new_job_key(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 @pytest.mark.parametrize("hierarchical", ["0", "1"])
 def test_ranks_of_two_hosts(hierarchical: str) -> None:
     """Two names of hosts: ranks of one share memory, ranks of different ones talk by Gloo."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        "PACELINE_JOB_KEY": new_job_key(),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "HOROVOD_HIERARCHICAL_ALLREDUCE": hierarchical,
-    }
+    environment = two_hosts() | {"HOROVOD_HIERARCHICAL_ALLREDUCE": hierarchical}
 
     def by_rank(rank: int) -> dict[str, str]:
         return {"LOCAL_WORLD_SIZE": "2" if rank < 2 else "1", "HOROVOD_HOSTNAME": "a" if rank < 2 else "b"}
 
     found = run(places, 3, environment=environment, by_rank=by_rank)
     assert found == [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
+
+
+def total() -> list[float]:
+    hvd.init()
+    return hvd.allreduce(torch.full((2,), 1.0 + hvd.rank()), op=hvd.Sum).tolist()
+
+
+def test_two_hosts_of_which_one_shares_no_memory() -> None:
+    def by_rank(rank: int) -> dict[str, str]:
+        host, shares = ("a", "1") if rank < 2 else ("b", "0")
+        return {"LOCAL_WORLD_SIZE": "2", "HOROVOD_HOSTNAME": host, "PACELINE_SHARED_MEMORY": shares}
+
+    assert run(total, 4, environment=two_hosts(), by_rank=by_rank) == [[10.0, 10.0]] * 4
 
 
 def some_ranks() -> list[Any]:

@@ -23,6 +23,11 @@ def test_parts_are_equal_and_apart():
     assert [one.pad for one in parts[0]] == [0, 0, 1]
 
 
+def test_arrays_may_have_names_as_in_mxnet():
+    (batch,) = mx.io.NDArrayIter({"b": torch.ones(2), "a": torch.zeros(2)}, {"label": [4, 5]}, batch_size=2)
+    assert [one.tolist() for one in (*batch.data, *batch.label)] == [[0, 0], [1, 1], [4, 5]]
+
+
 def test_every_epoch_has_its_own_order_of_all_samples():
     shuffled, again = (mx.io.NDArrayIter(torch.arange(8), batch_size=4, shuffle=True, seed=3) for _ in range(2))
     first, second = ids(shuffled), ids(shuffled)

@@ -30,6 +30,15 @@ def test_losses_have_one_value_per_sample(made, label, wanted):
     assert torch.allclose(made(PRED, label), wanted, atol=1e-6)
 
 
+def test_samples_and_elements_have_weights_as_in_mxnet():
+    weights = torch.tensor([[1.0], [0.0], [2.0], [0.5]])
+    plain = loss.SoftmaxCrossEntropyLoss(weight=None)(PRED, LABEL)
+    assert torch.equal(loss.SoftmaxCrossEntropyLoss()(PRED, LABEL, weights), plain * weights.flatten())
+    assert torch.equal(loss.L2Loss()(PRED, TARGET, weights), loss.L2Loss()(PRED, TARGET) * weights.flatten())
+    masked = loss.L1Loss()(PRED, TARGET, torch.tensor([[1, 0, 0]] * 4))
+    assert torch.allclose(masked, (PRED - TARGET).abs()[:, 0] / 3)
+
+
 def test_a_loss_of_a_sequence_is_the_mean_over_its_places():
     pred, label = torch.randn(2, 5, 3), torch.randint(3, (2, 5))
     wanted = F.cross_entropy(pred.transpose(1, 2), label, reduction="none").mean(1)
@@ -69,3 +78,5 @@ def test_loader_keeps_or_discards_the_last_batch():
     assert len(gluon.data.DataLoader(data, batch_sampler=batches)) == 2
     with pytest.raises(ValueError, match="'keep' or 'discard'"):
         gluon.data.DataLoader(data, 2, last_batch="rollover")
+    with pytest.raises(ValueError, match="batch_size is missing"):
+        gluon.data.DataLoader(data)

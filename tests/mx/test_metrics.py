@@ -4,39 +4,51 @@ import pytest
 import torch
 import torchmetrics
 
-from paceline.mx.metric import CompositeEvalMetric, MetricSet, TopKAccuracy, create
+from paceline.mx.metric import CompositeEvalMetric, Loss, TopKAccuracy, create
 
 
 def test_names_and_torchmetrics_mix():
-    metrics = MetricSet(["acc", torchmetrics.Accuracy("multiclass", num_classes=3, top_k=3), "loss"])
-    metrics.update(torch.eye(3), torch.tensor([0, 1, 0]), torch.tensor(0.5))
-    metrics.update(torch.eye(3)[:1], torch.tensor([0]), torch.tensor(0.9))
-    assert metrics.get() == [("accuracy", 0.75), ("MulticlassAccuracy", 1.0), ("loss", pytest.approx(0.6))]
+    metrics = CompositeEvalMetric(["acc", torchmetrics.Accuracy("multiclass", num_classes=3, top_k=3), "loss"])
+    metrics.update(torch.tensor([0, 1, 0]), torch.eye(3), torch.tensor(0.5))
+    metrics.update(torch.tensor([0]), torch.eye(3)[:1], torch.tensor(0.9))
+    assert metrics.get_name_value() == [("accuracy", 0.75), ("MulticlassAccuracy", 1.0), ("loss", pytest.approx(0.6))]
 
 
 def test_regression_metrics_and_reset():
-    metrics = MetricSet(["mse", "mae"])
-    metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
-    assert metrics.get() == [("mse", 2.0), ("mae", 1.0)]
+    metrics = create(["mse", "mae"])
+    metrics.update(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 2.0]))
+    assert metrics.get() == (["mse", "mae"], [2.0, 1.0])
     metrics.reset()
-    assert all(math.isnan(value) for _, value in metrics.get())
+    assert all(math.isnan(value) for _, value in metrics.get_name_value())
 
 
 def test_no_batch_is_nan():
-    assert math.isnan(MetricSet("acc").get()[0][1])
+    assert math.isnan(CompositeEvalMetric("acc").get()[1][0])
 
 
 def test_outputs_of_one_number_are_binary():
-    metrics = MetricSet("accuracy")
-    metrics.update(torch.tensor([0.9, 0.2]), torch.tensor([1, 1]))
-    assert metrics.get() == [("accuracy", 0.5)]
+    metric = create("accuracy")
+    metric.update(torch.tensor([1, 1]), torch.tensor([0.9, 0.2]))
+    metric.update(torch.tensor([1, 0]), torch.tensor([[3.0], [-1.0]]))
+    assert metric.get() == ("accuracy", 0.75)
 
 
 def test_misspelt_metric_gets_a_suggestion():
     with pytest.raises(ValueError, match="did you mean 'accuracy'"):
-        MetricSet("acuracy")
+        CompositeEvalMetric("acuracy")
     with pytest.raises(TypeError, match="torchmetrics"):
-        MetricSet(3)
+        CompositeEvalMetric([3])
+
+
+def test_sets_of_metrics_take_those_of_other_sets():
+    metrics = CompositeEvalMetric([create(["acc", "mse"]), "mae"])
+    assert [name for name, _ in metrics.get_name_value()] == ["accuracy", "mse", "mae"]
+
+
+def test_losses_need_no_labels_as_in_mxnet():
+    loss = Loss()
+    loss.update(0, [torch.tensor([1.0, 3.0]), torch.tensor([5.0])])
+    assert loss.get() == ("loss", 3.0)
 
 
 def test_metrics_take_the_outputs_of_several_devices():

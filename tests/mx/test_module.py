@@ -244,7 +244,9 @@ def test_tensorboard_gets_a_curve_per_metric(data, tmp_path):
     assert [one.step for one in events.Scalars("digits/eval/accuracy")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("make", [lambda: Speedometer(frequent=0), lambda: do_checkpoint("x", 0)])
+@pytest.mark.parametrize(
+    "make", [lambda: Speedometer(frequent=0), lambda: do_checkpoint("x", 0), lambda: log_train_metric(0)]
+)
 def test_senseless_periods_are_refused(make):
     with pytest.raises(ValueError, match="at least 1"):
         make()

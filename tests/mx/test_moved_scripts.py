@@ -62,8 +62,8 @@ def cifar10_dist(kind, batch_size, joined):
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     for _ in range(2):
         for batch in train_data:
-            data = gluon.utils.split_and_load(batch[0], ctx)
-            label = gluon.utils.split_and_load(batch[1], ctx)
+            data = gluon.utils.split_and_load(batch[0], ctx_list=ctx, batch_axis=0)
+            label = gluon.utils.split_and_load(batch[1], ctx_list=ctx, batch_axis=0)
             with autograd.record():
                 losses = [softmax_cross_entropy(net(x), y) for x, y in zip(data, label, strict=True)]
             autograd.backward(losses)  # one pass for all devices
@@ -101,7 +101,8 @@ def module_fit(kind, batch_size, joined):
             "lr_scheduler": mx.lr_scheduler.MultiFactorScheduler(step=[1, 3], factor=0.5),
         },
         initializer=mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
-        batch_end_callback=[mx.callback.Speedometer(batch_size, 1)],
+        batch_end_callback=[mx.callback.Speedometer(batch_size, 1), lambda param: param.eval_metric.get_name_value()],
+        epoch_end_callback=None,  # of _save_model, without a prefix
         num_epoch=2,
     )
     assert model.trainer.learning_rate == 0.025

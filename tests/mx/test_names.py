@@ -20,7 +20,7 @@ def test_names_are_those_of_paceline() -> None:
     assert mx.mod.Module is mx.module.Module is paceline.Module
     assert (mx.cpu(1), mx.num_gpus, mx.Context) == (paceline.cpu(1), paceline.num_gpus, paceline.Context)
     assert mx.callback.Speedometer(frequent=2)
-    assert mx.metric.MetricSet("loss")
+    assert mx.metric.create("loss")
     assert set(dir(mx)) == set(mx.__all__) == {name for name in mx.__all__ if getattr(mx, name)}
 
 

@@ -74,7 +74,7 @@ def test_missing_axis_is_refused():
 
 
 def test_split_and_load_takes_arrays_and_device_names():
-    slices = split_and_load(np.arange(8, dtype=np.float32), ["cpu", "cpu(1)"])
+    slices = split_and_load(np.arange(8, dtype=np.float32), ctx_list=["cpu", "cpu(1)"], batch_axis=0)
     assert [one.tolist() for one in slices] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

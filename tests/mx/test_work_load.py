@@ -81,16 +81,3 @@ def test_first_batch_does_not_count():
     planner = WorkLoadPlanner(2)
     planner.observe([32, 32], [5.0, 0.1])
     assert planner.shares == (0.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "seconds"), [([1], [1.0]), ([0, 2], [1.0, 1.0]), ([1, 1], [0.0, 1.0]), ([1, 1], [float("nan"), 1.0])]
-)
-def test_senseless_measurements_are_refused(sizes, seconds):
-    with pytest.raises(ValueError, match=r"devices|above 0"):
-        WorkLoadPlanner(2).observe(sizes, seconds)
-
-
-def test_there_must_be_a_device():
-    with pytest.raises(ValueError, match="num_devices"):
-        WorkLoadPlanner(0)

@@ -19,11 +19,7 @@ from paceline.worker.session import Session
 
 @untraced
 class BoardStore(Store):
-    """A store at server 0.
-
-    Args:
-        session: the job.
-    """
+    """A store at server 0 of a job."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

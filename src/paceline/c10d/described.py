@@ -16,13 +16,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 @untraced
 class DescribedGroup(_ProcessGroup):  # type: ignore[misc]
-    """The base of a process group.
-
-    Args:
-        name: name of the group, the same on all members.
-        members: workers of the group, by rank in it.
-        worker: this one.
-    """
+    """The base of a process group."""
 
     def __init__(self, name: str, members: Sequence[int], worker: int) -> None:
         self._members, self._place = list(members), list(members).index(worker)

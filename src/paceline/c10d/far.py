@@ -54,9 +54,6 @@ class Swap:
     """A meeting that this rank has come to.
 
     Args:
-        session: the job.
-        server: rank of the server.
-        body: the request.
         frames: what this rank gives; they stay unchanged until the answer.
         whose: name of the group and operation, for errors.
     """
@@ -86,10 +83,7 @@ class FarPlane:
     """The plane of ranks that meet at servers.
 
     Args:
-        session: the job.
         group: name of the group, the same on all members and of no other group.
-        members: ranks of the members.
-        timeout_s: longest wait for the other members.
 
     Attributes:
         what: the operation, for errors; unlike ones are refused.
@@ -103,10 +97,7 @@ class FarPlane:
     def of(self, what: str, number: int, timeout_s: float) -> Self:
         """Return the plane of one operation.
 
-        Args:
-            what: its name.
-            number: its place in the group's order, the same on all ranks: they may begin operations in another order.
-            timeout_s: longest wait for the other members.
+        ``number`` is its place in the group's order, on all ranks the same: they may begin operations in another order.
         """
         one = copy.copy(self)
         one.what, one._number, one.timeout_s = what, number * MEETINGS, timeout_s

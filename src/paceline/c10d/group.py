@@ -22,7 +22,9 @@ from paceline.c10d.far import FarPlane
 from paceline.c10d.host_copy import (
     HostCopy,
     Tensors,
+    add_sparse,
     check_alike,
+    check_dense,
     check_parts,
     check_rank,
     check_size,
@@ -40,7 +42,6 @@ from paceline.c10d.host_copy import (
 )
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
-from paceline.c10d.sparse import add_sparse
 from paceline.c10d.work import Runner, Work, untraced
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
@@ -56,10 +57,8 @@ class PacelineGroup(DescribedGroup):
     """A process group whose data moves through shared memory and the job's servers.
 
     Args:
-        session: the job.
         name: name of the group, the same on all members and of no other group.
         members: workers of the group, by rank in it.
-        timeout: deadline of its operations.
 
     Raises:
         DeadlineError: not all members came in time; the text names them.
@@ -100,8 +99,7 @@ class PacelineGroup(DescribedGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduce each tensor over all ranks."""
         op = operation(opts)
-        how = [self._reduction(one, op, takes_sparse=True) for one in tensors]
-
+        how = [self._reduction(one, op) for one in tensors]
         begun: list[tuple[HostCopy, Callable[[], None]]] = []
 
         def begin(plane: FarPlane) -> None:
@@ -123,7 +121,8 @@ class PacelineGroup(DescribedGroup):
                 self._plane.allreduce(host.flat, host.flat, reduction)
                 host.put()
 
-        return self._run(f"all_reduce{sizes(tensors)}", job, tensors, opts, begin=begin)
+        what = f"all_reduce{sizes(tensors)}"
+        return self._run(what, job, tensors, opts, begin=begin, takes_sparse=is_linear(op))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Reduce tensors together."""
@@ -341,16 +340,19 @@ class PacelineGroup(DescribedGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         """Send a tensor to a rank."""
+        check_dense(tensors)
         check_rank("send", dst, self.size())
         return self._pairs.send(tensors[0], dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Receive a tensor from a rank."""
+        check_dense(tensors)
         check_rank("recv", src, self.size())
         return self._pairs.recv(tensors[0], src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         """Receive a tensor from the rank that sends first."""
+        check_dense(tensors)
         return self._pairs.recv_any(tensors[0], tag, self._timeout_s)
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -359,15 +361,13 @@ class PacelineGroup(DescribedGroup):
     def _ranks(self) -> range:
         return range(len(self._members))
 
-    def _reduction(self, tensor: torch.Tensor, op: Any, *, takes_sparse: bool = False) -> Reduction:
+    def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
         """Return how tensors like this one are reduced.
 
         Raises:
             ValueError: the operation has no meaning for them.
         """
         dtype = tensor.dtype
-        if tensor.layout != torch.strided and not (takes_sparse and tensor.is_sparse and is_linear(op)):
-            raise ValueError("the backend paceline adds sparse COO tensors in all_reduce only; call to_dense() first")
         found = self._reductions.get((op, dtype))
         if found is None:
             found = self._reductions[op, dtype] = reduction_of(op, dtype, self.size())
@@ -375,12 +375,13 @@ class PacelineGroup(DescribedGroup):
 
     def _run(
         self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = (),
-        begin: Callable[[FarPlane], None] | None = None,
+        begin: Callable[[FarPlane], None] | None = None, takes_sparse: bool = False,
     ) -> Work:  # fmt: skip
         work = Work(f"{what} of group {self._named!r}", result)
         given = getattr(opts, "timeout", None)
         timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s
         used = [*work.tensors, *inputs]
+        check_dense(used, but_sparse=takes_sparse)
         is_ready, alike = ready(used), what + (f" of {used[0].dtype}" if used else "")
 
         def run() -> None:

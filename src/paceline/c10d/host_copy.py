@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from paceline.config import variable
 from paceline.errors import PacelineError
-from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Reduction
+from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Plane, Reduction
 from paceline.tensors import copy_stream, host_buffer, real_view, to_host
 
 #: Its members are missing in PyTorch's stubs.
@@ -88,6 +88,28 @@ def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
     for one, part in zip(hosts, torch.split(source, [one.as_bytes.numel() for one in hosts]), strict=True):
         one.as_bytes.copy_(part)
         one.put()
+
+
+def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction) -> None:
+    """Replace a sparse tensor, a gradient of ``nn.Embedding(sparse=True)``, by the sum over all ranks, or the mean.
+
+    Every rank adds the indices and values of all ranks in their order, so the result is the same on all.
+    """
+    mine = tensor.detach().to("cpu").coalesce()
+    counts = torch.empty(how.size, dtype=torch.int64, device="cpu")
+    plane.allgather(torch.tensor([mine._nnz()], device="cpu"), counts, [1] * how.size)
+    rows = _all_rows(plane, mine.indices().t().contiguous(), counts)
+    values = _all_rows(plane, mine.values(), counts)
+    total = torch.sparse_coo_tensor(rows.t(), values, mine.shape, device="cpu", check_invariants=False).coalesce()
+    tensor.copy_(total / how.size if how.op == AVERAGE else total)
+
+
+def _all_rows(plane: Plane, mine: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return the rows of all ranks, one rank's after the other."""
+    found = mine.new_empty((int(counts.sum()), *mine.shape[1:]))
+    row_bytes = mine[0].nbytes if len(mine) else found[:1].nbytes
+    plane.allgather(HostCopy(mine).as_bytes, HostCopy(found, reads=False).as_bytes, (row_bytes * counts).tolist())
+    return found
 
 
 def _devices(tensors: Tensors) -> list[torch.device]:
@@ -189,6 +211,16 @@ def sizes(tensors: Iterable[torch.Tensor]) -> str:
     return f" of {sum(one.numel() for one in tensors)} elements"
 
 
+def check_dense(tensors: Tensors, *, but_sparse: bool = False) -> None:
+    """Refuse tensors that are no elements in a row; in the middle of an operation they would break the group.
+
+    Raises:
+        ValueError: one is like that, and is not a sparse one where these are taken.
+    """
+    if any(one.layout != torch.strided and not (but_sparse and one.is_sparse) for one in tensors):
+        raise ValueError("the backend paceline adds sparse COO tensors in all_reduce only; call to_dense() first")
+
+
 def check_rank(what: str, rank: int, size: int) -> None:
     """Refuse a root, a receiver or a sender that the group does not have: ``src=``, ``dst=``.
 
@@ -246,7 +278,7 @@ def rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
     """
     length = tensor.shape[0] if tensor.dim() else 1
     splits = list(splits) or [length // size] * size
-    if len(splits) != size or sum(splits) != length:
+    if len(splits) != size or sum(splits) != length or min(splits) < 0:
         raise ValueError(f"{length} rows cannot be split into {list(splits)} for {size} ranks")
     width = tensor.nbytes // length if length else 0
     return [width * one for one in splits]

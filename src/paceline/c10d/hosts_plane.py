@@ -15,34 +15,21 @@ the rank that fails first is the one that waits for the missing one itself, and 
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from paceline.c10d.far import FarPlane
-from paceline.errors import ProtocolError
-from paceline.hvd.planes.base import AVERAGE, SUM, Alone, Plane, Reduction
-from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
+from paceline.hvd.planes.base import Alone, Plane, Reduction, allreduce_by_levels
+from paceline.hvd.planes.shared import SharedPlane, share_memory
 from paceline.worker.session import Session
-
-logger = logging.getLogger(__name__)
 
 #: Seconds by which each level waits longer than the one below it.
 _LATER_S = 2.0
 
 
 class HostsPlane:
-    """The plane of a group's ranks. Made by all of them.
-
-    Args:
-        session: the job.
-        group: name of the group.
-        members: ranks of the members, in the group's order.
-        timeout_s: longest wait for other members.
-    """
+    """The plane of a group's ranks. Made by all of them."""
 
     def __init__(self, session: Session, group: str, members: Sequence[int], timeout_s: float) -> None:
         self.index, self.size = list(members).index(session.rank), len(members)
@@ -50,46 +37,18 @@ class HostsPlane:
         self._all = FarPlane(session, group, members, timeout_s)
         hosts = [session.workers[rank].host_id for rank in members]
         near = [rank for rank, host in zip(members, hosts, strict=True) if host == hosts[self.index]]
-        shares, self._neighbours = self._share(session, near, timeout_s)
+        self._neighbours, shares = share_memory(
+            session.rank, near, session.settings.shared_memory, timeout_s,
+            lambda mine: dict(zip(members, self._all.swap_bytes(mine), strict=True)),
+        )  # fmt: skip
         if not shares:
             hosts, near = [str(rank) for rank in members], [session.rank]
-        self._near_members = near
+        self._hosts, self._near_members = hosts, near
         self._near: Plane = Alone() if self._neighbours is None else SharedPlane(self._neighbours, near, False)
-        self._host_of = dict(zip(members, hosts, strict=True))
-        self._first_of = {self._host_of[rank]: rank for rank in reversed(members)}
-        self._firsts = [rank for rank in members if self._first_of[self._host_of[rank]] == rank]
-        self._is_near = len(near) == self.size
-        self._is_far = len(self._firsts) == self.size
-        is_first = self._rank in self._firsts
-        self._among = FarPlane(session, f"{group}/hosts", self._firsts, timeout_s) if is_first else None
-
-    @property
-    def _rank(self) -> int:
-        return self._members[self.index]
-
-    def _share(self, session: Session, near: Sequence[int], timeout_s: float) -> tuple[bool, Neighbours | None]:
-        """Map the memory of this host's other members; returns whether all members of the group could, and it."""
-        others = [rank for rank in near if rank != session.rank]
-        offer = Offer(others) if others and session.settings.shared_memory else None
-        described = json.dumps([] if offer is None else offer.describe()).encode()
-        offers = dict(zip(self._members, map(json.loads, self._all.swap_bytes(described)), strict=True))
-        found = None
-        try:
-            if offer is not None and all(offers[rank] for rank in others):
-                found = Neighbours(session.rank, offer, {rank: offers[rank] for rank in others}, timeout_s)
-        except (OSError, ProtocolError) as error:
-            logger.warning("ranks of this host meet at the servers, because they cannot share memory: %s", error)
-        # One answer for the whole group, so that all members have the same picture of the hosts.
-        mine = b"yes" if found is not None or not others else b"no"
-        agreed = self._all.swap_bytes(mine) == [b"yes"] * self.size
-        if offer is not None and found is not None and agreed:
-            offer.close_writers()
-            return True, found
-        if found is not None:
-            found.close()
-        elif offer is not None:
-            offer.close()
-        return agreed, None
+        firsts = [members[hosts.index(host)] for host in dict.fromkeys(hosts)]
+        self._is_near, self._is_far = len(near) == self.size, len(firsts) == self.size
+        is_first = session.rank in firsts
+        self._among = FarPlane(session, f"{group}/hosts", firsts, timeout_s) if is_first else None
 
     # ---- one operation ---------------------------------------------------------------------------------------------
 
@@ -109,34 +68,20 @@ class HostsPlane:
         return self._all.of(what, number, timeout_s) if self._is_far else None
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
-        """Reduce on each host, then among the hosts, then copy to the others of each host.
+        """Reduce on each host, then among the hosts, then copy to the others of each host."""
+        if self._is_near or self._is_far:
+            self._flat.allreduce(source, target, how)
+        else:
+            allreduce_by_levels(source, target, how, self._near, self._among, self._near_broadcast)
 
-        Factors are applied before the first and after the last reduction, so rounding is as without levels.
-        """
-        if self._is_near:
-            self._near.allreduce(source, target, how)
-            return
-        if self._is_far:
-            self._all.allreduce(source, target, how)
-            return
-        work = how.load(source)
-        if work is source:
-            target.copy_(source)
-            work = target
-        inner = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, self.size)
-        self._near.allreduce(work, work, inner)
-        if self._among is not None:
-            self._among.allreduce(work, work, replace(inner, size=self._among.size))
-        self._near_broadcast(work, self._near_members[0])
-        how.store(work, target)
-
-    def _near_broadcast(self, tensor: torch.Tensor, root: int) -> None:
+    def _near_broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Copy from a member of this host, which waits for others meanwhile."""
         if self._neighbours is None:
             return
         before = self._neighbours.timeout_s
         self._neighbours.timeout_s += 2 * _LATER_S
         try:
-            self._near.broadcast(tensor, self._near_members.index(root))
+            self._near.broadcast(tensor, root)
         finally:
             self._neighbours.timeout_s = before
 
@@ -145,14 +90,13 @@ class HostsPlane:
         if self._is_near:
             self._near.broadcast(tensor, root)
             return
-        source = self._members[root]
-        first = self._first_of[self._host_of[source]]
-        if self._host_of[source] == self._host_of[self._rank]:
-            self._near_broadcast(tensor, source)
+        is_here = self._hosts[root] == self._hosts[self.index]
+        if is_here:
+            self._near_broadcast(tensor, self._near_members.index(self._members[root]))
         if self._among is not None:
-            self._among.broadcast(tensor, self._firsts.index(first))
-        if self._host_of[source] != self._host_of[self._rank]:
-            self._near_broadcast(tensor, self._near_members[0])
+            self._among.broadcast(tensor, list(dict.fromkeys(self._hosts)).index(self._hosts[root]))
+        if not is_here:
+            self._near_broadcast(tensor)
 
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Put all members' ``source`` one after the other."""

@@ -56,12 +56,7 @@ _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "
 
 
 def reduced(loss: torch.Tensor, samples: int) -> Reduced:
-    """Return how a loss is made of those of its samples.
-
-    Args:
-        loss: the root of a backward pass.
-        samples: samples of this worker's batch.
-    """
+    """Return how a loss is made of those of its samples."""
     return _of(loss.grad_fn, samples)
 
 

@@ -24,13 +24,7 @@ from paceline.worker.session import Session
 
 
 class Pairs:
-    """The sends and receives of a rank.
-
-    Args:
-        session: the job.
-        group: name of the group, the same on all members and of no other group.
-        members: workers of the group, by rank in it.
-    """
+    """The sends and receives of a rank."""
 
     def __init__(self, session: Session, group: str, members: Sequence[int]) -> None:
         self._session, self._group, self._members = session, group, list(members)

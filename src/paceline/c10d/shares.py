@@ -108,11 +108,7 @@ class _Model:
 
 
 class MeasuredShares:
-    """Deals samples by measured speed, and weights gradients by samples.
-
-    Args:
-        session: the job.
-    """
+    """Deals samples by measured speed, and weights gradients by samples."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._size = session, len(session.workers)
@@ -225,11 +221,7 @@ class MeasuredShares:
     def _begin(self, model: torch.nn.Module, state: _Model, part: _Part | str, passes: list[tuple[int, int]]) -> None:
         """Note that the gradients of a part are computed from now on.
 
-        Args:
-            model: the DDP model.
-            state: its state.
-            part: the part of the forward pass.
-            passes: the first backward pass through it, and the exchanges before that. Is filled.
+        ``passes`` becomes the first backward pass through that forward pass, and the exchanges before it.
 
         Raises:
             ConfigError: they could not be weighted.

@@ -41,12 +41,7 @@ _frozen: WeakKeyDictionary[DistributedDataParallel, dict[str, torch.nn.Parameter
 
 
 class DdpTraining:
-    """The steps of this process.
-
-    Args:
-        session: the job.
-        shares: deals samples by measured speed; None: DDP's equal batches.
-    """
+    """The steps of this process; without ``shares`` its batches are as large as those of the others."""
 
     def __init__(self, session: Session, shares: MeasuredShares | None) -> None:
         self.session, self.shares = session, shares

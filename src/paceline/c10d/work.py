@@ -222,9 +222,6 @@ class Runner:
     Operations are numbered in the order in which they run. One has its number at its call if that is certain: those
     before it have theirs, and no callback of these can come in between. A callback that is added to the future of an
     operation that is over runs in the caller's thread, on some ranks only; its operations come next, too.
-
-    Args:
-        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:

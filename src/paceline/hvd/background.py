@@ -73,15 +73,6 @@ _SILENT_S = 10.0
 class Background:
     """Negotiates and runs the operations of one generation. Thread-safe.
 
-    Args:
-        link: way to the coordinator.
-        generation: number of this ``init``.
-        rank: this rank.
-        entered: all ranks of the generation.
-        early: messages that came behind that.
-        hvd: settings of this process.
-        timeline: notes what runs.
-
     Attributes:
         gpu: the GPU of this rank's tensors, where it is known.
         has_failed: data were being moved when an error came, so planes are not used again.

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.hvd import world
+from paceline.hvd.planes.torch_group import nccl_is_available
 from paceline.hvd.process_sets import ProcessSet, register, unregister
 from paceline.hvd.world import is_initialized
 from paceline.worker import guard
@@ -28,7 +29,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         process_sets: process sets, alike on all ranks; ``"dynamic"``: sets may be added and removed later.
 
     Raises:
-        ValueError: two sets are alike, or have ranks that do not exist.
+        ValueError: two sets are alike, one is empty, or has ranks that do not exist.
         JoinTimeoutError: not all ranks called it within HOROVOD_START_TIMEOUT seconds.
         HorovodInternalError: ranks gave different sets.
         ConfigError: a variable of the environment is wrong, or ranks on several hosts have no key.
@@ -43,8 +44,6 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         process_sets = None
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets or ()]
     ranks = tuple(tuple(one.ranks or ()) for one in sets)
-    if len(set(ranks)) < len(ranks):
-        raise ValueError("two process sets have the same ranks")
     world.enter(comm, ranks, dynamic)
     register(sets)
 
@@ -138,7 +137,7 @@ gloo_enabled = gloo_built
 
 def nccl_built() -> int:
     """Return NCCL's version as a number; 0 without NCCL."""
-    if not dist.is_nccl_available() or not torch.cuda.is_available():
+    if not nccl_is_available():
         return 0
     numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return numbers[0] * 10000 + numbers[1] * 100 + numbers[2]

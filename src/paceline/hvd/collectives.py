@@ -94,7 +94,7 @@ def _start(
     **fields: Any,
 ) -> int:
     """Start an operation; returns its handle."""
-    running = world.running()
+    running = world.current()
     set_id, _ = members_of(process_set)
     if name is None:
         name = f"noname.{running.background.number(set_id)}"
@@ -134,7 +134,7 @@ def _allreduce(
     number = resolve_op(op, average)
     if number == Adasum:
         _check_tensors(tensors)
-        _check_adasum(tensors, process_set, world.running().size)
+        _check_adasum(tensors, process_set, world.current().size)
     fields = {"op": number, "prescale": float(factors[0]), "postscale": float(factors[1]), "alone": alone}
     return _start("allreduce", name, tensors, process_set, in_place, grouped, **fields)
 
@@ -362,7 +362,7 @@ def join(device: int = -1) -> int:
     Args:
         device: number of the GPU for these, of a rank that has given no tensor of a GPU yet; by default the current.
     """
-    running = world.running()
+    running = world.current()
     background = running.background
     if background.gpu is None and (device >= 0 or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         background.gpu = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
@@ -374,12 +374,12 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set have called this."""
     set_id, _ = members_of(process_set)
-    world.running().background.call(Request("barrier", "barrier.noname", set_id))
+    world.current().background.call(Request("barrier", "barrier.noname", set_id))
 
 
 def poll(handle: int) -> bool:
     """Return whether :func:`synchronize` would not wait."""
-    return world.running().background.poll(handle)
+    return world.current().background.poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -388,4 +388,4 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: the operation failed.
     """
-    return world.running().background.synchronize(handle)
+    return world.current().background.synchronize(handle)

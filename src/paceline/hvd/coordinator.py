@@ -30,7 +30,6 @@ from paceline.hvd.negotiation.messages import (
     Batch,
     Down,
     Entered,
-    LogText,
     RankEntered,
     RankLeft,
     RankWeights,
@@ -71,13 +70,6 @@ def coordinator_name(job: str) -> str:
 
 class Coordinator:
     """Answers all ranks, and is rank 0's link to itself. Its machine is used under a lock, by its thread and by rank 0.
-
-    Args:
-        place: the place of this process, which is rank 0.
-        addresses: addresses to listen at; none in a job of one rank.
-        security: the key of the connections.
-        settings: rank 0's.
-        timeline: notes when ranks are ready.
 
     Attributes:
         meeting: the address that the other ranks need.
@@ -165,8 +157,8 @@ class Coordinator:
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, LogText):
-                logger.warning("%s", action.text)
+            if isinstance(action, str):
+                logger.warning("%s", action)
                 continue
             self._is_ended |= isinstance(action, Down)
             self._send_all(action)
@@ -240,8 +232,8 @@ class Coordinator:
             if rank < 1:
                 raise ProtocolError(f"{peer!r} is no rank of this job")
             self.take(rank, decode(ToCoordinator, raw))
-        except ProtocolError as error:
-            logger.warning("refused a message: %s", error)
+        except Exception as error:  # noqa: BLE001 - thread border: without this thread all ranks would wait
+            logger.warning("refused a message: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._end(rank, f"rank {rank} sent what is no message: {error}", True)
 

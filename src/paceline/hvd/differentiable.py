@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import torch
 from torch.autograd.function import Function
@@ -20,8 +21,23 @@ __all__ = [
 ]  # fmt: skip
 
 
+_P = ParamSpec("_P")
+
+
 def _apply(function: Any, *arguments: Any) -> Any:
     return function.apply(*arguments)
+
+
+def _waiting(start: Callable[_P, int], name: str) -> Callable[_P, Any]:
+    """Return an asynchronous operation in place as one that waits, and returns what it has overwritten."""
+
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+        return synchronize(start(*args, **kwargs))
+
+    functools.update_wrapper(run, start, assigned=())
+    run.__doc__ = f"Wait for what :func:`{start.__name__}` starts; returns the tensor or tensors that it overwrites."
+    run.__name__ = run.__qualname__ = name
+    return run
 
 
 class _Allreduce(Function):
@@ -46,7 +62,7 @@ class _Allgather(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        index = members_of(ctx.process_set)[1].index(world.running().rank)
+        index = members_of(ctx.process_set)[1].index(world.current().rank)
         rows = torch.tensor(ctx.rows, device="cpu")
         every = synchronize(base.allgather_async(rows, None, ctx.process_set)).view(-1, len(grads))
         reduced = synchronize(base.grouped_allreduce_async(grads, None, None, Average, 1.0, 1.0, ctx.process_set))
@@ -65,7 +81,7 @@ class _Broadcast(Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         root, process_set = ctx.how
         reduced = synchronize(base.allreduce_async(grads[0], None, None, Average, 1.0, 1.0, process_set))
-        return reduced if world.running().rank == root else reduced * 0, None, None, None
+        return reduced if world.current().rank == root else reduced * 0, None, None, None
 
 
 class _Alltoall(Function):
@@ -102,6 +118,10 @@ class _Reducescatter(Function):
 
 # ---- the interface ---------------------------------------------------------------------------------------------------
 
+allreduce_ = _waiting(base.allreduce_async_, "allreduce_")
+grouped_allreduce_ = _waiting(base.grouped_allreduce_async_, "grouped_allreduce_")
+broadcast_ = _waiting(base.broadcast_async_, "broadcast_")
+
 
 def allreduce(
     tensor: torch.Tensor,
@@ -121,21 +141,6 @@ def allreduce(
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Reduce a tensor in place, and return it."""
-    factors = prescale_factor, postscale_factor
-    result: torch.Tensor = synchronize(base.allreduce_async_(tensor, average, name, op, *factors, process_set))
-    return result
-
-
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -152,22 +157,6 @@ def grouped_allreduce(
     factors = prescale_factor, postscale_factor
     outs = _apply(_Allreduce, name, number, factors, process_set, *[compressed for compressed, _ in pairs])
     return [compression.decompress(one, context) for one, (_, context) in zip(outs, pairs, strict=True)]
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """Reduce tensors that belong together in place, and return them."""
-    factors = prescale_factor, postscale_factor
-    handle = base.grouped_allreduce_async_(tensors, average, name, op, *factors, process_set)
-    result: list[torch.Tensor] = synchronize(handle)
-    return result
 
 
 def allgather(
@@ -189,14 +178,6 @@ def broadcast(
 ) -> torch.Tensor:
     """Return a new tensor with the content of that of ``root_rank``. Differentiable."""
     result: torch.Tensor = _apply(_Broadcast, tensor, root_rank, name, process_set)
-    return result
-
-
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Overwrite a tensor with that of ``root_rank``, and return it."""
-    result: torch.Tensor = synchronize(base.broadcast_async_(tensor, root_rank, name, process_set))
     return result
 
 

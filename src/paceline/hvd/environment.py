@@ -6,8 +6,9 @@ Variables of Horovod's autotuner, and of its launcher's own rendezvous, change n
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.hvd.negotiation.messages import NegotiationSettings
@@ -129,6 +130,19 @@ class ProcessPlace:
             job=f"{self.job}|ranks {list(ranks)}",
             is_whole=False,
         )
+
+
+def ranks_of(given: Any, what: str) -> list[int]:
+    """Return ranks that are given as such, or by a communicator of mpi4py, all of whose members call this.
+
+    Raises:
+        ValueError: neither.
+    """
+    if hasattr(given, "Get_rank"):
+        given = given.allgather(find_place().rank)
+    if not isinstance(given, Iterable):
+        raise ValueError(f"{what} is a list of ranks or a communicator of mpi4py, not {type(given).__name__}")
+    return [int(rank) for rank in given]
 
 
 #: Names of rank, size and local size, by what sets them; the first that are there count.

@@ -13,8 +13,8 @@ class RankEndedError(HorovodInternalError):
     """A rank ended during an operation."""
 
 
-class NotInitializedError(ValueError):
-    """``hvd.init()`` has not been called."""
+class NotInitializedError(HorovodInternalError, ValueError):
+    """``hvd.init()`` has not been called: in Horovod a ValueError of ``rank`` and its like, else an internal one."""
 
     def __init__(self) -> None:
         super().__init__("Horovod has not been initialized; use hvd.init().")

@@ -25,23 +25,15 @@ _MOST_PLANS = 64
 PACK_BYTES = 512 * 1024
 
 
-#: Bytes of an element; every rank must count alike.
-ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
-
-
 @dataclass(slots=True)
 class Operation:
     """A pending or finished operation.
 
     Attributes:
-        request: the operation that is negotiated.
-        tensors: this rank's tensors.
         outputs: tensors for results; None: new tensors.
         given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
         grouped: the result is a list of tensors.
         result: the result of an operation without tensors.
-        error: why it failed.
-        done: whether the result or the error is there.
         received_splits: rows received from each member (alltoall).
         ready: event of their GPU after which ``tensors`` are complete.
     """
@@ -80,25 +72,28 @@ class Operation:
 # ---- which operations run as one -------------------------------------------------------------------------------------
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype of a name in requests.
+
+    Raises:
+        HorovodInternalError: no such dtype.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise HorovodInternalError(f"{name!r} is no element type")
+    return found
+
+
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Return the bytes of a tensor of this dtype and shape."""
-    return math.prod(shape) * ITEM_BYTES.get(dtype, 8)
-
-
-def size_bytes(request: Request) -> int:
-    """Return the bytes of a request's tensors."""
-    return sum(map(tensor_bytes, request.dtypes, request.shapes))
+    return math.prod(shape) * dtype_of(dtype).itemsize
 
 
 def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
     """Arrange the responses of a batch in groups that run as one operation, in order.
 
     Allreduces of one process set, device, dtype, operation and pair of factors are packed until they have
-    ``threshold`` bytes. A group takes the place of its first member.
-
-    Args:
-        responses: responses without errors.
-        threshold: bytes; 0: no fusion.
+    ``threshold`` bytes (0: not at all). A group takes the place of its first member.
     """
     groups: list[list[Response]] = []
     open_groups: dict[object, tuple[list[Response], int]] = {}
@@ -110,7 +105,7 @@ def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
         alike = (
             request.process_set, request.device, request.dtypes[0], request.op, request.prescale, request.postscale
         )  # fmt: skip
-        size = size_bytes(request)
+        size = sum(map(tensor_bytes, request.dtypes, request.shapes))
         group, room = open_groups.get(alike, ([], -1))
         if size > room:
             group, room = [], threshold
@@ -126,8 +121,6 @@ class FusedOperations:
 
     Attributes:
         responses: the negotiated operations; several only for allreduce.
-        members: ranks of the process set.
-        keys: the keys of the responses.
         whole: numbers of the tensors that are reduced by themselves (allreduce).
         packs: for each dtype, the numbers of the tensors that are reduced as one (allreduce).
     """
@@ -170,13 +163,7 @@ class BatchPlan:
 
 
 class BatchPlans:
-    """How this rank runs the operations of batches; the same bits mean the same until the response cache changes.
-
-    Args:
-        rank: this rank.
-        sets: the process sets, which batches change.
-        fusion_bytes: most bytes of allreduces that run as one; 0: none do.
-    """
+    """How this rank runs the operations of batches; the same bits mean the same until the response cache changes."""
 
     def __init__(self, rank: int, sets: ProcessSets, fusion_bytes: int) -> None:
         self._rank, self._sets, self._fusion_bytes = rank, sets, fusion_bytes
@@ -214,11 +201,6 @@ def on_gpu_of(
     """Return the context in which the GPU of this rank's tensors is the current one of the thread.
 
     Its stream is one of its own there: that of the script has kernels which it began later, as the rest of backward.
-
-    Args:
-        group: the operations.
-        owns: this rank's part of each, None if it has joined.
-        gpu: the GPU of a rank that has joined, where it is known.
     """
     if group.request.device not in ("cuda", UNLIKE):
         return contextlib.nullcontext()
@@ -228,12 +210,7 @@ def on_gpu_of(
 
 
 def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
-    """Run operations and set their outputs.
-
-    Args:
-        group: the operations.
-        owns: this rank's part of each, None if it has joined.
-        plane: moves the data.
+    """Run operations and set their outputs. The part of a rank that has joined is None.
 
     Raises:
         HorovodInternalError: data could not be moved.
@@ -241,67 +218,46 @@ def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) 
     begun = [own.ready for own in owns if own is not None and own.ready is not None]
     for one in begun:
         one.synchronize()
+    parts = [
+        _part_of_joined(response.request, plane) if own is None else own
+        for response, own in zip(group.responses, owns, strict=True)
+    ]
     with torch.no_grad():
         if group.request.kind == "allreduce":
-            _allreduce(group, owns, plane)
+            _allreduce(group, parts, plane)
         elif group.request.kind != "barrier":  # of that, negotiation is all
-            outputs = _RUNNERS[group.request.kind](group, owns[0], plane)
-            if owns[0] is not None:
-                owns[0].outputs = outputs
+            parts[0].outputs = _RUNNERS[group.request.kind](group, parts[0], plane)
     if begun or (group.request.device == "cuda" and not isinstance(plane, Staged)):  # a rank that joined may lack one
         torch.cuda.current_stream().synchronize()
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a name in requests.
+def _part_of_joined(request: Request, plane: Plane) -> Operation:
+    """Return the part of a rank that has joined: zeros in reductions, no rows elsewhere.
 
-    Raises:
-        HorovodInternalError: no such dtype.
+    The rank may lack the device of the others, where tensors meet in host memory.
     """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise HorovodInternalError(f"{name!r} is no element type")
-    return found
+    device = "cpu" if isinstance(plane, Staged) else request.device
+    shapes = request.shapes
+    if request.kind in ("allgather", "alltoall"):
+        shapes = tuple((0, *shape[1:]) for shape in shapes)
+    pairs = zip(request.dtypes, shapes, strict=True)
+    zeros = [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in pairs]
+    return Operation(request, zeros, zeros)
 
 
-def _device_of(request: Request, plane: Plane) -> str:
-    """Return where the tensors of a rank that has joined are; it may lack the device of the others."""
-    return "cpu" if isinstance(plane, Staged) else request.device
-
-
-def _zeros(request: Request, plane: Plane) -> list[torch.Tensor]:
-    """Return the tensors of a rank that has joined."""
-    pairs, device = zip(request.dtypes, request.shapes, strict=True), _device_of(request, plane)
-    return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in pairs]
-
-
-def _tensors(request: Request, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
-    """Return this rank's tensors; zeros if it has joined."""
-    return own.tensors if own is not None else _zeros(request, plane)
-
-
-def _empty_like_rest(request: Request, own: Operation | None, plane: Plane, number: int, rows: int) -> torch.Tensor:
+def _empty_rows(like: torch.Tensor, rows: int) -> torch.Tensor:
     """Return a new tensor with another first dimension."""
-    if own is not None:
-        tensor = own.tensors[number]
-        return tensor.new_empty((rows, *tensor.shape[1:]))
-    shape = request.shapes[number][1:]
-    dtype = dtype_of(request.dtypes[number])
-    return torch.empty((rows, *shape), dtype=dtype, device=_device_of(request, plane))
+    return like.new_empty((rows, *like.shape[1:]))
 
 
-def _allreduce(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
+def _allreduce(group: FusedOperations, owns: Sequence[Operation], plane: Plane) -> None:
     request = group.request
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
-    for response, own in zip(group.responses, owns, strict=True):
-        mine = _zeros(response.request, plane) if own is None else own.tensors
-        sources += mine
-        if own is None:
-            targets += mine
-            continue
+    for own in owns:
         if own.outputs is None:
-            own.outputs = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in mine]
+            own.outputs = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in own.tensors]
+        sources += own.tensors
         targets += own.outputs
     if request.op == ADASUM:
         for source, target in zip(sources, targets, strict=True):
@@ -334,24 +290,22 @@ def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane:
     target.view(-1).copy_(adasum(parts).mul_(request.postscale))
 
 
-def _allgather(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
+def _allgather(group: FusedOperations, own: Operation, plane: Plane) -> list[torch.Tensor]:
     outputs = []
-    for number, dims in enumerate(group.responses[0].dims):
-        output = _empty_like_rest(group.request, own, plane, number, sum(dims))
+    for source, dims in zip(own.tensors, group.responses[0].dims, strict=True):
+        output = _empty_rows(source, sum(dims))
         row = math.prod(output.shape[1:])
-        source = own.tensors[number].view(-1) if own is not None else output.new_empty(0)
         if output.numel():
-            plane.allgather(source, output.view(-1), [rows * row for rows in dims])
+            plane.allgather(source.view(-1), output.view(-1), [rows * row for rows in dims])
         outputs.append(output)
     return outputs
 
 
-def _broadcast(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
+def _broadcast(group: FusedOperations, own: Operation, plane: Plane) -> list[torch.Tensor]:
     outputs = []
     root = group.members.index(group.request.root)
-    for number, source in enumerate(_tensors(group.request, own, plane)):
-        given = own.outputs if own is not None else None
-        output = source if own is None else torch.empty_like(source) if given is None else given[number]
+    for number, source in enumerate(own.tensors):
+        output = torch.empty_like(source) if own.outputs is None else own.outputs[number]
         if plane.index == root and output is not source:
             output.copy_(source)
         if output.numel():
@@ -360,17 +314,14 @@ def _broadcast(group: FusedOperations, own: Operation | None, plane: Plane) -> l
     return outputs
 
 
-def _alltoall(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
+def _alltoall(group: FusedOperations, own: Operation, plane: Plane) -> list[torch.Tensor]:
     splits = group.responses[0].splits
-    received = [row[plane.index] for row in splits]
-    output = _empty_like_rest(group.request, own, plane, 0, sum(received))
+    own.received_splits = [row[plane.index] for row in splits]
+    output = _empty_rows(own.tensors[0], sum(own.received_splits))
     row = math.prod(output.shape[1:])
     counts = [[rows * row for rows in one] for one in splits]
-    source = own.tensors[0].view(-1) if own is not None else output.new_empty(0)
     if any(map(any, counts)):
-        plane.alltoall(source, output.view(-1), counts)
-    if own is not None:
-        own.received_splits = received
+        plane.alltoall(own.tensors[0].view(-1), output.view(-1), counts)
     return [output]
 
 
@@ -379,11 +330,11 @@ def shares(rows: int, size: int) -> list[int]:
     return [rows // size + (one < rows % size) for one in range(size)]
 
 
-def _reducescatter(group: FusedOperations, own: Operation | None, plane: Plane) -> list[torch.Tensor]:
+def _reducescatter(group: FusedOperations, own: Operation, plane: Plane) -> list[torch.Tensor]:
     request, outputs = group.request, []
-    for number, source in enumerate(_tensors(group.request, own, plane)):
+    for source in own.tensors:
         rows = shares(source.shape[0], plane.size)
-        output = _empty_like_rest(group.request, own, plane, number, rows[plane.index])
+        output = _empty_rows(source, rows[plane.index])
         row = math.prod(source.shape[1:])
         how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
         if source.numel():
@@ -392,7 +343,7 @@ def _reducescatter(group: FusedOperations, own: Operation | None, plane: Plane) 
     return outputs
 
 
-_RUNNERS: dict[str, Callable[[FusedOperations, Operation | None, Plane], list[torch.Tensor]]] = {
+_RUNNERS: dict[str, Callable[[FusedOperations, Operation, Plane], list[torch.Tensor]]] = {
     "allgather": _allgather,
     "broadcast": _broadcast,
     "alltoall": _alltoall,

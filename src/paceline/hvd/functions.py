@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import collections.abc
 import pickle
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.errors import ConfigError, MissingExtraError
 from paceline.hvd import world
@@ -61,7 +60,7 @@ def broadcast_object(
     Args:
         obj: any object that can be pickled; only the root's counts.
         root_rank: rank that sends the object.
-        name: pairs the calls of different ranks; by default the type's name, so objects of one type go one by one.
+        name: pairs the calls of different ranks; those without one go one by one.
         process_set: the ranks that take part.
 
     Raises:
@@ -70,7 +69,7 @@ def broadcast_object(
         ConfigError: the job has no key.
     """
     set_id, _ = members_of(process_set, root_rank)
-    running = world.running()
+    running = world.current()
     _check_key(running)
     is_root = running.rank == root_rank
     raw = dumps(obj) if is_root else b""
@@ -90,7 +89,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         HorovodInternalError: the job is down.
         ConfigError: the job has no key.
     """
-    running = world.running()
+    running = world.current()
     _check_key(running)
     request = Request("allgather_object", name or "object", payload=dumps(obj))
     return [pickle.loads(raw) for raw in running.background.call(request)]
@@ -128,30 +127,6 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
                 tensor.copy_(copy)
 
 
-@dataclass(frozen=True)
-class _Hole:
-    """Stands for a tensor in a state that is sent as an object."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-def _take_out(state: Any, tensors: list[torch.Tensor]) -> Any:
-    def hole(tensor: torch.Tensor) -> _Hole:
-        tensors.append(tensor)
-        return _Hole(tensor.dtype, tuple(tensor.shape))
-
-    return tree_map_only(torch.Tensor, hole, state)
-
-
-def _put_in(state: Any, tensors: list[torch.Tensor]) -> Any:
-    def fill(hole: _Hole) -> torch.Tensor:
-        tensors.append(torch.empty(hole.shape, dtype=hole.dtype, device="cpu"))
-        return tensors[-1]
-
-    return tree_map_only(_Hole, fill, state)
-
-
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
     """Give all ranks the optimizer state and the options of ``root_rank``.
 
@@ -165,16 +140,16 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
-    is_root = world.running().rank == root_rank
-    tensors: list[torch.Tensor] = []
-    skeleton = _take_out(optimizer.state_dict(), tensors) if is_root else None
+    is_root = world.current().rank == root_rank
+    state: Any = optimizer.state_dict() if is_root else None
+    skeleton = tree_map_only(torch.Tensor, lambda one: one.to("meta"), state)
     skeleton = broadcast_object(skeleton, root_rank, "optimizer state")
     if not is_root:
-        tensors = []
-    state = None if is_root else _put_in(skeleton, tensors)
-    copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    handles = [broadcast_async_(copy, root_rank, f"optimizer state.{number}") for number, copy in enumerate(copies)]
-    for handle in handles:
-        synchronize(handle)
-    if state is not None:
+        contiguous = torch.contiguous_format
+        state = tree_map_only(
+            torch.Tensor, lambda one: torch.empty_like(one, device="cpu", memory_format=contiguous), skeleton
+        )
+    copies = [one.detach().cpu().contiguous() for one in tree_leaves(state) if isinstance(one, torch.Tensor)]
+    broadcast_parameters([(f"optimizer state.{number}", copy) for number, copy in enumerate(copies)], root_rank)
+    if not is_root:
         optimizer.load_state_dict(state)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import time
 from typing import TypeAlias
 
@@ -16,8 +14,7 @@ from paceline.hvd.environment import HvdSettings, ProcessPlace
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.messages import Down, Entered, RankEntered, ToCoordinator, ToRank, decode, encode
 from paceline.hvd.timeline import Timeline
-from paceline.interfaces import address_for_others, tcp
-from paceline.net.hosts import own_address
+from paceline.interfaces import tcp
 from paceline.net.security import Security
 from paceline.net.sockets import SocketHub
 from paceline.worker.current import current_session
@@ -34,9 +31,6 @@ _LOOK_S = 1.0
 
 class RankConnection:
     """The connection of another rank than 0 to the coordinator. Used by one thread at a time, except :meth:`wake`.
-
-    Attributes:
-        security: the keys and rules of the connections of all ranks.
 
     Raises:
         AuthenticationError: rank 0 has another key.
@@ -102,14 +96,6 @@ def enter(
 ) -> tuple[Entered, list[ToRank]]:
     """Wait until all ranks have called ``init``.
 
-    Args:
-        link: way to the coordinator.
-        generation: number of this ``init``.
-        rank: this rank.
-        size: number of ranks.
-        mine: what this rank says of itself.
-        timeout_s: longest wait.
-
     Returns:
         What all ranks have said, and the messages that came behind that.
 
@@ -143,14 +129,8 @@ def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, ti
     if place.size == 1:
         return Coordinator(place, [], Security(""), hvd, timeline)
     security = rendezvous.security_of(place, settings)
-    coordinator = Coordinator(place, _addresses(place, settings), security, hvd, timeline)
+    here = f"ipc://@paceline-hvd-{secrets.token_hex(16)}"
+    address = here if place.on_one_host else tcp(rendezvous.address_here(settings), "*")
+    coordinator = Coordinator(place, [address], security, hvd, timeline)
     rendezvous.publish(place, settings, coordinator.meeting)
     return coordinator
-
-
-def _addresses(place: ProcessPlace, settings: config.Settings) -> list[str]:
-    if place.on_one_host:
-        return [f"ipc://@paceline-hvd-{secrets.token_hex(16)}"]
-    if settings.host or settings.interface or settings.scheduler:
-        return [tcp(own_address(settings), "*")]
-    return [tcp(address_for_others(os.environ.get("MASTER_ADDR") or socket.gethostname()), "*")]

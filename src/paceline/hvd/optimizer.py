@@ -15,7 +15,7 @@ from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchron
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.parameters import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
-from paceline.hvd.reducer import ReduceChoices, Reducer, release
+from paceline.hvd.reducer import OptimizerArguments, Reducer, release
 from paceline.worker.weight_sums import is_due
 from paceline.wrappers import refuse_wrapped
 
@@ -46,7 +46,7 @@ class Wrapped:
 
     _hvd_base: type[torch.optim.Optimizer]
     _hvd_inner: Any
-    _hvd_arguments: dict[str, Any]
+    _hvd_arguments: OptimizerArguments
     _hvd_steps: world.OptimizerSteps | None
     """Its steps since ``init`` or the last join; None before the first."""
 
@@ -75,15 +75,15 @@ class Wrapped:
     @property
     def backward_passes_per_step(self) -> int:
         """Backward passes before each step."""
-        return int(self._hvd_arguments["backward_passes_per_step"])
+        return self._hvd_arguments.backward_passes_per_step
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
-        return {param: name for name, param in self._hvd_arguments["named_parameters"]}
+        return {param: name for name, param in self._hvd_arguments.named_parameters}
 
     @property
     def _compression(self) -> Any:
-        return self._hvd_arguments["compression"]
+        return self._hvd_arguments.compression
 
     def __reduce__(self) -> Any:
         state = {name: getattr(self._hvd_inner, name) for name in ("defaults", "state", "param_groups")}
@@ -103,7 +103,6 @@ class DistributedMethods:
     _hvd_synchronized: bool
     _hvd_by_scaler: bool
     _hvd_skips: bool
-    _hvd_arguments: dict[str, Any]
 
     @property
     def _requires_update(self) -> set[torch.nn.Parameter]:
@@ -149,9 +148,7 @@ class DistributedMethods:
 
     def _take_new(self) -> None:
         known = len(self._hvd.named)
-        added = [(f"allreduce.added.{known + number}", param) for number, param in enumerate(self._new_params())]
-        self._hvd.add(added)
-        self._hvd_arguments["named_parameters"] += added
+        self._hvd.add([(f"allreduce.added.{known + number}", param) for number, param in enumerate(self._new_params())])
 
     def synchronize(self) -> None:
         """Wait until the gradients of all ranks are reduced. ``step`` does it, except inside ``skip_synchronize``."""
@@ -172,7 +169,6 @@ class DistributedMethods:
         """Set how many backward passes there are before each step."""
         if passes <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
-        self._hvd_arguments["backward_passes_per_step"] = passes
         self._hvd.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -225,11 +221,11 @@ class AdasumMethods:
     Each rank steps by itself, and the changes of the weights are combined.
     """
 
-    _hvd_arguments: dict[str, Any]
+    _hvd_arguments: OptimizerArguments
 
     @property
     def _requires_update(self) -> set[torch.nn.Parameter]:
-        return {param for _, param in self._hvd_arguments["named_parameters"] if param.requires_grad}
+        return {param for _, param in self._hvd_arguments.named_parameters if param.requires_grad}
 
     @property
     def _handles(self) -> dict[torch.nn.Parameter, Any]:
@@ -252,8 +248,8 @@ class AdasumMethods:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, and combine the changes of all ranks."""
-        named = [(name, param) for name, param in self._hvd_arguments["named_parameters"] if param.requires_grad]
-        compression = self._hvd_arguments["compression"]
+        named = [(name, param) for name, param in self._hvd_arguments.named_parameters if param.requires_grad]
+        compression: Any = self._hvd_arguments.compression
         before = [param.detach().clone() for _, param in named]
         result = super().step(closure)  # type: ignore[misc]
         waiting = []
@@ -276,10 +272,9 @@ AdasumMethods.step.hooked = True  # type: ignore[attr-defined]
 def _end_step(optimizer: Any) -> None:
     """After some of the steps, let the ranks' weights be compared: nothing else brings them together."""
     optimizer._hvd_inner._opt_called = True  # schedules that were made before look at it
-    process_set = optimizer._hvd_arguments["process_set"]
+    process_set, named = optimizer._hvd_arguments.process_set, optimizer._hvd_arguments.named_parameters
     if not world.is_initialized() or not process_set.included():
         return
-    named = optimizer._hvd_arguments["named_parameters"]
     ranks = () if process_set is global_process_set else process_set.ranks
     steps = optimizer._hvd_steps = world.current().count_step(optimizer._hvd_steps, named, ranks)
     if is_due(steps.count):
@@ -287,13 +282,13 @@ def _end_step(optimizer: Any) -> None:
         world.current().compare_weights(steps.name, steps.count, weights, ranks)
 
 
-def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: dict[str, Any]) -> Any:
+def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: OptimizerArguments) -> Any:
     optimizer = base.__new__(base)
     optimizer.__setstate__(state)
-    return DistributedOptimizer(optimizer, **arguments)
+    return DistributedOptimizer(optimizer, **vars(arguments))
 
 
-def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[str, Any]) -> Any:
+def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: OptimizerArguments) -> Any:
     """Return an optimizer of a subclass of the given one's class, with the same state and param groups."""
     base = type(optimizer)
     cls = type(base.__name__, (methods, Wrapped, base), {"__module__": base.__module__, "__doc__": base.__doc__})
@@ -358,17 +353,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if world.is_initialized() and world.current().size > 1:
         refuse_wrapped(params, None, world.current().rank)
     named = checked_names(optimizer, None if named_parameters is None else list(named_parameters))
-    arguments = {
-        "named_parameters": named,
-        "compression": compression,
-        "backward_passes_per_step": backward_passes_per_step,
-        "op": op,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "groups": groups,
-        "sparse_as_dense": sparse_as_dense,
-        "process_set": process_set,
-        "deterministic": deterministic,
-    }
+    arguments = OptimizerArguments(
+        named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
+        process_set, deterministic,
+    )  # fmt: skip
     if op == Adasum and world.current().size > 1:
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets.")
@@ -379,8 +367,5 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise ValueError("groups cannot be compressed by a codec")
     wrapped = _wrapped(optimizer, DistributedMethods, arguments)
     sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
-    choices = ReduceChoices(
-        compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
-    )
-    wrapped._hvd = Reducer(named, make_groups(groups, named, params, process_set), backward_passes_per_step, choices)
+    wrapped._hvd = Reducer(arguments, make_groups(groups, named, params, process_set), sparse_again)
     return wrapped

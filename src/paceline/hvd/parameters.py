@@ -20,11 +20,7 @@ Named = list[tuple[str, torch.nn.Parameter]]
 
 
 def checked_names(optimizer: torch.optim.Optimizer, named: Sequence[Any] | None) -> Named:
-    """Return names and parameters of an optimizer.
-
-    Args:
-        optimizer: whose parameters must all be named.
-        named: pairs; None: names are made of the positions.
+    """Return names and parameters of an optimizer; names of positions where none are given.
 
     Raises:
         ValueError: no pairs, names that are there twice, or parameters without a name.
@@ -58,13 +54,7 @@ def checked_names(optimizer: torch.optim.Optimizer, named: Sequence[Any] | None)
 def make_groups(
     groups: Any, named: Named, params: Sequence[torch.Tensor], process_set: ProcessSet
 ) -> list[list[torch.nn.Parameter]]:
-    """Return groups of parameters.
-
-    Args:
-        groups: a number of groups, lists of parameters, or None.
-        named: names and parameters.
-        params: all parameters of the optimizer.
-        process_set: the ranks that need the same groups.
+    """Return groups of parameters that need gradients: so many, or those that are given.
 
     Raises:
         ValueError: a negative number, something else than tensors, or a parameter in two groups.
@@ -98,6 +88,6 @@ def _split(count: int, named: Named, process_set: ProcessSet) -> list[list[torch
         set_id, members = members_of(process_set)
         raw = json.dumps(order).encode()
         request = Request("broadcast_object", "order of parameters", set_id, root=members[0], payload=raw)
-        order = json.loads(world.running().background.call(request)[0])
+        order = json.loads(world.current().background.call(request)[0])
     rest = iter(order)
     return [[table[name] for name in islice(rest, size)] for size in shares(len(order), min(count, len(order)))]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.hvd import world
-from paceline.hvd.environment import find_place
+from paceline.hvd.environment import ranks_of
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.messages import GLOBAL_SET, Request
 
@@ -27,11 +27,7 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Any) -> None:
         self.process_set_id: int | None = None
-        if hasattr(ranks_or_comm, "Get_rank"):
-            ranks_or_comm = ranks_or_comm.allgather(find_place().rank)
-        if not isinstance(ranks_or_comm, Iterable):
-            raise ValueError(f"a process set is a list of ranks, not {type(ranks_or_comm).__name__}")
-        self.ranks: list[int] | None = sorted(int(rank) for rank in ranks_or_comm)
+        self.ranks: list[int] | None = sorted(ranks_of(ranks_or_comm, "a process set"))
 
     def size(self) -> int | None:
         """Return the number of ranks; None while it is not part of a running job."""
@@ -79,7 +75,7 @@ def members_of(process_set: ProcessSet, root_rank: int | None = None) -> tuple[i
         ValueError: it is not part of the job, or this process or the root is not in it.
         HorovodInternalError: ``init`` has not been called.
     """
-    running = world.running()
+    running = world.current()
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not part of the job; pass it to hvd.init or hvd.add_process_set")
     members = running.background.sets.members(process_set.process_set_id)
@@ -107,7 +103,7 @@ def unregister() -> None:
 
 
 def _check_dynamic() -> None:
-    if not world.running().hvd.dynamic_process_sets:
+    if not world.current().hvd.dynamic_process_sets:
         raise ValueError(
             "process sets can be changed only with HOROVOD_DYNAMIC_PROCESS_SETS=1 or hvd.init(process_sets='dynamic')"
         )
@@ -125,9 +121,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{one} is part of the job already")
     ranks = tuple(one.ranks or ())
     try:
-        one.process_set_id = world.running().background.call(Request("add_process_set", "process sets", ranks=ranks))
+        one.process_set_id = world.current().background.call(Request("add_process_set", "process sets", ranks=ranks))
     except HorovodInternalError as error:
-        if world.running().background.down is None:
+        if world.current().background.down is None:
             raise ValueError(str(error)) from error
         raise
     _registered.append(one)
@@ -144,7 +140,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set.process_set_id in (None, GLOBAL_SET):
         return False
     ranks = tuple(process_set.ranks or ())
-    removed: bool = world.running().background.call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
+    removed: bool = world.current().background.call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
     if removed:
         process_set.process_set_id = None
         _registered[:] = [one for one in _registered if one is not process_set]

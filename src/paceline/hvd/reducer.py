@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
+from paceline.arguments import compressible
 from paceline.hvd import world
 from paceline.hvd.collectives import (
     Average,
@@ -46,22 +47,19 @@ _TOO_MANY = (
 )
 
 
-@dataclass(frozen=True)
-class ReduceChoices:
-    """How gradients are reduced; see :func:`paceline.hvd.DistributedOptimizer`."""
+@dataclass
+class OptimizerArguments:
+    """The arguments of :func:`paceline.hvd.DistributedOptimizer`, as they are now: parameters may be added."""
 
+    named_parameters: Named
     compression: type[Compressor] | CodecCompression
+    backward_passes_per_step: int
     op: int
-    predivide: float
+    gradient_predivide_factor: float
+    groups: int | Sequence[Sequence[torch.Tensor]] | None
     sparse_as_dense: bool
-    sparse_again: bool
     process_set: ProcessSet
     deterministic: bool
-
-    @property
-    def factors(self) -> tuple[float, float]:
-        """Factors before and after the reduction."""
-        return (1.0 / self.predivide, self.predivide) if self.op == Average else (1.0, 1.0)
 
 
 _CHANGED = (
@@ -84,21 +82,18 @@ class Reducer:
     """Reduces the gradients of parameters.
 
     Args:
-        named: names and parameters; the same names on all ranks.
+        choices: how; their parameters have the same names on all ranks.
         groups: parameters that are reduced together, when all have their gradients.
-        passes: backward passes per step.
-        choices: how.
+        sparse_again: gradients that are reduced as dense ones become sparse then.
     """
 
     def __init__(
-        self,
-        named: Sequence[tuple[str, torch.nn.Parameter]],
-        groups: Sequence[Sequence[torch.nn.Parameter]],
-        passes: int,
-        choices: ReduceChoices,
+        self, choices: OptimizerArguments, groups: Sequence[Sequence[torch.nn.Parameter]], sparse_again: bool
     ) -> None:
-        self.named: Named = []
-        self.groups, self.passes, self.choices = [list(group) for group in groups], passes, choices
+        self.choices, self.groups, self._sparse_again = choices, [list(group) for group in groups], sparse_again
+        self.named, self.passes = choices.named_parameters, choices.backward_passes_per_step
+        divisor = choices.gradient_predivide_factor
+        self._factors = (1.0 / divisor, divisor) if choices.op == Average else (1.0, 1.0)
         self._names: dict[int, str] = {}
         self._group_of = {id(param): number for number, group in enumerate(self.groups) for param in group}
         self._left: dict[int, int] = {}
@@ -117,13 +112,16 @@ class Reducer:
         """The job in which gradients were counted since the last step."""
         self.is_replaced = False
         self._hooks: dict[int, Any] = {}
-        self.add(named)
+        self._take(self.named)
 
-    def add(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        """Take in parameters, between steps; also those that need no gradient yet."""
+    def add(self, named: Named) -> None:
+        """Take in more parameters, between steps; also those that need no gradient yet."""
+        self.named += named
+        self._take(named)
+
+    def _take(self, named: Named) -> None:
         for name, param in named:
             release(param, self)
-            self.named.append((name, param))
             self._names[id(param)], self._left[id(param)] = name, self.passes
             self._hooks[id(param)] = _hooked(param, self._on_gradient)
 
@@ -176,7 +174,7 @@ class Reducer:
 
     def set_passes(self, passes: int) -> None:
         """Set the number of backward passes per step."""
-        self.passes = passes
+        self.passes = self.choices.backward_passes_per_step = passes
         self.reset()
 
     # ---- during backward -------------------------------------------------------------------------------------------
@@ -194,7 +192,7 @@ class Reducer:
             return
         if not self._callback_queued:
             self._callback_queued = True
-            world.running().background.hold()
+            world.current().background.hold()
             Variable._execution_engine.queue_callback(self._after_backward)
         if next(reversed(param._post_accumulate_grad_hooks)) == self._hooks[id(param)].id:
             self._ready(param)
@@ -209,7 +207,7 @@ class Reducer:
         if self._missing() is None:
             self._finish()
         elif world.is_initialized():
-            world.running().background.urge()
+            world.current().background.urge()
 
     def _missing(self) -> str | None:
         """Return the name of a parameter that needs a gradient and is not sent; None: there is none."""
@@ -249,6 +247,7 @@ class Reducer:
         if isinstance(choices.compression, CodecCompression):
             found = self._codecs.get(id(param))
             if found is None:
+                compressible(("push",), name, gradient.dtype, by_rows=False)
                 found = self._codecs[id(param)] = CodecReduction(choices.compression, gradient.numel())
             return found.start(gradient, name, choices.op, choices.process_set)
         return self._send_dense([gradient], name)
@@ -276,7 +275,7 @@ class Reducer:
         assert not isinstance(compression, CodecCompression)
         pairs = [compression.compress(gradient) for gradient in gradients]
         targets = [compressed.contiguous().data for compressed, _ in pairs]  # without the gradients' counts of changes
-        how = None, name, choices.op, *choices.factors, choices.process_set
+        how = None, name, choices.op, *self._factors, choices.process_set
         if grouped:
             handle = grouped_allreduce_async_(targets, *how)
         else:
@@ -327,7 +326,7 @@ class Reducer:
         for wait in waits.values():
             wait()
         self._given = []
-        if waits and self.choices.sparse_again:
+        if waits and self._sparse_again:
             self._make_sparse()
 
     def _make_sparse(self) -> None:

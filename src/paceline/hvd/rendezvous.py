@@ -18,6 +18,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,7 +32,9 @@ from paceline import systems
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
 from paceline.hvd.environment import ProcessPlace
+from paceline.interfaces import address_for_others
 from paceline.net.aead import TamperedError, open_value, seal_value
+from paceline.net.hosts import own_address
 from paceline.net.security import Security, new_job_key
 from paceline.systems import os
 from paceline.user_folder import private
@@ -56,6 +59,13 @@ def private_folder() -> Path:
     """
     path = Path(tempfile.gettempdir(), f"paceline-hvd-{systems.user_id()}")
     return private(path, "TMPDIR, to the same folder for all ranks of this host")
+
+
+def address_here(settings: Settings) -> str:
+    """Return the address of this host by which other hosts reach it."""
+    if settings.host or settings.interface or settings.scheduler:
+        return own_address(settings)
+    return address_for_others(os.environ.get("MASTER_ADDR") or socket.gethostname())
 
 
 def meeting_file(place: ProcessPlace) -> Path:
@@ -158,9 +168,12 @@ def _opened(place: ProcessPlace, text: bytes, security: Security) -> Coordinator
 
 
 def _store(place: ProcessPlace, settings: Settings) -> TCPStore:
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not host or not port:
-        raise ConfigError("ranks on several hosts find each other by MASTER_ADDR and MASTER_PORT; set them in all")
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            "ranks on several hosts find each other by MASTER_ADDR and MASTER_PORT, a number; set them in all, not "
+            f"{host!r} and {port!r}"
+        )
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = timedelta(seconds=settings.start_timeout_s)
     store = TCPStore(host, int(port), is_master=serves, timeout=timeout, wait_for_workers=False)

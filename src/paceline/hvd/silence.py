@@ -14,9 +14,6 @@ class Silence:
 
     Args:
         pid: the process's pid if it is on this host; 0: unknown.
-
-    Attributes:
-        counted_s: the time that counts.
     """
 
     def __init__(self, pid: int) -> None:

@@ -19,8 +19,9 @@ from paceline import config
 from paceline.hvd import link
 from paceline.hvd.background import Background
 from paceline.hvd.coordinator import Coordinator
-from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
-from paceline.hvd.errors import HorovodInternalError, NotInitializedError
+from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
+from paceline.hvd.errors import NotInitializedError
+from paceline.hvd.negotiation.machine import ProcessSets
 from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
 from paceline.hvd.planes.base import Alone
 from paceline.hvd.planes.registry import Planes
@@ -125,12 +126,7 @@ class World:
         """Count a step of an optimizer; from 1 since ``init`` or the last join, where ranks may have stepped unlike.
 
         Its name does not depend on what else this rank has wrapped, copied or loaded. Optimizers with alike parameters
-        are told apart by the order of their first steps, as are their reductions.
-
-        Args:
-            steps: the result of its last step; None: it has made none.
-            named: names and parameters.
-            ranks: the ranks that train them; empty: all.
+        are told apart by the order of their first steps, as are their reductions. Without ``ranks`` all train them.
         """
         if steps is not None and steps.since is self.stepping:
             return dataclasses.replace(steps, count=steps.count + 1)
@@ -148,18 +144,14 @@ class World:
     ) -> None:
         """Let rank 0 compare this rank's weights after a step with those of the others. Does not wait.
 
-        Args:
-            name: name of the optimizer, the same on all ranks.
-            step: number of the step, which is the same on all ranks.
-            weights: tensors by name.
-            ranks: the ranks that train them; empty: all.
+        Name and step are the same on all ranks that train these weights: some, or all if none are given.
         """
         if self.size > 1 and weights:
             self.background.note_weights(RankWeights(WeightSums(name, step, sums_of(weights, step)), tuple(ranks)))
 
-    def leave(self, reason: str = "hvd.shutdown() was called") -> None:
+    def leave(self) -> None:
         """End the job for all ranks."""
-        self.background.leave(reason)
+        self.background.leave("hvd.shutdown() was called")
         self.base.timeline.close()
         down = self.background.down
         if down is None or down.failed or self.background.has_failed:
@@ -183,30 +175,19 @@ def current() -> World:
     return _world
 
 
-def running() -> World:
-    """Return the job, for operations.
-
-    Raises:
-        HorovodInternalError: ``init`` has not been called.
-    """
-    if _world is None:
-        raise HorovodInternalError("Horovod has not been initialized; use hvd.init().")
-    return _world
-
-
-def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
+def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
     """Start the job; see :func:`paceline.hvd.init`."""
     global _world
     with _lock:
         if _world is not None:
-            return _world
+            return
         settings = config.from_environment()
         hvd = read_settings()
-        if dynamic and not hvd.dynamic_process_sets:
-            hvd = dataclasses.replace(hvd, dynamic_process_sets=True)
+        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic or hvd.dynamic_process_sets)
         place = find_place()
         if comm is not None:
-            place = place.among(_ranks_of(comm, place))
+            place = place.among(ranks_of(comm, "comm"))
+        ProcessSets(place.size, sets)  # an error must come here, and not from the machine of all ranks
         key = place.rank, place.size, place.job
         base = _bases.get(key)
         if base is None or not base.link.is_open:
@@ -216,7 +197,6 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
                 atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
         _world = World(base, hvd, sets)
-    return _world
 
 
 def leave() -> None:
@@ -231,14 +211,6 @@ def leave() -> None:
 def is_initialized() -> bool:
     """Return whether ``init`` has been called, and ``shutdown`` has not."""
     return _world is not None
-
-
-def _ranks_of(comm: Any, place: ProcessPlace) -> list[int]:
-    if hasattr(comm, "Get_rank"):
-        return [int(rank) for rank in comm.allgather(place.rank)]
-    if isinstance(comm, Iterable):
-        return [int(rank) for rank in comm]
-    raise ValueError(f"comm is a list of ranks or a communicator of mpi4py, not {type(comm).__name__}")
 
 
 def _at_exit() -> None:

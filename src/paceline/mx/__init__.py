@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from paceline.mx import module as module
     from paceline.mx.context import Context, cpu, gpu, num_gpus
 
-_MODULES = {"kv": "paceline.kvstore", "kvstore": "paceline.kvstore", "mod": "paceline.mx.module"} | {
-    name: f"paceline.mx.{name}"
-    for name in (
-        "autograd", "callback", "context", "gluon", "init", "io", "lr_scheduler", "metric", "module", "optimizer",
-    )
-} | {"initializer": "paceline.mx.init"}  # fmt: skip
+#: Modules whose names here are not their own.
+_RENAMED = {
+    "initializer": "paceline.mx.init",
+    "kv": "paceline.kvstore",
+    "kvstore": "paceline.kvstore",
+    "mod": "paceline.mx.module",
+}
 
 __all__ = [
     "Context",
@@ -72,11 +73,11 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
     _absent = absent(__name__, __all__, _INSTEAD)
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(_MODULES[name])
-        if name in __all__:
+        if name not in __all__:
+            return _absent(name)
+        if name in ("Context", "cpu", "gpu", "num_gpus"):
             return getattr(importlib.import_module("paceline.mx.context"), name)
-        return _absent(name)
+        return importlib.import_module(_RENAMED.get(name, f"paceline.mx.{name}"))
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.hetero import split_evenly
+from paceline.hetero import Shares, Speed, split_evenly
 from paceline.mx.context import Context, moved
 from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.replicate import ReplicatedModule
@@ -28,7 +28,8 @@ WorkLoad: TypeAlias = Sequence[float] | Literal["auto"] | None
 
 _WARM_UP = 1
 _WINDOW = 5
-_WORTH_IT = 0.03
+#: Parts in which shares are counted.
+_PARTS = 10**6
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,7 @@ class BatchResult:
 
 
 class BatchRunner:
-    """Runs forward and backward of one batch on all replicas in parallel; measures times if the split is automatic.
-
-    Args:
-        net: the model.
-        loss: ``loss(output, label)``: per sample, or a scalar that is the mean over the samples of its slice.
-        slicer: cuts batches.
-    """
+    """Runs forward and backward of one batch on all replicas in parallel; measures times if the split is automatic."""
 
     def __init__(self, net: ReplicatedModule, loss: Loss, slicer: Slicer) -> None:
         self._net, self._loss, self._slicer = net, loss, slicer
@@ -122,11 +117,7 @@ def total_loss(loss: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
-    """Split a batch by largest remainders, with at least one sample for every device.
-
-    Args:
-        batch_size: samples in the batch.
-        shares: numbers above 0; only their ratios matter.
+    """Split a batch in proportion to shares, with at least one sample for every device.
 
     Raises:
         ValueError: fewer samples than devices.
@@ -143,25 +134,23 @@ def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
 
 
 class WorkLoadPlanner:
-    """Splits batches so that all devices finish together, and keeps adjusting.
+    """Splits batches so that all devices finish together, and keeps adjusting, as :class:`Shares` does for workers.
 
-    The speed of a device is the median of its last few measurements of samples per second, so a single slow batch
+    The speed of a device is the median of its last few measurements of seconds per sample, so a single slow batch
     changes nothing. A share in proportion to speed has its fixed point where all devices take equally long, even if
     every batch has a fixed cost beside the cost per sample. The split changes only when that makes a batch noticeably
-    shorter, because batches of constant shape are faster. (LB-BSP, Chen et al. 2020, balances workers the same way.)
+    shorter, because batches of constant shape are faster.
     """
 
     def __init__(self, num_devices: int) -> None:
-        if num_devices < 1:
-            raise ValueError(f"num_devices is {num_devices}; it must be at least 1")
-        self._speeds: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in range(num_devices)]
-        self._shares = [1.0 / num_devices] * num_devices
+        self._seconds: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in range(num_devices)]
+        self._shares = Shares(_PARTS, [1] * num_devices)
         self._observed = 0
 
     @property
     def shares(self) -> tuple[float, ...]:
         """The current share of each device; they sum to 1."""
-        return tuple(self._shares)
+        return tuple(one / _PARTS for one in self._shares.samples.values())
 
     def sizes(self, batch_size: int) -> list[int]:
         """Return samples per device for a batch.
@@ -169,44 +158,20 @@ class WorkLoadPlanner:
         Raises:
             ValueError: fewer samples than devices.
         """
-        return shares_to_sizes(batch_size, self._shares)
+        return shares_to_sizes(batch_size, self.shares)
 
     def observe(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """Record the times of one batch.
-
-        Args:
-            sizes: samples per device.
-            seconds: time that each device computed. The first batch is not used: its time includes allocations.
-
-        Raises:
-            ValueError: a number per device is missing, or one is not above 0.
-        """
-        if not len(sizes) == len(seconds) == len(self._speeds):
-            raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times for {len(self._speeds)} devices")
-        if min(sizes) < 1 or not all(0 < one < float("inf") for one in seconds):
-            raise ValueError(f"sizes {list(sizes)} and seconds {list(seconds)} must be above 0")
+        """Record the time of each device for one batch. That of the first is not used: it includes allocations."""
         self._observed += 1
         if self._observed <= _WARM_UP:
             return
-        for speeds, size, duration in zip(self._speeds, sizes, seconds, strict=True):
-            speeds.append(size / duration)
-        self._adjust()
-
-    def _adjust(self) -> None:
-        speeds = [statistics.median(one) for one in self._speeds]
-        best = [one / sum(speeds) for one in speeds]
-        now = max(share / speed for share, speed in zip(self._shares, speeds, strict=True))
-        then = 1.0 / sum(speeds)
-        if then < now * (1 - _WORTH_IT):
-            self._shares = best
+        for last, size, duration in zip(self._seconds, sizes, seconds, strict=True):
+            last.append(duration / size)
+        self._shares.revise({device: Speed(0.0, statistics.median(last)) for device, last in enumerate(self._seconds)})
 
 
 class Slicer:
-    """Cuts batches by fixed weights, or by measured speed.
-
-    Args:
-        contexts: the devices.
-        work_load: one weight per device, ``"auto"`` to measure, None for equal weights.
+    """Cuts batches by fixed weights, one per device, or equal ones (None), or by measured speed (``"auto"``).
 
     Raises:
         ValueError: the weights do not match the devices.

@@ -51,7 +51,7 @@ class Speedometer:
             return
         now = self._clock()
         self.speed = self._samples / max(now - self._since, 1e-9)
-        values = "".join(f"\t{name}={value:f}" for name, value in param.eval_metric.get())
+        values = "".join(f"\t{name}={value:f}" for name, value in param.eval_metric.get_name_value())
         first = param.nbatch - self._frequent
         logger.info(
             "Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s", param.epoch, first, param.nbatch, self.speed, values
@@ -81,13 +81,17 @@ def do_checkpoint(
     return callback
 
 
-def log_train_metric(period: int) -> BatchCallback:
-    """Return a batch callback that logs the metrics every ``period`` batches."""
+def log_train_metric(period: int, auto_reset: bool = False) -> BatchCallback:
+    """Return a batch callback that logs the metrics every ``period`` batches; with ``auto_reset`` resets them then."""
+    if period < 1:
+        raise ValueError(f"period is {period}; it must be at least 1")
 
     def callback(param: BatchEnd) -> None:
         if param.nbatch % period == 0:
-            for name, value in param.eval_metric.get():
+            for name, value in param.eval_metric.get_name_value():
                 logger.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+            if auto_reset:
+                param.eval_metric.reset()
 
     return callback
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -55,14 +56,8 @@ class Constant:
         nn.init.constant_(weight, self.value)
 
 
-def Zero() -> Constant:  # noqa: N802  # MXNet's name
-    """Return the initializer with 0 everywhere."""
-    return Constant(0.0)
-
-
-def One() -> Constant:  # noqa: N802  # MXNet's name
-    """Return the initializer with 1 everywhere."""
-    return Constant(1.0)
+#: The same with these values.
+Zero, One = partial(Constant, 0.0), partial(Constant, 1.0)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import gzip
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class NDArrayIter:
     """Batches of arrays in memory.
 
     Args:
-        data: an array of samples, or a list of them.
+        data: an array of samples, or several in a list or by name.
         label: labels, the same.
         batch_size: samples per batch.
         shuffle: a new order every epoch, from ``seed`` and the number of the epoch.
@@ -104,15 +104,12 @@ class NDArrayIter:
 class MNISTIter(NDArrayIter):
     """Batches of MNIST's files: images [N, 1, height, width] in 0 to 1 (pixels / 256), and labels [N].
 
+    The rest of an epoch is left out. Other arguments than these are those of :class:`NDArrayIter`.
+
     Args:
         image: file of images, in IDX format, plain or ``.gz``.
         label: file of labels.
-        batch_size: samples per batch; the rest of an epoch is left out.
-        shuffle: see :class:`NDArrayIter`.
         flat: images are [N, height * width].
-        seed: see :class:`NDArrayIter`.
-        num_parts: see :class:`NDArrayIter`.
-        part_index: see :class:`NDArrayIter`.
 
     Raises:
         PacelineError: a file is missing or damaged.
@@ -167,6 +164,8 @@ def data_of(batch: Any) -> Any:
 
 def _listed(arrays: Any) -> Sequence[Any]:
     """Return a list of arrays as it is, one array as a list; numbers in lists are one array."""
+    if isinstance(arrays, Mapping):  # MXNet takes them by name, and orders them so
+        return [as_tensor(arrays[name]) for name in sorted(arrays)]
     several = isinstance(arrays, list | tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in arrays)
     return [] if arrays is None else arrays if several else [as_tensor(arrays)]
 

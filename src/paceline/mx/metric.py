@@ -1,4 +1,4 @@
-"""Metrics: MXNet's names and classes, and the set of metrics of a ``Module``, which takes those of torchmetrics too."""
+"""Metrics: MXNet's names and classes, beside which a ``Module`` takes those of torchmetrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 #: A name, a metric of this file or of torchmetrics, or several of them.
-MetricLike: TypeAlias = "str | EvalMetric | Metric | Sequence[str | EvalMetric | Metric]"
+MetricLike: TypeAlias = "str | EvalMetric | CompositeEvalMetric | Metric | Sequence[str | EvalMetric | Metric]"
 _Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 
@@ -63,14 +63,14 @@ class EvalMetric:
 class Accuracy(EvalMetric):
     """Part of the samples whose class is right.
 
-    Predictions are scores [N, classes, ...], classes (int), or one number per sample (float) for two classes: a
-    probability, or a logit if one is below 0 or above 1.
+    Predictions are scores [N, classes, ...], classes (int), or one number per sample (float) for two classes, [N] or
+    [N, 1]: a probability, or a logit if one is below 0 or above 1.
     """
 
     _NAME = "accuracy"
 
     def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
-        if pred.dim() > label.dim():
+        if pred.dim() > label.dim() and pred.shape[1] > 1:
             pred = pred.argmax(1)
         elif pred.is_floating_point():
             pred = pred > (0.5 if bool(((pred >= 0) & (pred <= 1)).all()) else 0.0)
@@ -121,63 +121,14 @@ class Loss(EvalMetric):
 
     _NAME = "loss"
 
-    def _score(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor, int]:
-        return pred.sum(), pred.numel()
+    def update(self, labels: Any, preds: _Tensors) -> None:
+        """Add the losses of a batch; labels are not looked at."""
+        for pred in _listed(preds):
+            self.add(pred.sum(), pred.numel())
 
 
 class CompositeEvalMetric:
-    """Several metrics that are updated together."""
-
-    def __init__(self, metrics: Sequence[str | EvalMetric] = ()) -> None:
-        self.metrics = [create(one) for one in metrics]
-
-    def add(self, metric: str | EvalMetric) -> None:
-        """Add a metric."""
-        self.metrics.append(create(metric))
-
-    def reset(self) -> None:
-        """Remove all batches."""
-        for one in self.metrics:
-            one.reset()
-
-    def update(self, labels: _Tensors, preds: _Tensors) -> None:
-        """Add a batch to all metrics."""
-        for one in self.metrics:
-            one.update(labels, preds)
-
-    def get(self) -> tuple[list[str], list[float]]:
-        """Return names and values."""
-        found = [one.get() for one in self.metrics]
-        return [name for name, _ in found], [value for _, value in found]
-
-    def get_name_value(self) -> list[tuple[str, float]]:
-        """Return pairs of name and value."""
-        return [one.get() for one in self.metrics]
-
-
-_KINDS: dict[str, Callable[..., EvalMetric]] = {
-    "accuracy": Accuracy, "acc": Accuracy, "top_k_accuracy": TopKAccuracy, "top_k_acc": TopKAccuracy,
-    "mse": MSE, "rmse": RMSE, "mae": MAE, "loss": Loss,
-}  # fmt: skip
-
-
-def create(metric: str | EvalMetric, **options: Any) -> EvalMetric:
-    """Return the metric of a name.
-
-    Raises:
-        ValueError: unknown name.
-    """
-    if not isinstance(metric, str):
-        return metric
-    if metric.lower() not in _KINDS:
-        raise ValueError(
-            f"unknown metric {metric!r}{suggestion(metric.lower(), _KINDS)} Any torchmetrics metric works too"
-        )
-    return _KINDS[metric.lower()](**options)
-
-
-class MetricSet:
-    """Metrics of a ``Module`` that are updated together.
+    """Several metrics that are updated together.
 
     Args:
         metrics: a name (``acc`` or ``accuracy``, ``top_k_accuracy``, ``mse``, ``rmse``, ``mae``, ``loss``), a metric of
@@ -188,45 +139,75 @@ class MetricSet:
         TypeError: neither a name nor a metric.
     """
 
-    def __init__(self, metrics: MetricLike) -> None:
-        listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-        self._metrics: list[Any] = [_made(one) for one in listed]
+    def __init__(self, metrics: MetricLike = ()) -> None:
+        self.metrics: list[Any] = []
+        for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
+            self.add(one)
 
-    def update(self, output: torch.Tensor, label: torch.Tensor, mean_loss: torch.Tensor | None = None) -> None:
-        """Add one batch.
-
-        Args:
-            output: the model's output for the batch.
-            label: the expected output.
-            mean_loss: mean loss of the batch, for the metric ``loss``.
-        """
-        for one in self._metrics:
-            if isinstance(one, Loss):
-                if mean_loss is not None:
-                    one.add(mean_loss * len(label), len(label))
-            elif isinstance(one, EvalMetric):
-                one.update(label, output)
-            else:
-                one.to(output.device).update(output.detach(), label)
-
-    def get(self) -> list[tuple[str, float]]:
-        """Return names and values; a metric without any batch is NaN."""
-        return [
-            one.get() if isinstance(one, EvalMetric) else (type(one).__name__, _value(one)) for one in self._metrics
-        ]
+    def add(self, metric: MetricLike) -> None:
+        """Add a metric, or those of another set."""
+        made = create(metric)
+        if isinstance(made, CompositeEvalMetric):
+            self.metrics += made.metrics
+        elif isinstance(made, EvalMetric) or all(hasattr(made, one) for one in ("update", "compute", "reset")):
+            self.metrics.append(made)
+        else:
+            raise TypeError(f"{metric!r} is not a metric: give a name ({', '.join(_KINDS)}) or a torchmetrics metric")
 
     def reset(self) -> None:
         """Remove all batches."""
-        for one in self._metrics:
+        for one in self.metrics:
             one.reset()
 
+    def update(self, labels: _Tensors, preds: _Tensors, mean_loss: torch.Tensor | None = None) -> None:
+        """Add a batch to all metrics.
 
-def _made(metric: Any) -> Any:
-    if isinstance(metric, str | EvalMetric):
-        return create(metric)
-    if not all(hasattr(metric, name) for name in ("update", "compute", "reset")):
-        raise TypeError(f"{metric!r} is not a metric: give a name ({', '.join(_KINDS)}) or a torchmetrics metric")
-    return metric
+        Args:
+            labels: the expected outputs of one device, or of several.
+            preds: the model's outputs, likewise.
+            mean_loss: mean loss of the batch, if it is known, for the metric ``loss``.
+        """
+        for one in self.metrics:
+            if isinstance(one, Loss) and mean_loss is not None:
+                one.add(mean_loss * len(labels), len(labels))
+            elif isinstance(one, EvalMetric):
+                one.update(labels, preds)
+            else:
+                for label, pred in zip(_listed(labels), _listed(preds), strict=True):
+                    one.to(pred.device).update(pred.detach(), label)
+
+    def get(self) -> tuple[list[str], list[float]]:
+        """Return names and values; a metric without any batch is NaN."""
+        found = self.get_name_value()
+        return [name for name, _ in found], [value for _, value in found]
+
+    def get_name_value(self) -> list[tuple[str, float]]:
+        """Return pairs of name and value."""
+        return [one.get() if isinstance(one, EvalMetric) else (type(one).__name__, _value(one)) for one in self.metrics]
+
+
+_KINDS: dict[str, Callable[..., EvalMetric]] = {
+    "accuracy": Accuracy, "acc": Accuracy, "top_k_accuracy": TopKAccuracy, "top_k_acc": TopKAccuracy,
+    "mse": MSE, "rmse": RMSE, "mae": MAE, "loss": Loss,
+}  # fmt: skip
+
+
+def create(metric: MetricLike, **options: Any) -> Any:
+    """Return the metric of a name, the set of a list of metrics, or a metric itself.
+
+    Raises:
+        ValueError: unknown name.
+        TypeError: a list has something else than metrics.
+    """
+    if isinstance(metric, list | tuple):
+        return CompositeEvalMetric(metric)
+    if not isinstance(metric, str):
+        return metric
+    if metric.lower() not in _KINDS:
+        raise ValueError(
+            f"unknown metric {metric!r}{suggestion(metric.lower(), _KINDS)} Any torchmetrics metric works too"
+        )
+    return _KINDS[metric.lower()](**options)
 
 
 def _value(metric: Any) -> float:

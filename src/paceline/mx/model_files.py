@@ -26,13 +26,7 @@ def states_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
 
 
 def save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int, states: Path | None = None) -> None:
-    """Write a model's state, replacing the file only when all of it is written.
-
-    Args:
-        path: the file.
-        state: tensors by name; tied ones are written once per name.
-        epoch: epochs trained so far.
-        states: the file with the optimizer's state that belongs to it.
+    """Write a model's state, tied tensors once per name; the file is replaced only when all of it is written.
 
     Raises:
         CheckpointError: the file cannot be written; an old file is unchanged.
@@ -42,11 +36,7 @@ def save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int, states
 
 
 def load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor]:
-    """Read a file of :func:`save_model`.
-
-    Args:
-        path: the file.
-        states: the file with the optimizer's state that must belong to it.
+    """Read a file of :func:`save_model`, with which the optimizer's ``states`` must have been saved.
 
     Raises:
         CheckpointNotFoundError: no such checkpoint; the message names the existing ones.

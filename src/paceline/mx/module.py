@@ -26,7 +26,7 @@ from paceline.mx.gluon.replicate import replicate
 from paceline.mx.gluon.trainer import Trainer
 from paceline.mx.init import Initializer
 from paceline.mx.io import as_pair, data_of
-from paceline.mx.metric import EvalMetric, MetricLike, MetricSet
+from paceline.mx.metric import CompositeEvalMetric, EvalMetric, MetricLike
 from paceline.mx.model_files import load_model, model_path, save_model, states_path
 from paceline.tensors import as_tensor
 
@@ -49,7 +49,7 @@ class BatchEnd:
     nbatch: int
     """Number of the batch in its epoch, from 0."""
     batch_size: int
-    eval_metric: MetricSet
+    eval_metric: CompositeEvalMetric
     module: Module
 
 
@@ -194,8 +194,8 @@ class Module:
         train_data: Batches,
         eval_data: Batches | None = None,
         eval_metric: MetricLike = "accuracy",
-        epoch_end_callback: EpochCallback | Sequence[EpochCallback] = (),
-        batch_end_callback: BatchCallback | Sequence[BatchCallback] = (),
+        epoch_end_callback: EpochCallback | Sequence[EpochCallback] | None = None,
+        batch_end_callback: BatchCallback | Sequence[BatchCallback] | None = None,
         kvstore: str | KVStoreBase | None = "local",
         optimizer: OptimizerLike = "sgd",
         optimizer_params: Mapping[str, Any] | None = None,
@@ -210,7 +210,7 @@ class Module:
         Args:
             train_data: batches of one epoch; iterated once per epoch.
             eval_data: batches for :meth:`score` after every epoch.
-            eval_metric: metrics on the training batches (see :class:`MetricSet`).
+            eval_metric: metrics on the training batches (see :class:`CompositeEvalMetric`).
             epoch_end_callback: called with an :class:`EpochEnd` after every epoch.
             batch_end_callback: called with a :class:`BatchEnd` after every batch.
             kvstore: see :meth:`init_optimizer`.
@@ -231,7 +231,7 @@ class Module:
         """
         if not 0 <= begin_epoch <= num_epoch:
             raise ValueError(f"begin_epoch {begin_epoch} and num_epoch {num_epoch}: 0 <= begin_epoch <= num_epoch")
-        metric = MetricSet(eval_metric)
+        metric = CompositeEvalMetric(eval_metric)
         if initializer is not None and self._trainer is None:
             self.init_params(initializer)
         self.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
@@ -255,17 +255,17 @@ class Module:
 
         Args:
             eval_data: batches ``(data, label)``.
-            eval_metric: see :class:`MetricSet`.
+            eval_metric: see :class:`CompositeEvalMetric`.
             num_batch: stop after this many batches.
         """
-        metric = MetricSet(eval_metric)
+        metric = CompositeEvalMetric(eval_metric)
         metric.reset()
         for data, label in map(as_pair, itertools.islice(eval_data, num_batch)):
             output = self._evaluate(data)
             target = as_tensor(label).to(output.device)
             mean = total_loss(self._loss(output, target), len(target)) / len(target)
-            metric.update(output, target, mean)
-        return metric.get()
+            metric.update(target, output, mean)
+        return metric.get_name_value()
 
     @torch.no_grad()
     def predict(self, eval_data: Batches, num_batch: int | None = None) -> torch.Tensor:
@@ -349,7 +349,7 @@ class Module:
         return float(total)
 
     def _train_epoch(
-        self, epoch: int, batches: Batches, metric: MetricSet, callbacks: Sequence[BatchCallback]
+        self, epoch: int, batches: Batches, metric: CompositeEvalMetric, callbacks: Sequence[BatchCallback]
     ) -> dict[str, float]:
         metric.reset()
         self.net.train()
@@ -358,10 +358,10 @@ class Module:
                 done = self._runner.run(data, label)
             self.update(done.batch_size)
             output = _join(done.outputs)
-            metric.update(output, as_tensor(label).to(output.device), done.mean_loss)
+            metric.update(as_tensor(label).to(output.device), output, done.mean_loss)
             for callback in callbacks:
                 callback(BatchEnd(epoch, nbatch, done.batch_size, metric, self))
-        return dict(metric.get())
+        return dict(metric.get_name_value())
 
     def _sizes(self, batch_size: int) -> list[int] | None:
         """Return samples per device, or None for a batch that is too small for all of them."""
@@ -409,8 +409,9 @@ def _join(outputs: Sequence[Any]) -> torch.Tensor:
     return firsts[0].detach() if len(firsts) == 1 else torch.cat([one.detach().to(firsts[0].device) for one in firsts])
 
 
-def _as_list(callbacks: Any) -> list[Any]:
-    return list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+def _as_list(given: Any) -> list[Any]:
+    """Return several things, one, or None, as a list."""
+    return list(given) if isinstance(given, Sequence) else [] if given is None else [given]
 
 
 def _log(end: EpochEnd) -> None:

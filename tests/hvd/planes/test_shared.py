@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.planes import shared
 from paceline.hvd.planes.base import SUM, Reduction
-from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
+from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane, share_memory
 
 AREA_BYTES = 4096
 AREA = AREA_BYTES // 4
@@ -41,6 +42,21 @@ def test_ranks_that_do_not_come_are_named_however_many_files_are_open(many_open_
     neighbours.close()
     for one in offers[1:]:
         one.close()
+
+
+def test_nobody_shares_memory_where_a_rank_of_some_host_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bytes] = []
+
+    def exchange(mine: bytes) -> dict[int, bytes]:
+        told.append(mine)
+        return {0: mine, 1: b"[]" if len(told) % 2 else b"no", 2: b"yes"}
+
+    assert share_memory(0, [0, 1], True, 1.0, exchange) == (None, False)
+    assert share_memory(2, [2], True, 1.0, exchange) == (None, False)
+    assert [one for one in told if one == b"yes"] == [b"yes"]
+    monkeypatch.setattr(shared, "Offer", lambda others: os.open("/nowhere", os.O_RDONLY))
+    assert share_memory(0, [0, 1], True, 1.0, exchange) == (None, False)
+    assert told[-2:] == [b"[]", b"no"]
 
 
 @pytest.fixture

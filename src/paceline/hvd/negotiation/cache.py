@@ -64,12 +64,7 @@ class RankCache:
         self._seen = batch.number
 
     def take(self, batch: Batch, own: Callable[[Key], Request | None]) -> list[Response]:
-        """Return the operations of a batch in the order in which all ranks run them.
-
-        Args:
-            batch: the next one.
-            own: finds this rank's pending request.
-        """
+        """Return the operations of the next batch in the order in which all ranks run them."""
         self.note(batch)
         # Bits were ready before anything was forgotten.
         cached = [self._by_index[index][1] for index in indices(from_bytes(batch.bits))]
@@ -126,11 +121,7 @@ class CoordinatorCache:
         return index
 
     def victim(self, busy: int) -> int:
-        """Return the index to forget so that another one has room; -1: all are in use.
-
-        Args:
-            busy: indices that some rank waits for.
-        """
+        """Return the index to forget so that another one has room; -1: some rank waits for each of them."""
         idle = [index for index in self.entries if not busy >> index & 1]
         old = [index for index in idle if not self._recent >> index & 1]
         if idle and not old:

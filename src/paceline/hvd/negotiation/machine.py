@@ -37,7 +37,6 @@ from paceline.hvd.negotiation.messages import (
     Batch,
     Down,
     Key,
-    LogText,
     NegotiationSettings,
     Request,
     Response,
@@ -47,11 +46,7 @@ from paceline.hvd.negotiation.responses import Pending, answer, conflicts, misma
 
 
 class ProcessSets:
-    """The process sets of a job, by id.
-
-    Args:
-        size: number of ranks.
-        sets: further sets, from id 1 on.
+    """The process sets of a job, by id; those that it begins with have the ids 1, 2, ...
 
     Raises:
         ValueError: a set is empty, is there twice, or has ranks that do not exist.
@@ -98,13 +93,7 @@ class ProcessSets:
 
 
 class Negotiation:
-    """Decides what runs, and in which order.
-
-    Args:
-        size: number of ranks.
-        options: settings.
-        sets: process sets that exist from the start, each a list of ranks; they get the ids 1, 2, ...
-    """
+    """Decides what runs, and in which order."""
 
     def __init__(self, size: int, options: NegotiationSettings, sets: Sequence[Sequence[int]] = ()) -> None:
         self.size, self.options = size, options
@@ -161,7 +150,7 @@ class Negotiation:
         failed = [self._fail(key, text, now) for key, text in conflicts(everything, now, self.options.conflict_s)]
         actions = self._batch(failed)
         if warning:
-            actions.append(LogText(warning))
+            actions.append(warning)
         if fatal:
             actions += self.lose(-1, fatal)
         return actions
@@ -275,7 +264,9 @@ class Negotiation:
         if request.kind == "add_process_set":
             value, error = self.sets.add(request.ranks)
         else:
-            value, error = self.sets.remove(request.ranks, self._busy_sets())
+            busy = self._busy()
+            cached = {one for one, mask in self._cache.masks.items() if mask & busy}
+            value, error = self.sets.remove(request.ranks, cached | {key[0] for key in self._pending})
             for index in indices(self._cache.masks.get(value, 0)):
                 self._forget(index, 0.0)
             self._cache.masks.pop(value, None)
@@ -316,10 +307,6 @@ class Negotiation:
                 common &= self._waiting[rank]
             ready |= common
         return ready
-
-    def _busy_sets(self) -> set[int]:
-        busy = self._busy()
-        return {key[0] for key in self._pending} | {one for one, mask in self._cache.masks.items() if mask & busy}
 
     def _busy(self) -> int:
         busy = 0

@@ -39,13 +39,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     Attributes:
         kind: one of :data:`KINDS`.
         name: pairs requests of different ranks; unique among a rank's pending requests of a kind and process set.
-        process_set: id of the process set.
         dtypes: element types, one per tensor.
         shapes: shapes, one per tensor. Several tensors are a group: one operation.
         device: type of the device, such as ``cpu``; in a response :data:`UNLIKE` where the ranks have several.
         op: number of the reduce operation.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
         root: rank that broadcasts, counted in the whole job.
         splits: rows for each member of the process set (alltoall).
         alone: never fused with other requests.
@@ -155,14 +152,8 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
         )
 
 
-@dataclass(frozen=True)
-class LogText:
-    """Log a text."""
-
-    text: str
-
-
-Action: TypeAlias = Batch | Down | LogText
+#: A message for all ranks, or a text for the log.
+Action: TypeAlias = Batch | Down | str
 
 
 @dataclass(frozen=True)
@@ -191,11 +182,7 @@ class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", for
     """A rank has called ``init``.
 
     Attributes:
-        version: the version of this protocol.
-        host: name of the host.
         host_id: the same for processes that can share memory.
-        pid: process id.
-        sets: process sets.
         planes_since: the generation in which its planes were made; 0: it has none. Unlike ones are made anew.
     """
 
@@ -227,12 +214,7 @@ class RankWeights(msgspec.Struct, frozen=True, array_like=True, tag="weights", f
 
 
 class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered", forbid_unknown_fields=True):
-    """All ranks have called ``init``.
-
-    Attributes:
-        members: message of each rank.
-        fusion_bytes: most bytes that are fused.
-    """
+    """All ranks have called ``init``; also the most bytes that are fused."""
 
     members: tuple[RankEntered, ...]
     fusion_bytes: int

@@ -35,13 +35,7 @@ class Pending:
 
 
 def answer(requests: Mapping[int, Request], members: Sequence[int], index: int) -> Response:
-    """Return the response to checked requests.
-
-    Args:
-        requests: the requests by rank; members that are missing have joined and bring nothing.
-        members: ranks of the process set.
-        index: index in the cache; -1: none.
-    """
+    """Return the response to checked requests by rank. Members without one have joined and bring nothing."""
     first = requests[min(requests)]
     if any(one.device != first.device for one in requests.values()):
         first = msgspec.structs.replace(first, device=UNLIKE)
@@ -70,13 +64,7 @@ def _bare(request: Request) -> Request:
 
 
 def mismatch(requests: Mapping[int, Request], members: Sequence[int], joined: Iterable[int] = ()) -> str:
-    """Return why requests of one name cannot run together; an empty string if they can.
-
-    Args:
-        requests: the requests by rank.
-        members: ranks of the process set.
-        joined: members that have joined and sent no request.
-    """
+    """Return why requests of one name cannot run together; an empty string if they can."""
     ranks = sorted(requests)
     first = requests[ranks[0]]
     found = _difference(requests, ranks) or _unusable(first, members, set(joined))
@@ -148,15 +136,7 @@ def stalled(
     now: float,
     options: NegotiationSettings,
 ) -> tuple[str, str]:
-    """Return a warning, and why everything must end; each may be empty.
-
-    Args:
-        pending: operations by key.
-        warned: operations that an earlier warning named; those of this one are added.
-        missing: tells which ranks an operation lacks.
-        now: the time.
-        options: when an operation is too old.
-    """
+    """Return a warning, and why everything must end; each may be empty. Operations that it names join ``warned``."""
     if not options.stall_warning_s:
         return "", ""
     old = {key: one for key, one in pending.items() if now - one.since >= options.stall_warning_s}

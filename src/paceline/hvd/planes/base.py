@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -77,9 +77,14 @@ class Reduction:
             return source.to(self.work_dtype)
         return (source.double() * self.prescale).trunc().to(self.work_dtype)
 
-    def combine(self, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> None:
-        """Combine two tensors that were loaded."""
-        _COMBINE[self.op](one, other, out=out)
+    def load_into(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as it is combined, which may be overwritten: ``target`` if elements are combined as are."""
+        work = self.load(source)
+        if work is not source:
+            return work
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+        return target
 
     def store(self, work: torch.Tensor, target: torch.Tensor) -> None:
         """Write a combined tensor to its place; ``work`` may be ``target``."""
@@ -98,22 +103,14 @@ class Reduction:
     def reduce(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Combine tensors in their order, into ``target``, which is none of them but perhaps one of the first two."""
         if len(sources) == 1:
-            work = self.load(sources[0])
-            if self.is_plain and work is not target and work.data_ptr() != target.data_ptr():
-                target.copy_(work)
-                work = target
-            self.store(target if self.is_plain else work, target)
+            self.store(self.load_into(sources[0], target), target)
             return
-        if self.is_plain:
-            self.combine(sources[0], sources[1], target)
-            for source in sources[2:]:
-                self.combine(target, source, target)
-            self.store(target, target)
-            return
-        work = torch.empty_like(target, dtype=self.work_dtype)
-        self.combine(self.load(sources[0]), self.load(sources[1]), work)
-        for source in sources[2:]:
-            self.combine(work, self.load(source), work)
+        combine, is_plain = _COMBINE[self.op], self.is_plain
+        work = target if is_plain else torch.empty_like(target, dtype=self.work_dtype)
+        parts = iter(sources if is_plain else map(self.load, sources))
+        combine(next(parts), next(parts), out=work)
+        for part in parts:
+            combine(work, part, out=work)
         self.store(work, target)
 
 
@@ -170,6 +167,28 @@ class Plane(Protocol):
         """Reduce, and put this member's part into ``target``; ``counts`` are the elements of the members' parts."""
 
 
+def allreduce_by_levels(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    how: Reduction,
+    near: Plane,
+    among: Plane | None,
+    to_near: Callable[[torch.Tensor], None],
+) -> None:
+    """Reduce on each host, then among the hosts, then copy to the others of each host.
+
+    Factors are applied before the first and after the last reduction, so rounding is as without levels. Only the first
+    members of each host are in ``among``, and each copies by ``to_near`` to the others of its host.
+    """
+    work = how.load_into(source, target)
+    plain = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, 1)
+    near.allreduce(work, work, plain)
+    if among is not None:
+        among.allreduce(work, work, plain)
+    to_near(work)
+    how.store(work, target)
+
+
 class Alone:
     """The plane of a process set of one member."""
 
@@ -219,18 +238,18 @@ class Staged:
 
     def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
         """Gather in CPU memory."""
-        work = host_buffer(target)
-        self._inner.allgather(to_host(source), work, counts)
-        target.copy_(work)
+        self._by_host(self._inner.allgather, source, target, counts)
 
     def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
         """Exchange in CPU memory."""
-        work = host_buffer(target)
-        self._inner.alltoall(to_host(source), work, counts)
-        target.copy_(work)
+        self._by_host(self._inner.alltoall, source, target, counts)
 
     def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
         """Reduce in CPU memory."""
+        self._by_host(self._inner.reducescatter, source, target, counts, how)
+
+    @staticmethod
+    def _by_host(run: Callable[..., None], source: torch.Tensor, target: torch.Tensor, *how: Any) -> None:
         work = host_buffer(target)
-        self._inner.reducescatter(to_host(source), work, counts, how)
+        run(to_host(source), work, *how)
         target.copy_(work)

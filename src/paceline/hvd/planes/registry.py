@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,12 @@ from typing import Any
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from paceline.config import Settings
-from paceline.errors import ProtocolError
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane, Staged
-from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
+from paceline.hvd.planes.shared import SharedPlane, share_memory
 from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, gpus_are_apart, make_gloo, make_nccl, own_gpu
-from paceline.interfaces import address_for_others
+from paceline.hvd.rendezvous import address_here
 from paceline.naming import listed
-from paceline.net.hosts import own_address
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +28,7 @@ class Planes:
     """The planes of one job. Made and used by all ranks in the same order.
 
     Args:
-        rank: this rank.
         nodes: the host of each rank; ranks of one host can share memory.
-        settings: the settings of this process.
-        hvd: the settings of Horovod's interface in this process.
         folder: private folder for files of this host.
         exchange: brings bytes of each rank to all.
     """
@@ -49,32 +41,12 @@ class Planes:
         self._one_host = len(self._near) == len(nodes)
         self._planes: dict[tuple[tuple[int, ...], str], Plane] = {}
         self._store: Store | None = None
-        self._address = "127.0.0.1" if self._one_host else _own_address(settings)
-        wants_shared = settings.shared_memory and len(self._near) > 1
-        offer = Offer([one for one in self._near if one != rank]) if wants_shared else None
-        mine = {"offer": offer.describe() if offer else None, "store": self._open_store(folder) if rank == 0 else ""}
-        described = [json.loads(raw) for raw in exchange("planes", json.dumps(mine).encode())]
-        self._where: str = described[0]["store"]
-        self._neighbours = self._map(offer, [one["offer"] for one in described])
-        agreed = exchange("shared memory", b"1" if self._neighbours or len(self._near) == 1 else b"")
-        if offer is not None and not all(agreed[one] for one in self._near):
-            if self._neighbours is not None:
-                self._neighbours.close()
-            self._neighbours = None
-        elif offer is not None:
-            offer.close_writers()
-
-    def _map(self, offer: Offer | None, offers: Sequence[Any]) -> Neighbours | None:
-        if offer is None or any(offers[one] is None for one in self._near):
-            if offer is not None:
-                offer.close()
-            return None
-        try:
-            others = {one: offers[one] for one in self._near if one != self._rank}
-            return Neighbours(self._rank, offer, others, self._hvd.timeout_s)
-        except (OSError, ProtocolError) as error:
-            logger.warning("ranks of this host use Gloo, because they cannot share memory: %s", error)
-            return None
+        self._address = "127.0.0.1" if self._one_host else address_here(settings)
+        self._where = exchange("store", self._open_store(folder).encode() if rank == 0 else b"")[0].decode()
+        self._neighbours, self._shares = share_memory(
+            rank, self._near, settings.shared_memory, hvd.timeout_s,
+            lambda mine: dict(enumerate(exchange("shared memory", mine))),
+        )  # fmt: skip
 
     # ---- planes ----------------------------------------------------------------------------------------------------
 
@@ -111,25 +83,19 @@ class Planes:
             return make_nccl(store, members.index(self._rank), len(members), self._hvd.timeout_s)
         near = [one for one in members if one in self._near]
         if self._neighbours is not None and len(near) == len(members):
-            return SharedPlane(self._neighbours, near, near != self._near)
+            return self._near_plane(near)
         everyone = self._gloo("all", members)
-        if not self._hvd.hierarchical or not self._all_share(members):
+        leaders = tuple(sorted({self._nodes[one]: one for one in reversed(members)}.values()))
+        if not (self._hvd.hierarchical and self._shares) or len(leaders) == len(members):
             return everyone
-        leaders = tuple(sorted({self._leader(one, members) for one in members}))
-        near_plane: Plane = Alone()
-        if len(near) > 1:
-            assert self._neighbours is not None
-            near_plane = SharedPlane(self._neighbours, near, near != self._near)
         above = self._gloo("leaders", leaders) if self._rank in leaders else None
-        return HierarchicalPlane(everyone, near_plane, above)
+        return HierarchicalPlane(everyone, self._near_plane(near), above)
 
-    def _leader(self, rank: int, members: Sequence[int]) -> int:
-        return next(one for one in members if self._nodes[one] == self._nodes[rank])
-
-    def _all_share(self, members: Sequence[int]) -> bool:
-        """Whether there is something to gain by levels: a host with several members, which share memory here."""
-        several = any(self._leader(one, members) != one for one in members)
-        return several and (self._neighbours is not None or len(self._near) == 1)
+    def _near_plane(self, members: Sequence[int]) -> Plane:
+        if len(members) == 1:
+            return Alone()
+        assert self._neighbours is not None
+        return SharedPlane(self._neighbours, members, list(members) != self._near)
 
     def _gloo(self, purpose: str, members: tuple[int, ...]) -> GroupPlane:
         store = PrefixStore(f"gloo {purpose}{members}", self._open())
@@ -161,10 +127,3 @@ class Planes:
             self._neighbours.close()
         if self._rank == 0 and self._where.startswith("file:"):
             Path(self._where.removeprefix("file:")).unlink(missing_ok=True)
-
-
-def _own_address(settings: Settings) -> str:
-    """Return the address of this host by which other hosts reach it."""
-    if settings.host or settings.interface:
-        return own_address(settings)
-    return address_for_others(os.environ.get("MASTER_ADDR") or socket.gethostname())

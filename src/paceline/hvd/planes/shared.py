@@ -26,6 +26,8 @@ A rank that is killed closes its pipes, so the others notice at once.
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ from paceline.hvd.silence import Silence
 from paceline.net.memory import SharedTensor, map_foreign
 from paceline.net.streaming import stream_copy
 from paceline.systems import os, select
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of an area. Each step costs Python 20 us; more bytes are no faster.
 AREA_BYTES = 1024 * 1024
@@ -74,12 +78,7 @@ class Turns:
 
 
 class Offer:
-    """The parts that a rank makes for the others: its segment, and a pipe from each of them.
-
-    Args:
-        others: ranks on this host but this one.
-        area_bytes: bytes of an area; the same on all ranks.
-    """
+    """The parts that a rank makes for the others: its segment, and a pipe from each of them."""
 
     def __init__(self, others: Sequence[int], area_bytes: int = AREA_BYTES) -> None:
         self.area_bytes = area_bytes
@@ -112,12 +111,6 @@ class Offer:
 
 class Neighbours:
     """The shared memory of all ranks of this host.
-
-    Args:
-        rank: this rank.
-        offer: its own offer.
-        described: the offers of the others, by rank.
-        timeout_s: longest wait for another rank.
 
     Attributes:
         what: the operation, for those who do not agree on their order before; unlike ones are refused.
@@ -212,11 +205,49 @@ class Neighbours:
         self._offer.close()
 
 
+def share_memory(
+    rank: int,
+    near: Sequence[int],
+    wanted: bool,
+    timeout_s: float,
+    exchange: Callable[[bytes], Mapping[int, bytes]],
+) -> tuple[Neighbours | None, bool]:
+    """Map the memory of this host's other ranks, if the ranks of every host can: all take the same ways then.
+
+    ``exchange`` sends bytes to all ranks of all hosts, and returns those of all.
+
+    Returns:
+        The shared memory, None where there is none or nobody else; and whether all ranks share that of their hosts.
+    """
+    others = [one for one in near if one != rank]
+    offer = found = None
+    with contextlib.ExitStack() as otherwise:
+        try:
+            if others and wanted:
+                offer = Offer(others)
+                otherwise.callback(offer.close)
+        except OSError as error:
+            logger.warning("rank %d has no memory that it can share, so none do: %s", rank, error)
+        described = exchange(json.dumps([] if offer is None else offer.describe()).encode())
+        offers = {one: json.loads(described[one]) for one in others}
+        try:
+            if offer is not None and all(offers.values()):
+                found = Neighbours(rank, offer, offers, timeout_s)
+                otherwise.callback(found.close)
+        except (OSError, ProtocolError) as error:
+            logger.warning("rank %d cannot share memory with other ranks of this host, so none do: %s", rank, error)
+        agreed = set(exchange(b"no" if found is None and others else b"yes").values()) == {b"yes"}
+        if offer is not None and found is not None and agreed:
+            offer.close_writers()
+            otherwise.pop_all()
+            return found, True
+    return None, agreed
+
+
 class SharedPlane:
     """The plane of ranks of one host.
 
     Args:
-        neighbours: the host's shared memory.
         members: ranks of the process set, ascending.
         shares_areas: it is not a plane of all ranks of the host.
     """

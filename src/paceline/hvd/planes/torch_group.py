@@ -5,17 +5,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from paceline.errors import ConfigError
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction
+from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction, allreduce_by_levels
 from paceline.naming import listed
 
 _OPS = {
@@ -31,13 +30,7 @@ _WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
 
 
 class GroupPlane:
-    """The plane of a process group.
-
-    Args:
-        group: the process group.
-        index: this rank's place in it.
-        size: number of members.
-    """
+    """The plane of a process group."""
 
     def __init__(self, group: Any, index: int, size: int) -> None:
         self._group = group
@@ -54,14 +47,8 @@ class GroupPlane:
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce, half floats in float32."""
-        work = how.load(source)
-        wider = _WIDER.get(work.dtype)
-        if wider is not None:
-            work = work.to(wider)
-        elif work is source:
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
-            work = target
+        work = how.load_into(source, target)
+        work = work.to(_WIDER.get(work.dtype, work.dtype))
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[how.op]
         self._do(self._group.allreduce([work], options))
@@ -104,42 +91,20 @@ class HierarchicalPlane(GroupPlane):
 
     Args:
         everyone: the plane of all members, for everything but reductions.
-        near: the plane of the members on this host.
         leaders: the plane of the first members of each host; None where this rank is not one of them.
     """
 
     def __init__(self, everyone: GroupPlane, near: Plane, leaders: Plane | None) -> None:
         super().__init__(everyone._group, everyone.index, everyone.size)
-        self._near, self._leaders = near, leaders
+        self._near, self._leaders, self._to_near = near, leaders, partial(near.broadcast, root=0)
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
-        """Reduce on each host, then among the hosts' leaders, then copy to the others of each host.
-
-        Factors are applied before the first and after the last reduction, so rounding is as without levels.
-        """
-        work = how.load(source)
-        inner = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, self.size)
-        if work is source:
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
-            work = target
-        self._near.allreduce(work, work, inner)
-        if self._leaders is not None:
-            self._leaders.allreduce(work, work, replace(inner, size=self._leaders.size))
-        self._near.broadcast(work, 0)
-        how.store(work, target)
+        """Reduce on each host, then among the hosts' leaders, then copy to the others of each host."""
+        allreduce_by_levels(source, target, how, self._near, self._leaders, self._to_near)
 
 
 def make_gloo(store: Store, index: int, size: int, timeout_s: float, address: str) -> GroupPlane:
-    """Return a plane of Gloo.
-
-    Args:
-        store: where the members meet; not used by any other group.
-        index: this rank's place among the members.
-        size: number of members.
-        timeout_s: longest time of one operation.
-        address: address of this host that the other members reach.
-    """
+    """Return a plane of Gloo, whose members meet at a store of their own and reach this host at ``address``."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
@@ -161,14 +126,7 @@ def own_gpu() -> str:
 
 
 def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str, timeout_s: float) -> bool:
-    """Return whether each member has a GPU of its own, which NCCL needs. Every member calls it.
-
-    Args:
-        store: a store of these ranks, for nothing else.
-        rank: this rank.
-        members: all ranks of a process set.
-        gpu: result of :func:`own_gpu`.
-        timeout_s: longest wait for all members, in seconds.
+    """Return whether each member has a GPU of its own, which NCCL needs. Every member tells its :func:`own_gpu`.
 
     Raises:
         HorovodInternalError: a member did not tell its GPU in time.
@@ -189,13 +147,7 @@ def gpus_are_apart(store: Store, rank: int, members: Sequence[int], gpu: str, ti
 
 
 def make_nccl(store: Store, index: int, size: int, timeout_s: float) -> GroupPlane:
-    """Return a plane of NCCL, for tensors on this process's own GPU.
-
-    Raises:
-        ConfigError: NCCL is not available.
-    """
-    if not nccl_is_available():
-        raise ConfigError("NCCL is not available: this torch was built without it, or sees no GPU")
+    """Return a plane of NCCL, for tensors on this process's own GPU, which :func:`gpus_are_apart` has found."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     return GroupPlane(dist.ProcessGroupNCCL(store, index, size, options), index, size)

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.device_sums import sum_of
 from paceline.kvstore.dist import DistStore
-from paceline.updaters import Options
-from paceline.updaters.gradient import clip_of
-
-Gradients: TypeAlias = Mapping[str, Sequence[torch.Tensor]]
 
 
 @torch.no_grad()
@@ -58,11 +52,7 @@ def clip_global_norm(arrays: Sequence[torch.Tensor], max_norm: float, check_isfi
 @torch.no_grad()
 def global_norm(arrays: Sequence[torch.Tensor]) -> float:
     """Return the 2-norm of all tensors together. Repeated rows of row-sparse tensors are summed first."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for one in arrays:
-        by_device.setdefault(one.device, []).append(_elements(one))
-    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))) for group in by_device.values()]
-    return math.hypot(*(float(one) for one in norms))
+    return float(torch.nn.utils.get_total_norm([_elements(one) for one in arrays]))
 
 
 @dataclass(frozen=True)
@@ -118,11 +108,6 @@ def _elements(one: torch.Tensor) -> torch.Tensor:
 def servers_norm(clip: GradientClip, store: KVStoreBase | None, rows: bool) -> float:
     """Return the largest norm that a store's servers clip to; 0: it has no servers, or the workers clip.
 
-    Args:
-        clip: bounds of the gradients.
-        store: runs the optimizer.
-        rows: a parameter gets row-sparse gradients, or is kept as rows.
-
     Raises:
         ValueError: servers cannot clip this way.
     """
@@ -139,40 +124,3 @@ def servers_norm(clip: GradientClip, store: KVStoreBase | None, rows: bool) -> f
             f"clip_grad_norm in a {store.type} store needs dense gradients: use sparse=False for embeddings"
         )
     return clip.norm
-
-
-class ServerClip:
-    """A worker's part of clipping when servers step.
-
-    Args:
-        clip: bounds of the gradients.
-        store: made with the norm of :func:`servers_norm`.
-    """
-
-    def __init__(self, clip: GradientClip, store: DistStore) -> None:
-        self._clip, self._store = clip, store
-        self._by_norm = clip.norm is not None
-        self._by_servers = self._by_norm and store.policy.merges_rounds
-
-    def options(self, groups: list[Options]) -> list[Options]:
-        """Return the options per param group; if servers clamp elements, with the bound."""
-        value = self._clip.value
-        if value is None or self._by_norm:
-            return groups
-        return [group | {"clip_gradient": min(value, clip_of(group) or math.inf)} for group in groups]
-
-    def own(self, grads: Gradients) -> Gradients:
-        """Return the gradients to push: unchanged if servers clip, else this worker's clipped sums over its devices."""
-        if self._by_servers or not self._by_norm or not grads:
-            return grads
-        sums = {key: sum_of(devices) for key, devices in grads.items()}
-        factor = self._clip(list(sums.values()), 1.0)
-        return {key: [one.mul_(factor)] for key, one in sums.items()}
-
-    def exchange(self, grads: Gradients, outs: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Push gradients, let the servers clip the round, and pull all values."""
-        keys = list(grads)
-        self._store.push(keys, list(grads.values()))
-        if self._by_servers:
-            self._store.clip_round()
-        self._store.pull(keys, outs, ignore_sparse=False)

@@ -25,7 +25,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **options: options of torch's loader.
 
     Raises:
-        ValueError: another ``last_batch``.
+        ValueError: another ``last_batch``, or neither ``batch_size`` nor ``batch_sampler``.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"last_batch {last_batch!r} is not possible: 'keep' or 'discard'. "
                 "paceline.data.ShardedSampler cuts epochs into whole batches"
             )
+        if batch_size is None and "batch_sampler" not in options:
+            raise ValueError("batch_size is missing: give it, or a batch_sampler")
         if "batch_sampler" not in options:
             options |= {"batch_size": batch_size, "drop_last": last_batch == "discard"}
         super().__init__(dataset, shuffle=shuffle or None, sampler=sampler, **options)

@@ -30,11 +30,7 @@ class DeviceUpdates:
     """Sums gradients over devices, and runs one optimizer per device.
 
     Args:
-        plan: the optimizer.
-        contexts: the devices.
-        clip: bounds of the summed gradients.
         store: sums the gradients; None: there is one device.
-        prefix: prefix of the keys in the store.
         takes_rows: the store supports row-sparse gradients.
     """
 

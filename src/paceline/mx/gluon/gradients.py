@@ -81,11 +81,7 @@ def _without_gradient(one: Parameter) -> list[str]:
 def broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter], by_rows: bool, prefix: str = "") -> None:
     """Copy rank 0's values to all devices and workers, those of frozen parameters too.
 
-    Args:
-        store: the parameters' store.
-        parameters: parameters by key.
-        by_rows: keep row-sparse parameters as rows in the store.
-        prefix: prefix of the keys in the store.
+    With ``by_rows`` row-sparse parameters are kept as rows in the store.
     """
     outs = [one.list_data() for one in parameters.values()]
     values = [

@@ -24,14 +24,20 @@ __all__ = [
 class _PerSample(nn.Module):
     """A loss of elements, times a weight; the mean over all axes but the first."""
 
-    def __init__(self, weight: float = 1.0) -> None:
+    def __init__(self, weight: float | None = 1.0) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight = 1.0 if weight is None else weight
 
-    def forward(self, pred: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """Return the loss of every sample, [N]."""
-        elements = self._elements(pred, label)
-        return self.weight * elements.flatten(1).mean(1) if elements.dim() > 1 else self.weight * elements
+    def forward(
+        self, pred: torch.Tensor, label: torch.Tensor, sample_weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the loss of every sample, [N]; ``sample_weight`` has a factor for each of them or each element."""
+        elements = self._elements(pred, label) * self.weight
+        if sample_weight is not None:
+            is_per_sample = sample_weight.numel() == len(elements)
+            shape = (-1, *[1] * (elements.dim() - 1)) if is_per_sample else elements.shape
+            elements = elements * sample_weight.reshape(shape)
+        return elements.flatten(1).mean(1) if elements.dim() > 1 else elements
 
     def _elements(self, pred: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -48,7 +54,7 @@ class SoftmaxCrossEntropyLoss(_PerSample):
     """
 
     def __init__(
-        self, axis: int = -1, sparse_label: bool = True, from_logits: bool = False, weight: float = 1.0
+        self, axis: int = -1, sparse_label: bool = True, from_logits: bool = False, weight: float | None = None
     ) -> None:
         super().__init__(weight)
         self._axis, self._sparse, self._from_logits = axis, sparse_label, from_logits
@@ -78,7 +84,7 @@ class L1Loss(_PerSample):
 class HuberLoss(_PerSample):
     """Absolute difference minus ``rho / 2``, and below ``rho`` its square over ``2 * rho``."""
 
-    def __init__(self, rho: float = 1.0, weight: float = 1.0) -> None:
+    def __init__(self, rho: float = 1.0, weight: float | None = None) -> None:
         super().__init__(weight)
         self._rho = rho
 
@@ -89,7 +95,7 @@ class HuberLoss(_PerSample):
 class SigmoidBinaryCrossEntropyLoss(_PerSample):
     """Binary cross-entropy of the sigmoid; with ``from_sigmoid`` predictions are probabilities."""
 
-    def __init__(self, from_sigmoid: bool = False, weight: float = 1.0) -> None:
+    def __init__(self, from_sigmoid: bool = False, weight: float | None = None) -> None:
         super().__init__(weight)
         self._loss = F.binary_cross_entropy if from_sigmoid else F.binary_cross_entropy_with_logits
 

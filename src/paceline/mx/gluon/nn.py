@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
@@ -131,14 +132,8 @@ class AvgPool2D(nn.AvgPool2d):
         super().__init__(pool_size, strides, padding, ceil_mode, count_include_pad)
 
 
-def GlobalAvgPool2D() -> nn.Module:  # noqa: N802  # Gluon's name
-    """Return the layer that averages height and width."""
-    return nn.AdaptiveAvgPool2d(1)
-
-
-def GlobalMaxPool2D() -> nn.Module:  # noqa: N802  # Gluon's name
-    """Return the layer that takes the largest value of height and width."""
-    return nn.AdaptiveMaxPool2d(1)
+#: The mean, and the largest value, over height and width.
+GlobalAvgPool2D, GlobalMaxPool2D = partial(nn.AdaptiveAvgPool2d, 1), partial(nn.AdaptiveMaxPool2d, 1)
 
 
 def Dropout(rate: float) -> nn.Module:  # noqa: N802  # Gluon's name

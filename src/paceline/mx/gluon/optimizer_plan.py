@@ -86,12 +86,7 @@ class OptimizerPlan:
         return [group | self._of_gradient for group in groups]
 
     def set_groups(self, groups: Sequence[Options]) -> None:
-        """Set the options per param group, as :meth:`groups` returned them.
-
-        Raises:
-            ValueError: another number of groups.
-        """
-        self.check_groups(groups)
+        """Set the options per param group, as :meth:`groups` returned them and :meth:`check_groups` takes them."""
         for group, options in zip(self._own_groups, groups, strict=True):
             group.update(options)
 

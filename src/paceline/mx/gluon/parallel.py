@@ -28,12 +28,7 @@ class _MeetingBrokenError(PacelineError):
 
 
 class Meeting:
-    """Lets the replicas of one call exchange values, as an all-gather does between processes.
-
-    Args:
-        contexts: devices of the replicas, in order.
-        timeout_s: longest wait of a replica for the others, in seconds.
-    """
+    """Lets the replicas of one call exchange values, as an all-gather does between processes."""
 
     def __init__(self, contexts: Sequence[Context], timeout_s: float = MEETING_TIMEOUT_S) -> None:
         self._contexts = contexts
@@ -132,47 +127,37 @@ class _Modes:
             yield
 
 
-class ReplicaPool:
-    """One permanent thread per replica, so that each replica keeps its thread-local state of torch."""
-
-    def __init__(self, size: int) -> None:
-        threads = torch.get_num_threads()
-        share = max(1, threads // size)
-        self._executors = [ThreadPoolExecutor(1, f"replica-{i}") for i in range(size)]
-        for executor in self._executors:
-            executor.submit(_use_threads, share).result()
-        # The call above also set the default of threads that start later.
-        torch.set_num_threads(threads)
-
-    def run(self, contexts: Sequence[Context], jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Run one job per replica in parallel, and return the results in order.
-
-        Raises:
-            BaseException: the error of the first failing job, with a note that names its replica.
-        """
-        modes, meeting = _Modes.of_this_thread(contexts), Meeting(contexts)
-        calls = [ReplicaCall(index, context, meeting) for index, context in enumerate(contexts)]
-        futures = [
-            executor.submit(_work, call, modes, job)
-            for executor, call, job in zip(self._executors, calls, jobs, strict=False)
-        ]
-        return _results(futures)
-
-
 def run_replicas(contexts: Sequence[Context], jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """Run one job per replica in parallel; a single job, or jobs of a replica's thread, run in the calling thread."""
+    """Run one job per replica in parallel; a single job, or jobs of a replica's thread, run in the calling thread.
+
+    Returns:
+        The results in order.
+
+    Raises:
+        BaseException: the error of the first failing job, with a note that names its replica.
+    """
     if len(jobs) == 1 or current_call() is not None:
         return [job() for job in jobs]
-    return _shared_pool(len(jobs)).run(contexts, jobs)
+    modes, meeting = _Modes.of_this_thread(contexts), Meeting(contexts)
+    calls = [ReplicaCall(index, context, meeting) for index, context in enumerate(contexts)]
+    work = zip(_executors(len(jobs)), calls, jobs, strict=True)
+    return _results([executor.submit(_work, call, modes, job) for executor, call, job in work])
 
 
 @functools.cache
-def _shared_pool(size: int) -> ReplicaPool:
-    return ReplicaPool(size)
+def _executors(size: int) -> list[ThreadPoolExecutor]:
+    """Return one permanent thread per replica, so that each replica keeps its thread-local state of torch."""
+    threads = torch.get_num_threads()
+    found = [ThreadPoolExecutor(1, f"replica-{i}") for i in range(size)]
+    for one in found:
+        one.submit(_use_threads, max(1, threads // size)).result()
+    # The call above also set the default of threads that start later.
+    torch.set_num_threads(threads)
+    return found
 
 
-# The threads of a pool do not exist in a child: it makes a pool of its own.
-forks.in_children(_shared_pool, lambda pools: pools.cache_clear())
+# The threads do not exist in a child: it makes threads of its own.
+forks.in_children(_executors, lambda made: made.cache_clear())
 
 
 def _use_threads(count: int) -> None:
@@ -238,8 +223,4 @@ def backward(losses: torch.Tensor | Sequence[torch.Tensor], retain_graph: bool =
         torch.autograd.backward(scalars, retain_graph=retain_graph)
         return
     jobs = [lambda one=one: one.backward(retain_graph=retain_graph) for one in scalars]
-    run_replicas([_context(index, one) for index, one in enumerate(scalars)], jobs)
-
-
-def _context(index: int, loss: torch.Tensor) -> Context:
-    return gpu(loss.device.index) if loss.is_cuda else cpu(index)
+    run_replicas([gpu(one.device.index) if one.is_cuda else cpu(i) for i, one in enumerate(scalars)], jobs)

@@ -56,13 +56,9 @@ class Replicas:
         """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
         self._before_reading.append(callback)
 
-    def first_parameter(self, name: str) -> nn.Parameter:
-        """Return a parameter of the first replica, with or without a shape."""
-        return self._replicas[0].get_parameter(name)
-
     def has_sparse_gradient(self, name: str) -> bool:
         """Return whether a parameter is the table of an embedding with ``sparse=True``."""
-        param = self.first_parameter(name)
+        param = self.parameters_named(name)[0]
         return any(
             getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
             for module in self._replicas[0].modules()
@@ -73,13 +69,6 @@ class Replicas:
         if name not in self._names:
             self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
         return self._names[name]
-
-    def set_requires_grad(self, name: str, wanted: bool) -> None:
-        """Switch the gradient of a parameter on or off on all replicas."""
-        for param in self.parameters_named(name):
-            param.requires_grad_(wanted)
-            if not wanted:
-                param.grad = None
 
 
 class Parameter:
@@ -98,9 +87,9 @@ class Parameter:
         self.lr_mult = 1.0
         self.wd_mult = 1.0
         self._net = net
-        self._grad_req = "write" if net.first_parameter(name).requires_grad else "null"
+        self._grad_req = "write" if self.tensors()[0].requires_grad else "null"
         self._stype, self._grad_stype = "default", ""
-        self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
+        self._on_set: list[Callable[[torch.Tensor], None]] = []
 
     @property
     def net(self) -> Replicas:
@@ -130,7 +119,10 @@ class Parameter:
         if value not in _GRAD_REQS:
             raise ValueError(f"grad_req {value!r} is unknown; it is one of {', '.join(_GRAD_REQS)}")
         self._grad_req = value
-        self._net.set_requires_grad(self.name, value != "null")
+        for param in self.tensors():
+            param.requires_grad_(value != "null")
+            if value == "null":
+                param.grad = None
 
     @property
     def stype(self) -> str:
@@ -229,7 +221,7 @@ class Parameter:
         if data.shape != params[0].shape:
             raise ValueError(f"parameter {self.name!r} has shape {tuple(params[0].shape)}, not {tuple(data.shape)}")
         for callback in self._on_set:
-            callback(self, data)
+            callback(data)
         for param in params:
             param.copy_(data)
 
@@ -248,8 +240,8 @@ class Parameter:
             value.zero_()
         self.set_data(value)
 
-    def on_set(self, callback: Callable[[Parameter, torch.Tensor], None]) -> None:
-        """Call ``callback(parameter, data)`` before every ``set_data``."""
+    def on_set(self, callback: Callable[[torch.Tensor], None]) -> None:
+        """Call ``callback(data)`` before every ``set_data``."""
         self._on_set.append(callback)
 
     @property
@@ -270,7 +262,7 @@ class Parameter:
         return 0 if ctx is None else contexts.index(as_context(ctx))
 
     def __repr__(self) -> str:
-        first = self._net.first_parameter(self.name)
+        first = self.tensors()[0]
         shape = "?" if is_lazy(first) else tuple(first.shape)
         return f"Parameter({self.name}, shape={shape}, ctx={self.list_ctx()}, grad_req={self._grad_req})"
 

@@ -109,14 +109,23 @@ class ReplicatedModule(Replicas):
         """
         if self._complete:
             return
-        net, saved = self._replicas[0], _Buffers()
-        hooks = [module.register_forward_pre_hook(saved.save) for module in net.modules()]
+        net = self._replicas[0]
+        saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def save(
+            module: nn.Module, _: Any
+        ) -> None:  # before it runs: for lazy modules, right after their shapes are set
+            for buffer in module.buffers(recurse=False):
+                saved.setdefault(id(buffer), (buffer, buffer.clone()))
+
+        hooks = [module.register_forward_pre_hook(save) for module in net.modules()]
         try:
             net(*inputs)
         finally:
             for hook in hooks:
                 hook.remove()
-            saved.restore()
+            for buffer, value in saved.values():
+                buffer.copy_(value)
         lazy = [name for name, param in net.named_parameters() if is_lazy(param)]
         if lazy:
             raise ValueError(f"the first batch did not reach {', '.join(lazy)}; their shapes are still unknown")
@@ -195,21 +204,6 @@ class ReplicatedModule(Replicas):
 
     def __repr__(self) -> str:
         return f"ReplicatedModule(on {', '.join(map(str, self.contexts))}: {self._replicas[0]!r})"
-
-
-class _Buffers:
-    """Copies of buffers, made when their module first runs: for lazy modules, right after their shapes were set."""
-
-    def __init__(self) -> None:
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def save(self, module: nn.Module, _: Any) -> None:
-        for buffer in module.buffers(recurse=False):
-            self._saved.setdefault(id(buffer), (buffer, buffer.clone()))
-
-    def restore(self) -> None:
-        for buffer, value in self._saved.values():
-            buffer.copy_(value)
 
 
 def _has_lazy(net: nn.Module) -> bool:

@@ -60,13 +60,7 @@ class Traits:
 def choose_store(
     kvstore: str | KVStoreBase | None, num_devices: int, compression: Compression | None, sparse_weights: bool = False
 ) -> KVStoreBase | None:
-    """Return the store to use; None when a single device needs no exchange of gradients.
-
-    Args:
-        kvstore: a type for ``kvstore.create``, a store, or None.
-        num_devices: replicas in this process.
-        compression: compression settings; they need a store even on a single device.
-        sparse_weights: a parameter is kept as rows, which needs a store too.
+    """Return the store to use; None when a single device needs no exchange of gradients, compression or rows.
 
     Raises:
         TypeError: ``kvstore`` has another type, or is None although rows need a store.
@@ -117,12 +111,6 @@ def update_on_store(
 
     The decisions are those of MXNet's ``Trainer``. Rows of several workers are only merged where the optimizer runs. In
     one process the optimizers of the replicas are faster.
-
-    Args:
-        wanted: the caller's choice, or None.
-        store: the store, or None.
-        traits: properties of the parameters and options.
-        env: the environment, ``os.environ`` by default.
 
     Raises:
         ValueError: the choice is impossible with this store.
@@ -204,14 +192,6 @@ def choose_updates(
     | of one process    | :class:`InProcessUpdates`    | :class:`DeviceUpdates`  |
     | distributed       | :class:`ServerUpdates`       | :class:`WorkerUpdates`  |
     | a third party's   | :class:`StoreUpdates`        | :class:`DeviceUpdates`  |
-
-    Args:
-        on_store: the store runs the optimizer.
-        plan: the optimizer.
-        store: the trainer's store, or None.
-        contexts: the devices.
-        clip: bounds of the gradients.
-        prefix: prefix of the keys in a third party's store.
     """
     if not on_store:
         if isinstance(store, KVStore) and is_distributed(store):

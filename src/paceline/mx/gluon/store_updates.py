@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,15 +10,17 @@ import torch
 from paceline.errors import PacelineError
 from paceline.keys import Key
 from paceline.kvstore.base import KVStore
+from paceline.kvstore.device_sums import sum_of
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.inprocess import InProcessStore
-from paceline.mx.gluon.clip import GradientClip, ServerClip
+from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.held_values import HeldValues
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
 from paceline.optim.binding import same_bits
 from paceline.updaters import KeyOptions, Options
+from paceline.updaters.gradient import clip_of
 from paceline.updaters.rows import LAZY
 
 _ON_DEVICES = "make the Trainer with update_on_kvstore=False"
@@ -182,19 +185,27 @@ class ServerUpdates(StoreUpdates):
 
     def __init__(self, plan: OptimizerPlan, store: DistStore, clip: GradientClip) -> None:
         super().__init__(plan, store)
-        self._servers = store
-        self._clip = ServerClip(clip, store) if clip else None
+        self._servers, self._clip = store, clip
+        self._clip_rounds = clip.norm is not None and store.policy.merges_rounds
 
     def _options(self, step: int) -> list[Options]:
-        groups = self._plan.groups_at(step)
-        return groups if self._clip is None else self._clip.options(groups)
+        """Return the options per param group; if servers clamp elements, with the bound."""
+        groups, value = self._plan.groups_at(step), self._clip.value
+        if value is None or self._clip.norm is not None:
+            return groups
+        return [group | {"clip_gradient": min(value, clip_of(group) or math.inf)} for group in groups]
 
-    def _exchange(self, trained: Mapping[str, Parameter], scale: float) -> None:
-        scaled = self._scaled(trained, scale)
-        if self._clip is None:
-            self._push_and_pull(trained, scaled)
-        elif grads := self._clip.own(scaled):
-            self._clip.exchange(grads, [trained[key].list_data() for key in grads])
+    def _push_and_pull(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        if self._clip_rounds and grads:
+            self._servers.push(list(grads), list(grads.values()))
+            self._servers.clip_round()
+            self._servers.pull(list(grads), [trained[key].list_data() for key in grads], ignore_sparse=False)
+            return
+        if self._clip.norm is not None and grads:  # servers do not merge: this worker clips its sums over its devices
+            sums = {key: sum_of(devices) for key, devices in grads.items()}
+            factor = self._clip(list(sums.values()), 1.0)
+            grads = {key: [one.mul_(factor)] for key, one in sums.items()}
+        super()._push_and_pull(trained, grads)
 
     def take(self, everything: Mapping[str, Parameter]) -> None:
         """Set the values of all parameters on the servers. Every worker calls it; rank 0's values are used."""

@@ -52,11 +52,7 @@ class SyncBatchNorm(JoinedBatchNorm):
         if torch.is_grad_enabled():
             join_graphs()
         gathered = call.meeting.gather(call.index, f"SyncBatchNorm({self.num_features})", (count, mean, var))
-        return _combine([_to(mean.device, one) for one in gathered])
-
-
-def _to(device: torch.device, one: tuple[int, torch.Tensor, torch.Tensor]) -> tuple[int, torch.Tensor, torch.Tensor]:
-    return one[0], one[1].to(device), one[2].to(device)
+        return _combine([(number, one.to(mean.device), other.to(mean.device)) for number, one, other in gathered])
 
 
 def _combine(parts: Sequence[tuple[int, Any, Any]]) -> tuple[torch.Tensor, torch.Tensor, int]:

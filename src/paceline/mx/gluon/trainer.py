@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -313,7 +314,8 @@ class Trainer:
         if self._store is not None and self._store.num_workers > 1:
             raise ValueError("a GradScaler may skip steps on one worker alone; use bfloat16 with several workers")
         copies = [copy for one in self._trained().values() for copy in one.on_devices()]
-        scaler.step(_ForScaler(copies, partial(self._step, batch_size)))  # type: ignore[arg-type]
+        all_as_one: Any = SimpleNamespace(param_groups=[{"params": copies}], step=partial(self._step, batch_size))
+        scaler.step(all_as_one)
         scaler.update()
 
     def _set_compression(self, params: Compression) -> None:
@@ -332,8 +334,8 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            for one in self._all.values():
-                one.on_set(self._on_set)
+            for key, one in self._all.items():
+                one.on_set(partial(self._updates.assign, key))
             if self._store is not None and self._store.num_workers > 1:
                 self._buffers = SharedBuffers(self._store, self._nets, self._prefix)
             for net in self._nets:
@@ -382,22 +384,6 @@ class Trainer:
     def _start_when_ready(self) -> None:
         if all(net.has_shapes for net in self._nets):
             self._started()
-
-    def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
-        key = next(key for key, one in self._all.items() if one is parameter)
-        self._started().assign(key, data)
-
-
-class _ForScaler:
-    """Shows a ``GradScaler`` all replicas as one optimizer."""
-
-    def __init__(self, params: Sequence[torch.Tensor], step: Callable[[], None]) -> None:
-        self.param_groups = [{"params": params}]
-        self._step = step
-
-    def step(self) -> None:
-        """Run the step: the scaler found no overflow."""
-        self._step()
 
 
 def _by_name(params: Parameters) -> dict[str, Parameter]:

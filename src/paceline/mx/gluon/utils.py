@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from paceline.mx.context import Context, ContextLike, as_contexts, as_in_context, moved
+from paceline.mx.context import ContextLike, as_contexts, as_in_context, moved
 from paceline.mx.gluon.clip import clip_global_norm
 from paceline.tensors import as_tensor
 
@@ -83,7 +83,7 @@ def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split:
 
 def split_and_load(
     data: ArrayLike,
-    devices: ContextLike | Sequence[ContextLike],
+    ctx_list: ContextLike | Sequence[ContextLike],
     batch_axis: int = 0,
     even_split: bool = True,
     work_load_list: Sequence[float] | None = None,
@@ -92,7 +92,7 @@ def split_and_load(
 
     Args:
         data: a tensor or array.
-        devices: one device, or a list of them.
+        ctx_list: one device, or a list of them.
         batch_axis: the axis that counts samples.
         even_split: see :func:`split_data`.
         work_load_list: weights of unequal devices (see :func:`work_load_sizes`); they replace ``even_split``.
@@ -104,25 +104,18 @@ def split_and_load(
     Raises:
         ValueError: the batch cannot be split this way, or the number of weights is not the number of devices.
     """
-    contexts = as_contexts(devices)
+    contexts = as_contexts(ctx_list)
     tensor = as_tensor(data)
     if work_load_list is None:
         slices = [tensor] if len(contexts) == 1 else split_data(tensor, len(contexts), batch_axis, even_split)
+    elif len(work_load_list) != len(contexts):
+        raise ValueError(f"work_load_list has {len(work_load_list)} weights for {len(contexts)} devices")
     else:
-        slices = list(
-            torch.split(tensor, _weighted_sizes(tensor, contexts, batch_axis, work_load_list), dim=batch_axis)
-        )
+        sizes = work_load_sizes(_batch_size(tensor, batch_axis), work_load_list)
+        slices = list(torch.split(tensor, sizes, dim=batch_axis))
     if len(contexts) == 1:
         return [moved(slices[0], contexts[0])]
     return [as_in_context(part, one) for part, one in zip(slices, contexts, strict=True)]
-
-
-def _weighted_sizes(
-    tensor: torch.Tensor, contexts: Sequence[Context], batch_axis: int, weights: Sequence[float]
-) -> list[int]:
-    if len(weights) != len(contexts):
-        raise ValueError(f"work_load_list has {len(weights)} weights for {len(contexts)} devices")
-    return work_load_sizes(_batch_size(tensor, batch_axis), weights)
 
 
 def _batch_size(tensor: torch.Tensor, batch_axis: int) -> int:
