@@ -67,7 +67,8 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
     for flag, variable, factor, _ in _VARIABLES:
         value = getattr(options, flag.removeprefix("--").replace("-", "_"))
         if value is not None:
-            found[variable] = f"{value * factor:g}" if factor == 1 else str(int(value * factor))
+            number = value * factor
+            found[variable] = str(int(number) if number.is_integer() or factor != 1 else number)
     for flag, variable, text, _ in _SWITCHES:
         if getattr(options, flag.removeprefix("--").replace("-", "_")):
             found[variable] = text
@@ -82,7 +83,7 @@ def _count(options: argparse.Namespace) -> int:
             raise UsageError(f"-H {options.hosts!r} has an empty name; it takes host:slots, as in localhost:2")
         if host not in (*_LOCAL_HOSTS, os.uname().nodename):
             raise UsageError(f"{host} is another host; start ranks there by mpirun, torchrun or a cluster manager")
-        if count and not count.isdigit():
+        if count and not count.isdecimal():
             raise UsageError(f"-H {part!r} is not host:slots")
         slots += int(count or 1)
     wanted = options.num_proc if options.num_proc is not None else slots
