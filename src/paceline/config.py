@@ -44,7 +44,7 @@ BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
 
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 #: Most processes of a role, largest other whole number, and largest speed: messages take no more.
-_MOST_PROCESSES, _MOST, _MOST_SPEED, _MOST_PORT = 1_000_000, 2**48, 1e15, 65535
+_MOST_PROCESSES, _MOST, MOST_SPEED, _MOST_PORT = 1_000_000, 2**48, 1e15, 65535
 #: Most characters of names: files are named after a job, and a name in DNS has at most 253.
 _LONGEST = {"job_id": 200, "host": 253}
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -381,7 +381,7 @@ def check(settings: Settings) -> None:
     for name, what in (("staleness", "rounds"), ("regroup_rounds", "rounds"), ("age", "missed updates")):
         if (getattr(settings, name) or 0) < 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}; it is a number of {what}, 0 or more")
-    if not 0 < settings.weight <= _MOST_SPEED:
+    if not 0 < settings.weight <= MOST_SPEED:
         raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.scheduler and not settings.insecure and not settings.job_key:
         raise ConfigError(
@@ -426,7 +426,7 @@ def _check_speeds(settings: Settings) -> None:
     except ValueError:
         speeds = [0.0]
     is_wrong_count = bool(settings.scheduler) and len(speeds) not in (0, settings.num_servers)
-    if is_wrong_count or not all(0 < speed <= _MOST_SPEED for speed in speeds):
+    if is_wrong_count or not all(0 < speed <= MOST_SPEED for speed in speeds):
         raise ConfigError(
             f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
             f"{settings.num_servers} servers, as in 1,2.5; nor measured"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from paceline.config import MOST_SPEED
+
 LOCALHOST = "127.0.0.1"
 
 #: ``name``, ``name:port``, ``[IPv6]`` or ``[IPv6]:port``, each with ``user@`` in front.
@@ -44,8 +46,8 @@ class Host:
             raise ValueError(f"host {self.name}: port {self.port} does not exist")
         if self.slots is not None and self.slots < 0:
             raise ValueError(f"host {self.name}: slots={self.slots}; it is 0 or more")
-        if not self.weight > 0:
-            raise ValueError(f"host {self.name}: weight={self.weight:g}; it is above 0")
+        if not 0 < self.weight <= MOST_SPEED:
+            raise ValueError(f"host {self.name}: weight={self.weight:g}; it is above 0, and at most {MOST_SPEED:g}")
 
     def __str__(self) -> str:
         return self.name

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from paceline.config import MOST_SPEED
 from paceline.launch.host_list import Host, parse_host_list
 from paceline.naming import nearest, suggestion
 
@@ -64,8 +65,8 @@ class WorkerGroup:
             raise ValueError(f"group {self.name}: n={self.count}; a group has at least 1 worker")
         if self.slots is not None and self.slots < 1:
             raise ValueError(f"group {self.name}: slots={self.slots}; it is at least 1")
-        if self.weight is not None and not self.weight > 0:
-            raise ValueError(f"group {self.name}: weight={self.weight:g}; it is above 0")
+        if self.weight is not None and not 0 < self.weight <= MOST_SPEED:
+            raise ValueError(f"group {self.name}: weight={self.weight:g}; it is above 0, and at most {MOST_SPEED:g}")
 
 
 def parse_group(text: str) -> WorkerGroup:
