@@ -51,7 +51,7 @@ def test_group_of_a_table_is_that_of_the_command_line() -> None:
         ("a: count", "'count' is not one of n, count, hosts"),
         ("A: n=1", "group 'A': a name is of lower-case letters"),
         ("a: n=1, weight=0", "weight=0"),
-        ("a: n=1, weight=1e16", "weight=1e.16; it is above 0, and at most 1e.15"),
+        ("a: n=1, weight=1e16", "weight=1e+16; it is above 0, and at most 1e+15"),
     ],
 )
 def test_mistake_is_explained(text: str, message: str) -> None:

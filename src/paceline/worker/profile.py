@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from paceline.hetero import WorkerRound
@@ -12,6 +11,7 @@ from paceline.hetero.files import report_text, steps_line, steps_text
 from paceline.hetero.measured import speed_of
 from paceline.hetero.step_noise import WINDOW, Counted, count
 from paceline.observe.account import WAIT, Steps
+from paceline.whole_files import write_whole
 from paceline.wire import messages as m
 from paceline.worker.stores import WorkerStores
 
@@ -123,7 +123,7 @@ class Profile:
     """
 
     def __init__(self, path: str, rounds: int, steps: str = "") -> None:
-        self._path, self._rounds, self._steps, self._prints = Path(path), rounds, steps, path == "-"
+        self._path, self._rounds, self._steps, self._prints = path, rounds, steps, path == "-"
         self._is_over = False
 
     def check(self, session: Team) -> None:
@@ -143,10 +143,10 @@ class Profile:
         if session.rank == 0 and all(said) and self._prints:
             print(report_text(said, _update_s(session), session.stores.elements, session.store_type), flush=True)
         elif session.rank == 0 and all(said):  # not if the script has ended on a worker before
-            self._path.write_text("".join(one.partition("\n")[0] + "\n" for one in said))
+            write_whole(self._path, "".join(one.partition("\n")[0] + "\n" for one in said))
             if self._steps:
                 lines = [one.partition("\n")[2] for one in said]
-                Path(self._steps).write_text(steps_text(lines, _update_s(session), hands_out=session.hands_out))
+                write_whole(self._steps, steps_text(lines, _update_s(session), hands_out=session.hands_out))
         raise SystemExit(0)
 
 

@@ -35,6 +35,7 @@ from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.systems import signal
+from paceline.whole_files import write_whole
 
 _SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")
@@ -134,11 +135,7 @@ class InsideJob(Job):
     def wait(self) -> int:
         """Run the job and return its exit code."""
         _heed_notices()
-        folder = Path(self._request.folder)
-        try:
-            folder.mkdir(mode=0o700)  # one that is there may have a script of somebody else
-        except OSError as error:
-            raise LaunchError(f"the folder of the job cannot be made: {error}") from error
+        folder = _made_folder(self._request)
         try:
             return _run(self._request.spec, self._request.machine, folder)
         finally:
@@ -149,22 +146,20 @@ class SgeJob(Job):
     """A job of Grid Engine."""
 
     def __init__(self, request: SgeRequest) -> None:
-        self._folder = Path(request.folder)
+        self._folder = _made_folder(request)
         self._ended = False
         self._tails: list[FileTail] = []
         try:
-            self._folder.mkdir(mode=0o700)
-            spec = self._folder / _SPEC
-            spec.touch(0o600)  # it holds the user's variables
-            spec.write_text(json.dumps([to_json(request.spec), dict(request.environ), request.machine.python]))
+            text = json.dumps([to_json(request.spec), dict(request.environ), request.machine.python])
+            write_whole(self._folder / _SPEC, text, 0o600)  # it holds the user's variables
             script = self._folder / "script"
             script.write_text(request.script)
             self.id = run_program(["qsub", "-terse", str(script)], _PACKAGE).strip()
             self._canceller = Canceller(["qdel", self.id])
-        except OSError as error:
-            raise LaunchError(f"the folder of the job cannot be made: {error}") from error
-        except BaseException:  # also Ctrl-C
+        except BaseException as error:  # also Ctrl-C
             shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise LaunchError(f"the folder of the job cannot be written to: {error}") from error
             raise
 
     def wait(self) -> int:
@@ -224,6 +219,15 @@ class SgeJob(Job):
         except (FileNotFoundError, ValueError):
             print(f"[launch] Grid Engine ended job {self.id}: qacct -j {self.id} says why", file=sys.stderr, flush=True)
             return 1
+
+
+def _made_folder(request: SgeRequest) -> Path:
+    folder = Path(request.folder)
+    try:
+        folder.mkdir(mode=0o700)  # one that is there may have a script of somebody else
+    except OSError as error:
+        raise LaunchError(f"the folder of the job cannot be made: {error}") from error
+    return folder
 
 
 def options_of(spec: JobSpec) -> SgeOptions:
@@ -346,9 +350,7 @@ def main(words: Sequence[str]) -> int:
     except (PacelineError, ValueError) as error:
         print(f"paceline launch: {error}", file=sys.stderr)
         code = 1
-    unfinished = folder / f"{_CODE}.new"
-    unfinished.write_text(str(code))
-    unfinished.rename(folder / _CODE)
+    write_whole(folder / _CODE, str(code))
     return code
 
 
