@@ -14,7 +14,7 @@ from paceline.hetero.groups import ALIKE, MAX_GROUPS
 from paceline.launch.preflight import read_text
 from paceline.observe.table import plain
 from paceline.sim.plots import check_path, new_figure, save
-from paceline.whole_files import write_whole
+from paceline.text_files import write_text
 
 OPTIONS = (
     Option(("--groups",), "where to write the groups file, for --groups of paceline launch", "FILE"),
@@ -90,7 +90,7 @@ def _write(path: str | None, text: str) -> None:
     if path is None:
         return
     try:
-        write_whole(path, text)
+        write_text(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

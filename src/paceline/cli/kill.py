@@ -34,6 +34,8 @@ End a job and everything it has started; or, with -H or --here, end the processe
 list of them and a question."""
 #: How long a job may take to end after each signal.
 _END_S = 20.0
+#: How long a host may take to answer, and to end what it has.
+_HOST_S = 60.0
 _HEAD = ("pid", "user", "job", "role", "rank", "age", "command")
 _COMMAND_WIDTH = 80
 
@@ -135,7 +137,7 @@ def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> 
     script = f"PYTHONPATH={shlex.quote(path)}; export PYTHONPATH; {search}"
     shown, has_failed = list[str](), False
     commands = {host.name: over_ssh(ssh, host, ["sh", "-c", script]) for host in hosts}
-    for name, code, said in run_all(commands):
+    for name, code, said in run_all(commands, _HOST_S):
         lines = (said.strip() or f"no word (exit code {code})").splitlines()
         print("\n".join(f"{name}: {line}" for line in lines), flush=True)
         shown, has_failed = [*shown, *lines], has_failed or code != 0

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from paceline.errors import LaunchError
 from paceline.launch.processes import birth
 from paceline.naming import meant
+from paceline.text_files import write_text
 from paceline.user_folder import folder
-from paceline.whole_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class JobRecord:
 
 def write(record: JobRecord) -> None:
     """Write a job's file, or replace it."""
-    write_whole(folder() / f"{record.id}.json", json.dumps(asdict(record)), 0o600)
+    write_text(folder() / f"{record.id}.json", json.dumps(asdict(record)), 0o600)
 
 
 def remove(job_id: str) -> None:

@@ -11,7 +11,7 @@ from paceline.hetero.files import report_text, steps_line, steps_text
 from paceline.hetero.measured import speed_of
 from paceline.hetero.step_noise import WINDOW, Counted, count
 from paceline.observe.account import WAIT, Steps
-from paceline.whole_files import write_whole
+from paceline.text_files import write_text
 from paceline.wire import messages as m
 from paceline.worker.stores import WorkerStores
 
@@ -143,10 +143,10 @@ class Profile:
         if session.rank == 0 and all(said) and self._prints:
             print(report_text(said, _update_s(session), session.stores.elements, session.store_type), flush=True)
         elif session.rank == 0 and all(said):  # not if the script has ended on a worker before
-            write_whole(self._path, "".join(one.partition("\n")[0] + "\n" for one in said))
+            write_text(self._path, "".join(one.partition("\n")[0] + "\n" for one in said))
             if self._steps:
                 lines = [one.partition("\n")[2] for one in said]
-                write_whole(self._steps, steps_text(lines, _update_s(session), hands_out=session.hands_out))
+                write_text(self._steps, steps_text(lines, _update_s(session), hands_out=session.hands_out))
         raise SystemExit(0)
 
 

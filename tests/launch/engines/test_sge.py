@@ -86,7 +86,7 @@ def test_full_disk_leaves_no_folder_with_the_variables_of_the_user(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sge, "write_whole", full)
+    monkeypatch.setattr(sge, "write_text", full)
     request = sge.SgeRequest(JobSpec(("x",), 1, 1), Machine("py"), "", str(tmp_path / "job"), "", {}, inside=False)
     with pytest.raises(LaunchError, match="No space left on device"):
         sge.SgeJob(request)

@@ -35,7 +35,7 @@ from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.systems import signal
-from paceline.whole_files import write_whole
+from paceline.text_files import write_text
 
 _SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")
@@ -151,7 +151,7 @@ class SgeJob(Job):
         self._tails: list[FileTail] = []
         try:
             text = json.dumps([to_json(request.spec), dict(request.environ), request.machine.python])
-            write_whole(self._folder / _SPEC, text, 0o600)  # it holds the user's variables
+            write_text(self._folder / _SPEC, text, 0o600)  # it holds the user's variables
             script = self._folder / "script"
             script.write_text(request.script)
             self.id = run_program(["qsub", "-terse", str(script)], _PACKAGE).strip()
@@ -350,7 +350,7 @@ def main(words: Sequence[str]) -> int:
     except (PacelineError, ValueError) as error:
         print(f"paceline launch: {error}", file=sys.stderr)
         code = 1
-    write_whole(folder / _CODE, str(code))
+    write_text(folder / _CODE, str(code))
     return code
 
 

@@ -184,8 +184,10 @@ class SlurmJob(Job):
 
     def _state(self) -> tuple[str, int]:
         """Return Slurm's word for the job's state, and its exit code."""
-        text = run_program(["scontrol", "show", "job", "-o", self.id], _PACKAGE).splitlines()[0]
+        text = run_program(["scontrol", "show", "job", "-o", self.id], _PACKAGE).partition("\n")[0]
         found = dict(re.findall(r"(\w+)=(\S*)", text))
+        if not found.keys() >= {"JobState", "ExitCode"}:
+            raise LaunchError(f"scontrol says nothing of the state of job {self.id}: {text!r}")
         code, _, signum = found["ExitCode"].partition(":")
         return found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
 

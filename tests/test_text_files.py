@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from paceline.whole_files import write_whole
+from paceline.text_files import write_text
 
 
 def test_file_is_replaced_also_behind_a_link(tmp_path: Path) -> None:
     file, link = tmp_path / "file", tmp_path / "link"
     link.symlink_to(file)
     for text in ("one", "two"):
-        write_whole(link, text)
+        write_text(link, text)
         assert file.read_text() == text
     assert link.is_symlink()
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_mode_is_that_of_a_new_file(tmp_path: Path) -> None:
-    write_whole(tmp_path / "secret", "key", 0o600)
+    write_text(tmp_path / "secret", "key", 0o600)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_device_is_written_to() -> None:
-    write_whole("/dev/null", "text")
+    write_text("/dev/null", "text")
     assert not Path("/dev/null").is_file()
     with pytest.raises(OSError, match="No space left") as caught:
-        write_whole("/dev/full", "text")
+        write_text("/dev/full", "text")
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -42,7 +42,7 @@ def test_file_that_cannot_be_written_is_as_it_was(tmp_path: Path) -> None:
     try:
         for path in (file, tmp_path / "other"):
             with pytest.raises(OSError, match="File too large"):
-                write_whole(path, 20 * "x")
+                write_text(path, 20 * "x")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: str | Path, text: str, mode: int = 0o666) -> None:
+def write_text(path: str | Path, text: str, mode: int = 0o666) -> None:
     """Write a file, or replace it; a device or a pipe of that name is written to.
 
     Raises:
