@@ -53,7 +53,7 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
         groups = group_by_speed(list(speeds.values()))
         measured = parse_steps(steps_of_all)
         choice = choose(measured, groups)
-    except (ImportError, ValueError) as error:
+    except ValueError as error:
         raise LaunchError(str(error)) from error
     regroup = {"regroup_rounds": str(REGROUP_ROUNDS)}
     print(f"groups by measured speed:\n{groups_text(groups, speeds)}dist_auto: {choice.sentence}", flush=True)

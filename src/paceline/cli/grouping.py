@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.errors import ConfigError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
@@ -53,10 +53,8 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(f"--alike is {options.alike:g}; it is a ratio above 1")
     _check_outputs(files[0], options)
     speeds = _read(files[0])
-    try:
+    with usage_errors():
         groups = group_by_speed(list(speeds.values()), options.alike, options.max_groups)
-    except (ImportError, ValueError) as error:
-        raise UsageError(str(error)) from error
     text = groups_text(groups, speeds)
     if options.plot is not None:
         _draw(speeds, groups, options.plot)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.config import from_environment
 from paceline.errors import ConfigError
 from paceline.hetero import Speed
@@ -162,10 +162,8 @@ def _model(options: argparse.Namespace, cluster: SimulatedCluster) -> list[Array
     if options.model is not None and options.bytes is not None:
         raise UsageError("--model and --bytes both say the size of the model; give one")
     if options.model is not None:
-        try:
+        with usage_errors("--model: "):
             return arrays(options.model)
-        except ValueError as error:
-            raise UsageError(f"--model: {error}") from None
     if options.bytes is None and not cluster.model_bytes:
         raise UsageError(
             "--model or --bytes is missing: the size of the model, as in --model resnet50 or --bytes 102MB"

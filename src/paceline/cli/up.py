@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from typing import TextIO
 
 from paceline.cli import launch, launch_options, up_text
-from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
+from paceline.cli.options import Option, Parser, UsageError, split_command, usage_errors, words_of
 from paceline.cli.running import ask
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
@@ -153,10 +153,8 @@ class Dialogue:
         if parsed.launcher not in _LAUNCHERS:
             raise UsageError(f"--launcher {parsed.launcher}: paceline up runs jobs with {', '.join(_LAUNCHERS)}")
         self._launcher = parsed.launcher
-        try:
+        with usage_errors():
             return launch.job_spec(parsed, self._command)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
 
     def run(self) -> int:
         """Ask and answer until the job has run, or is not wanted."""
@@ -208,11 +206,9 @@ class Dialogue:
     def _check(self) -> list[Finding]:
         """Return the known facts of each host."""
         chosen = backend(self._launcher)
-        try:
+        with usage_errors():
             request = chosen.plan(self._spec, Machine.here())
             check_unread(self._launcher, self._spec)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         chosen.check(request)
         command: Callable[[Host], Sequence[str]] = _agent_here
         uncopied: dict[str, str] = {}
