@@ -173,11 +173,7 @@ class Settings:
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
     def merges_locally(self, merge: str) -> bool:
-        """Whether the pushes of a host's workers are summed there; not where workers change groups.
-
-        Args:
-            merge: the merge setting of the store's policy.
-        """
+        """Whether the pushes of a host's workers are summed there; not where workers change groups."""
         return self.local_merge and not (self.regroup_rounds and merge == "groups")
 
     @property

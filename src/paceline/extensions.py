@@ -41,11 +41,7 @@ _registered: dict[str, dict[str, Any]] = {kind: {} for kind in GROUPS}
 
 
 def register(kind: str, name: str = "") -> Callable[[T], T]:
-    """Return a decorator that makes a class or function known in this process.
-
-    Args:
-        kind: one of the module's table.
-        name: under which it is found; by default its attribute ``name``.
+    """Return a decorator that makes a class or function known in this process, by default under its ``name``.
 
     Raises:
         ValueError: unknown kind, no name, or another class or function has it.
@@ -77,13 +73,7 @@ def registered(kind: str) -> dict[str, Any]:
 
 
 def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> Any:
-    """Return the object of a name.
-
-    Args:
-        kind: one of the module's table.
-        name: as registered, or of an entry point.
-        others: further names that the caller knows, for the error.
-        what: the kind as the caller's users call it, for the error.
+    """Return the object of a name. For errors: other names that the caller knows, and what its users call the kind.
 
     Raises:
         ValueError: unknown name, or the package of the entry point cannot be imported.

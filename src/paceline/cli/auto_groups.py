@@ -27,10 +27,6 @@ REGROUP_ROUNDS = 5
 def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpec | int:
     """Return the job with groups and a choice by measurement; or the exit code of a measurement that failed.
 
-    Args:
-        spec: the job; its script may end before :data:`ROUNDS` rounds only if that is an error.
-        run: runs a job, and returns its exit code.
-
     Raises:
         LaunchError: there are no measurements, or scikit-learn is not installed.
     """

@@ -126,13 +126,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 class Dialogue:
-    """One use of ``paceline up``.
-
-    Args:
-        options: the parsed options.
-        words: the options as they were given.
-        command: the script and its arguments.
-    """
+    """One use of ``paceline up``; ``words`` are the options as they were given."""
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str], command: Sequence[str]) -> None:
         self._options, self._command = options, list(command)
@@ -329,12 +323,7 @@ def output_of(
 ) -> str:
     """Run ``paceline launch`` and return all that it printed. However this ends, nothing of it is left running.
 
-    Args:
-        words: options and command.
-        what: its purpose, for errors.
-        environ: its environment.
-        deadline_s: how long it may take.
-        tick: called now and then with its process id.
+    ``tick`` is called now and then with its process id; errors call it ``what``.
 
     Raises:
         LaunchError: it failed, with its last lines; or took too long.

@@ -137,10 +137,6 @@ def backend(name: str) -> Backend[Any]:
 def check_unread(name: str, spec: JobSpec) -> None:
     """Refuse parts of a job that a launcher does not read, as far as it names the parts that it reads.
 
-    Args:
-        name: the launcher's name.
-        spec: the job.
-
     Raises:
         ValueError: a group has such a key, or a directory is to be copied; the message says which launchers read it.
     """

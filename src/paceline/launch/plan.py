@@ -120,11 +120,7 @@ class JobPlan:
         return next((process for process in self if process.role == "scheduler"), None)
 
     def may_go_on(self, environ: Mapping[str, str]) -> bool:
-        """Tell whether the job may go on when a worker dies: its scheduler decides.
-
-        Args:
-            environ: variables that every process inherits.
-        """
+        """Tell whether the job may go on when a worker dies: its scheduler, which inherits ``environ``, decides."""
         name, scheduler = variable("on_worker_death"), self.scheduler
         return scheduler is not None and (scheduler.env.get(name) or environ.get(name)) != "stop"
 
@@ -151,9 +147,7 @@ class JobPart:
 def job_parts(spec: JobSpec, plan: JobPlan) -> list[JobPart]:
     """Return scheduler, servers, and the worker groups; without groups all workers are the part ``worker``.
 
-    Args:
-        spec: the job.
-        plan: its plan, made with ``alone=True``.
+    The plan was made with ``alone=True``.
     """
     by_role = {role: tuple(process for process in plan if process.role == role) for role in ("scheduler", "server")}
     parts = [JobPart(role, role, processes) for role, processes in by_role.items() if processes]

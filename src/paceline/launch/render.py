@@ -15,10 +15,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 def describe(plan: JobPlan, commands: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
     """Return the plan as text: one block per process. Secrets are masked, other late values are described.
 
-    Args:
-        plan: the job's plan.
-        commands: commands that the launcher runs, before and to reach the hosts.
-        environ: variables that all processes on other hosts inherit.
+    Before them come the commands that the launcher runs, and the variables that processes on other hosts inherit.
     """
     blocks = [_summary(plan)]
     if commands:

@@ -134,10 +134,7 @@ def group_from_table(name: str, table: Mapping[str, Any]) -> WorkerGroup:
 def amount(name: str, text: str, plain: float | None = 1) -> float:
     """Return an amount of a resource, as in ``2``, ``0.5``, ``500M`` or ``8Gi``.
 
-    Args:
-        name: name of the resource, for messages.
-        text: the amount as text.
-        plain: factor for a number without a unit; None: it needs one.
+    A number without a unit counts ``plain``; None: it needs one.
 
     Raises:
         ValueError: it is none.
@@ -152,10 +149,6 @@ def amount(name: str, text: str, plain: float | None = 1) -> float:
 
 def whole(name: str, text: str) -> int:
     """Return an amount of a resource that an engine gives as a whole only.
-
-    Args:
-        name: name of the resource, for messages.
-        text: the amount as text.
 
     Raises:
         ValueError: it is none.

@@ -30,15 +30,9 @@ def run_program(
     limit_s: float = _CALL_S,
     name: str = "",
 ) -> str:
-    """Run a program of an engine and return its output.
+    """Run a program of an engine and return its output; ``text`` is its stdin.
 
-    Args:
-        words: its command line.
-        package: the package that has it, for the message if it is missing.
-        text: its stdin.
-        environ: variables besides the launcher's own.
-        limit_s: how long it may take.
-        name: name of the call in messages; empty: the program's.
+    ``package`` is what to install if it is missing; ``name`` is that of the call in messages.
 
     Raises:
         LaunchError: it is missing, does not answer, or fails; with its message.
@@ -61,11 +55,7 @@ def run_program(
 
 
 class Patience:
-    """Asks an engine that may not answer for a while, as when its controller starts again: a job goes on meanwhile.
-
-    Args:
-        limit_s: how long it may give no answer.
-    """
+    """Asks an engine that may not answer for a while, as when its controller starts again: a job goes on meanwhile."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -92,12 +82,7 @@ class Patience:
 
 
 class FileTail:
-    """Shows the additions to a growing file since the last look.
-
-    Args:
-        path: path of the file, which need not exist yet.
-        out: where they go.
-    """
+    """Shows the additions to a growing file, which need not exist yet, since the last look."""
 
     def __init__(self, path: Path, out: TextIO) -> None:
         self._path, self._out, self._shown = path, out, 0

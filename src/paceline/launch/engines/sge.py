@@ -246,16 +246,7 @@ def options_of(spec: JobSpec) -> SgeOptions:
 
 
 def job_script(spec: JobSpec, options: SgeOptions, python: str, folder: str, directory: str, pythonpath: str) -> str:
-    """Return the script. It asks for a slot per worker and server; the scheduler needs next to nothing.
-
-    Args:
-        spec: the job spec.
-        options: as :func:`options_of` returns them.
-        python: interpreter of the launcher inside.
-        folder: the job's folder, on a file system that all hosts share.
-        directory: processes' working directory.
-        pythonpath: the launcher's ``PYTHONPATH``.
-    """
+    """Return the script. It asks for a slot per worker and server; the scheduler needs next to nothing."""
     lines = [f"-N pl-{spec.job_id}", f"-pe {options.pe} {spec.num_workers + spec.servers}"]
     lines += [f"-q {options.queue}"] if options.queue else []
     lines += [f"-l {options.resources}"] if options.resources else []

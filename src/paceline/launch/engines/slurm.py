@@ -135,13 +135,7 @@ class SlurmBackend:
 
 
 class SlurmJob(Job):
-    """A batch job.
-
-    Args:
-        job_id: Slurm's.
-        path: path of its output.
-        detach: :meth:`wait` returns at once, and the job outlives the launcher.
-    """
+    """A batch job with its output at ``path``. With ``detach`` it outlives the launcher, which does not wait."""
 
     def __init__(self, job_id: str, path: Path, detach: bool = False) -> None:
         self.id = job_id

@@ -51,13 +51,7 @@ class LauncherLostError(PacelineError):
 
 
 class Agent:
-    """Serves one launcher on stdin and stdout.
-
-    Args:
-        in_fd: source of the launcher's lines.
-        out_fd: target of our lines.
-        environ: variables that processes inherit.
-    """
+    """Serves one launcher on stdin and stdout; processes inherit ``environ``."""
 
     def __init__(self, in_fd: int, out_fd: int, environ: Mapping[str, str]) -> None:
         self._in_fd, self._out_fd = in_fd, out_fd

@@ -51,15 +51,7 @@ class Finding:
 
 
 class Doctor:
-    """Opens an agent on each host and asks it.
-
-    Args:
-        hosts: hosts to check.
-        command: command that runs an agent on a host.
-        explain: explanation of a remote shell's end.
-        timeout_s: limit for each step.
-        shares: the hosts need this directory.
-    """
+    """Opens an agent on each host and asks it; each step has a limit. ``shares``: the hosts need this directory."""
 
     def __init__(
         self, hosts: Sequence[Host], command: HostCommand, explain: Explain, timeout_s: float, *, shares: bool = True
@@ -182,12 +174,7 @@ def _versions(findings: Mapping[str, Finding]) -> dict[str, str]:
 
 
 def facts(interface: str, witness: str) -> dict[str, Any]:
-    """Return versions of packages, the interface's address, and whether a file of the launcher is in this directory.
-
-    Args:
-        interface: name, address or CIDR; empty: none is wanted.
-        witness: name of the file.
-    """
+    """Return versions of packages, the address of a wanted interface, and whether a file is in this directory."""
     from importlib import metadata  # a tenth of the start of an agent, most of which check nothing
 
     versions = {}

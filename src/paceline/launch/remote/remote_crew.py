@@ -34,10 +34,7 @@ _SCHEDULER = ProcessName("scheduler", 0)
 class RemoteCrew(Processes):
     """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
-    Args:
-        around: selector, console, and the taker of events.
-        request: the plan, with hosts and interfaces, and how hosts are reached. Each host's own interpreter takes the
-            place of the launcher's in commands.
+    Each host's own interpreter takes the place of the launcher's in commands.
     """
 
     def __init__(self, around: Surroundings, request: RemoteRequest) -> None:

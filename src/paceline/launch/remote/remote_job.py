@@ -38,12 +38,7 @@ class RemoteJob(SupervisedJob):
 
 
 class BrokeredJob(RemoteJob):
-    """A job whose remote shells reach the engine's processes through a broker; that ends with :meth:`wait`.
-
-    Args:
-        request: the job to run.
-        broker: the broker, not started yet.
-    """
+    """A job whose remote shells reach the engine's processes through a broker, which ends with the job."""
 
     def __init__(self, request: RemoteRequest, broker: Broker) -> None:
         self._broker = broker

@@ -45,11 +45,7 @@ _PREFIXES = (
 def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[str]:
     """Return the command that runs an agent in a directory. It has no secrets: they travel on the agent's stdin.
 
-    Args:
-        given: interpreter that the user names, and no other; empty: the first of these that the host has.
-        own: the launcher's interpreter.
-        directory: the job's directory.
-        pythonpath: ``PYTHONPATH`` on the host.
+    The interpreter is the one that the user names, else the launcher's own if the host has it, else ``python3``.
     """
     return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
 
@@ -139,14 +135,9 @@ class RemoteRequest:
 def remote_request(
     plan: JobPlan, machine: Machine, python: str, reach: Callable[[Host, list[str]], list[str]], private: str = ""
 ) -> RemoteRequest:
-    """Return the request of a backend whose engine runs a command on a host.
+    """Return the request of a backend whose engine runs a command on a host: ``reach`` gives its words.
 
-    Args:
-        plan: the job's plan.
-        machine: where the launcher runs.
-        python: interpreter on the hosts that the user names; empty: the launcher's, or ``python3``.
-        reach: gives the command that runs another one on a host.
-        private: a variable that no other host gets.
+    No other host gets the variable ``private``.
     """
     environ = forwarded(machine.environ, OWNED | {private})
     script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))

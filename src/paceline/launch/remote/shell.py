@@ -166,12 +166,7 @@ def shell_command(python: str, request: str) -> list[str]:
 
 
 class Broker:
-    """A child process with a folder for its socket. It ends, with all that it holds, when its stdin is closed.
-
-    Args:
-        name: name for messages and the folder: ``hub``.
-        module: module that it runs.
-    """
+    """A child process that runs a module, and a folder for its socket. It ends, with all it holds, with its stdin."""
 
     def __init__(self, name: str, module: str) -> None:
         self._name, self._module = name, module
@@ -184,12 +179,7 @@ class Broker:
         self.socket = str(self._folder / "socket")
 
     def start(self, line: str, environ: Mapping[str, str] | None = None) -> None:
-        """Start the process.
-
-        Args:
-            line: its task, for its stdin.
-            environ: variables besides the launcher's own.
-        """
+        """Start the process, with a line for its stdin: its task."""
         with open(self._folder / "errors", "wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self._module],

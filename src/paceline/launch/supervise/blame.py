@@ -71,12 +71,9 @@ class _Word:
 
 
 class Blame:
-    """The evidence on one job.
+    """The evidence on one job that began at a time in seconds; later times are on the same clock.
 
-    Args:
-        began: the time of the start, in seconds; later times are on the same clock.
-        has_scheduler: a scheduler runs, or will.
-        may_go_on: the scheduler says of each worker that dies whether the others go on without it.
+    ``may_go_on``: the scheduler says of each worker that dies whether the others go on without it.
     """
 
     def __init__(self, began: float, has_scheduler: bool, may_go_on: bool = False) -> None:
@@ -92,14 +89,7 @@ class Blame:
     # ---- evidence ----------------------------------------------------------------------------------------------------
 
     def note_exit(self, member: ProcessName, code: int, now: float, detail: str = "") -> None:
-        """Note that a process has exited by itself.
-
-        Args:
-            member: the process.
-            code: its exit code, 128 + n after signal n.
-            now: the time.
-            detail: knowledge of whoever runs the process.
-        """
+        """Note that a process has exited by itself; ``detail`` is the knowledge of whoever runs it."""
         if member == _SCHEDULER:
             self._scheduler_runs = False
             self.stop_waiting(now)
@@ -225,14 +215,9 @@ def failure_block(
     host: str = LOCALHOST,
     story: str = "",
 ) -> bytes:
-    """Describe which process failed first, how, after how long, its last lines, and how the others exited.
+    """Describe which process failed first, how, after how long, its last lines, and how the others exited afterwards.
 
-    Args:
-        failure: the first failure.
-        tail: the last lines of the process that failed, as it printed them.
-        aftermath: exit codes of the processes that exited by themselves afterwards.
-        host: its host.
-        story: the job whose processes have left their last events; empty: none have.
+    ``story`` is the job whose processes have left their last events; empty: none have.
     """
     head = f"failed: {failure.reason}, {failure.after_s:.1f} s after the start"
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
@@ -242,13 +227,7 @@ def failure_block(
 
 
 def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> bytes:
-    """Describe a worker that died while the others went on.
-
-    Args:
-        lost: the worker, how it ended, and when.
-        tail: the last lines that it printed.
-        host: its host.
-    """
+    """Describe a worker that died while the others went on."""
     head = f"died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
     return _block(lost, host, head, _last_lines(tail))
 

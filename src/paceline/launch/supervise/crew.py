@@ -95,12 +95,8 @@ class Processes(abc.ABC):
 class LocalCrew(Processes):
     """The processes of one job on this host, and the pipes on which they print.
 
-    Args:
-        selector: gets a callable as the data of every pipe; the loop calls it when the pipe can be read.
-        output: target of output.
-        register: called in every new process before it becomes its command.
-        environ: variables that every process inherits.
-        take: is called with events.
+    The loop calls the data of each pipe of the selector that can be read. ``register`` is called in every new process
+    before it becomes its command, ``take`` with events.
     """
 
     def __init__(

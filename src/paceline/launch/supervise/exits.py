@@ -42,12 +42,7 @@ class _Seen:
 
 
 class Exits:
-    """The processes that are to exit since a time.
-
-    Args:
-        graces: limits, with ``idle_s`` and ``leave_s``.
-        now: seconds on the caller's clock.
-    """
+    """The processes that are to exit since a time."""
 
     def __init__(self, graces: Graces, now: float) -> None:
         self._graces = graces

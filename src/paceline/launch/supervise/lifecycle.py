@@ -106,13 +106,9 @@ _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
 class JobLifecycle:
-    """The state of one job.
+    """The state of one job that starts now, its members in that order; times are seconds on one clock.
 
-    Args:
-        members: every process of the plan, in the order they start.
-        graces: how long each phase may take.
-        now: the time of the start, in seconds; later times are on the same clock.
-        may_go_on: the job may go on when a worker dies; its scheduler decides.
+    ``may_go_on``: the job may go on when a worker dies; its scheduler decides.
     """
 
     def __init__(self, members: Sequence[ProcessName], graces: Graces, now: float, may_go_on: bool = False) -> None:

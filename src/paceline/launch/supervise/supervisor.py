@@ -111,13 +111,7 @@ def local_crew(environ: Mapping[str, str]) -> CrewMaker:
 
 
 class Supervisor:
-    """Runs one plan to its end and leaves nothing running.
-
-    Args:
-        plan: the plan to run.
-        known: the late values known before the start.
-        make_crew: maker of the crew that starts the processes.
-    """
+    """Runs one plan to its end and leaves nothing running; ``known`` are the late values known before the start."""
 
     def __init__(self, plan: JobPlan, known: Mapping[Late, str], make_crew: CrewMaker) -> None:
         self._processes = {process.member: process for process in plan}
@@ -333,10 +327,7 @@ class Supervisor:
 class SupervisedJob(Job):
     """A job that this process supervises; it runs while :meth:`wait` does.
 
-    Args:
-        plan: the plan to run.
-        make_crew: maker of the crew that starts the processes, for each run anew.
-        known: late values that are alike in all runs.
+    Each run has a crew of its own; ``known`` are late values that are alike in all.
     """
 
     def __init__(self, plan: JobPlan, make_crew: CrewMaker, known: Mapping[Late, str] | None = None) -> None:

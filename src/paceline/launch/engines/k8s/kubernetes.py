@@ -60,13 +60,7 @@ _KINDS = {
 
 
 class KubernetesCrew(Processes):
-    """Creates the objects of a job, follows its pods, and deletes everything.
-
-    Args:
-        around: the supervisor's objects.
-        manifests: objects to create in the first run.
-        kubectl: calls the cluster.
-    """
+    """Creates the objects of a job, follows its pods, and deletes everything; ``manifests`` are those of run 0."""
 
     hears_scheduler = False
 
