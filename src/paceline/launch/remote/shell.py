@@ -119,18 +119,8 @@ def read_request(connection: socket.socket) -> Any:
     return json.loads(text)
 
 
-def accept_all(
-    listener: socket.socket,
-    take: Callable[[socket.socket], None],
-    note: Callable[[socket.socket], None] = lambda connection: None,
-) -> None:
-    """Give every connection to ``take``, each in a thread; returns at once.
-
-    Args:
-        listener: accepts the connections.
-        take: is called with each of them, and ends with it.
-        note: is called with each of them first, one after the other, and does not wait.
-    """
+def accept_all(listener: socket.socket, take: Callable[[socket.socket], None]) -> None:
+    """Give every connection to ``take``, each in a thread, which ends with it; returns at once."""
 
     def accept() -> None:
         while listener.fileno() >= 0:
@@ -139,7 +129,6 @@ def accept_all(
             except OSError:  # no descriptor is free while others end; or this connection has ended already
                 time.sleep(_AGAIN_S)
                 continue
-            note(connection)
             threading.Thread(target=take, args=[connection], daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
