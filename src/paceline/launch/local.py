@@ -40,7 +40,13 @@ class LocalBackend:
 
     def submit(self, request: JobPlan) -> Job:
         """Return the job, which runs while its ``wait`` does."""
-        from paceline.launch.supervise.supervisor import SupervisedJob, local_crew  # a dry run does not need it
+        from paceline.launch.supervise.crew import LocalCrew  # a dry run does not need it
+        from paceline.launch.supervise.supervisor import SupervisedJob
 
         self.check(request)
-        return SupervisedJob(request, local_crew(own_environ(os.environ)), {Late.BIND: f"tcp://{LOCALHOST}:0"})
+        environ = own_environ(os.environ)
+        return SupervisedJob(
+            request,
+            lambda around: LocalCrew(around.selector, around.console, around.register, environ, around.take),
+            {Late.BIND: f"tcp://{LOCALHOST}:0"},
+        )

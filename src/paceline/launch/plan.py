@@ -50,6 +50,9 @@ class ProcessName(NamedTuple):
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
 
 
+SCHEDULER = ProcessName("scheduler", 0)
+
+
 @dataclass(frozen=True)
 class ProcessSpec:
     """One process: its identity, its command, and variables on top of the backend's own environment."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from paceline.errors import LaunchError
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import processes
-from paceline.launch.plan import Late, ProcessName, ProcessSpec, address_parts
+from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
@@ -24,7 +24,6 @@ _READ_BYTES = 64 * 1024
 _DRAIN_READS = 64
 
 _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
-_SCHEDULER = ProcessName("scheduler", 0)
 
 Take = Callable[[Event], None]
 
@@ -225,7 +224,7 @@ class LocalCrew(Processes):
             ended = self._ready.ended
         except ValueError as error:
             ended = True
-            self._take(NotStarted(_SCHEDULER, str(error)))
+            self._take(NotStarted(SCHEDULER, str(error)))
         if ended:
             self._close_ready()
 

@@ -57,7 +57,7 @@ import enum
 from collections.abc import Sequence
 
 from paceline.launch.job_spec import Graces
-from paceline.launch.plan import ProcessName
+from paceline.launch.plan import SCHEDULER, ProcessName
 from paceline.launch.supervise.blame import Blame
 from paceline.launch.supervise.events import (
     Action,
@@ -101,7 +101,6 @@ class Phase(enum.Enum):
 #: How long servers and scheduler may stay if no worker is known to have joined: the news may be on its way.
 UNJOINED_S = 1.0
 
-_SCHEDULER = ProcessName("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
@@ -117,7 +116,7 @@ class JobLifecycle:
         self.phase = Phase.STARTING
         self.deadline: float | None = None
         """When a :class:`Tick` is due, if one is."""
-        self.blame = Blame(now, _SCHEDULER in self.members, may_go_on)
+        self.blame = Blame(now, SCHEDULER in self.members, may_go_on)
         self._exits: Exits | None = None
         """Exits of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
@@ -212,7 +211,7 @@ class JobLifecycle:
 
     def _go_on_after(self, one: Exited, now: float) -> None:
         """Go on after an exit that is no failure, as far as is known."""
-        if one.member == _SCHEDULER:
+        if one.member == SCHEDULER:
             self._wait_for_exits(now)
         elif one.member.role == "worker" and (one.code == 0 or one.member in self.blame.survived):
             self._finish_worker(one.member, now)
@@ -235,7 +234,7 @@ class JobLifecycle:
 
     def _lacks_verdict(self) -> bool:
         """Tell whether a verdict is to come, and no worker runs or the scheduler is stopped."""
-        return self.blame.awaits_verdict and (not self._workers() or _SCHEDULER in self._stopped)
+        return self.blame.awaits_verdict and (not self._workers() or SCHEDULER in self._stopped)
 
     def _terminate_idle(self, now: float) -> list[Action]:
         """End servers and scheduler if they have nobody left to work for, and can tell no more about why."""
@@ -274,7 +273,7 @@ class JobLifecycle:
 
         Workers are judged first, since servers and scheduler matter to nobody then.
         """
-        if self.phase is Phase.STARTING and one.member == _SCHEDULER:
+        if self.phase is Phase.STARTING and one.member == SCHEDULER:
             self._start_clock.note(one.cpu_s, now, one.is_ready)
             self.deadline = now + max(0.0, self.graces.start_s - self._start_clock.counted_s(now))
         if self._exits is None or self.phase is not Phase.LEAVING:
@@ -334,7 +333,7 @@ class JobLifecycle:
                 )
                 return [ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
-                self.blame.suspect_scheduler(_SCHEDULER in self._stopped, now)
+                self.blame.suspect_scheduler(SCHEDULER in self._stopped, now)
                 if not self._workers():
                     return self._terminate(now)
                 interrupted = self.phase is Phase.INTERRUPTED

@@ -20,12 +20,12 @@ from paceline.exitcodes import WORKER_LOST
 from paceline.launch import runtime
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
-from paceline.launch.plan import JobPlan, Late, ProcessName
+from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
 from paceline.launch.supervise.blame import failure_block, lost_block
 from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.console import Console
-from paceline.launch.supervise.crew import LocalCrew, Processes, Take
+from paceline.launch.supervise.crew import Processes, Take
 from paceline.launch.supervise.events import (
     Action,
     Complete,
@@ -101,15 +101,6 @@ class Surroundings:
 CrewMaker = Callable[[Surroundings], Processes]
 
 
-def local_crew(environ: Mapping[str, str]) -> CrewMaker:
-    """Return the maker of crews on this host; every process inherits ``environ``."""
-
-    def make(around: Surroundings) -> Processes:
-        return LocalCrew(around.selector, around.console, around.register, environ, around.take)
-
-    return make
-
-
 class Supervisor:
     """Runs one plan to its end and leaves nothing running; ``known`` are the late values known before the start."""
 
@@ -119,7 +110,10 @@ class Supervisor:
         self._known = dict(known)
         self._make_crew = make_crew
         self._code: int | None = None
-        self._interrupted = self._signalled = False
+        self.interrupted = False
+        """Whether a signal ended the job."""
+        self._is_hurried = False
+        """A signal came, that leftover processes are not waited for."""
         self._lifecycle: JobLifecycle | None = None
         self._next_look = math.inf
         self._watch: Watch | None = None
@@ -158,25 +152,15 @@ class Supervisor:
         self._watch = None
         self._console.close_panel()
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal ended the job."""
-        return self._signalled
-
     def _run(self) -> int:
-        code = self._open()
-        return self._supervise() if code is None else code
-
-    def _open(self) -> int | None:
-        """Wait until the crew can start processes; return the exit code if a signal came first."""
-        while self._code is None and self._crew.opening():
+        while self._code is None and self._crew.opening():  # a signal may come first
             self._wait(None)
-        return self._code
+        return self._supervise() if self._code is None else self._code
 
     def _supervise(self) -> int:
         may_go_on = self._crew.hears_scheduler and self._plan.may_go_on(os.environ)
         self._lifecycle = JobLifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
-        if ProcessName("scheduler", 0) in self._processes:
+        if SCHEDULER in self._processes:
             self._next_look = time.monotonic() + _START_LOOK_S
         else:
             self._learn(None)
@@ -232,7 +216,7 @@ class Supervisor:
         if self._crew.deadline() is not None:
             self._crew.check()
         self._show_progress(None)
-        if self._console.broken and not self._interrupted:  # as in: paceline launch … | head
+        if self._console.broken and not self._is_hurried:  # as in: paceline launch … | head
             self._interrupt(signal.SIGPIPE)
 
     def _show_progress(self, said: StatusSaid | None) -> None:
@@ -298,7 +282,7 @@ class Supervisor:
         self._crew.check()
 
     def _interrupt(self, signum: int) -> None:
-        self._interrupted = self._signalled = True
+        self.interrupted = self._is_hurried = True
         if self._lifecycle is None:
             self._code = 128 + signum
         else:
@@ -306,7 +290,7 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """Let leftover processes exit by themselves, then terminate them. The guardian kills the rest."""
-        self._interrupted = False
+        self._is_hurried = False
         if self._wait_for_leftovers():
             return
         members = self._crew.living()
@@ -318,7 +302,7 @@ class Supervisor:
         """Return whether none is left."""
         until = time.monotonic() + _LEFTOVERS_S
         while self._crew.living():
-            if self._interrupted or time.monotonic() > until:
+            if self._is_hurried or time.monotonic() > until:
                 return False
             self._wait(time.monotonic() + _LEFTOVERS_CHECK_S)
         return True
