@@ -80,8 +80,9 @@ def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> 
     """
     if name in _registered[kind]:
         return _registered[kind][name]
-    for point in [one for one in _points(kind) if one.name == name]:
-        return register(kind, name)(_load(point.value, f"{kind} {name!r} of the package {_package(point)}"))
+    for point in (one for one in _points(kind) if one.name == name):
+        package = point.value if point.dist is None else point.dist.name
+        return register(kind, name)(_load(point.value, f"{kind} {name!r} of the package {package}"))
     known = suggestion(name.lower(), {*names(kind), *others})
     end = "" if known.endswith("?") else "."
     raise ValueError(
@@ -131,10 +132,6 @@ def _load(path: str, what: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{what} cannot be imported: {error}") from error
     return found
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value
 
 
 def _origin(thing: Any) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 
 from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
 from paceline.launch import with_default_interface
 from paceline.launch.preflight import check_program
-from paceline.launch.remote import agent_script, explain
+from paceline.launch.remote import agent_here, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import over_ssh
 from paceline.observe.table import plain, table
@@ -37,7 +35,7 @@ def run(name: str, words: Sequence[str]) -> int:
     ssh = shell_words(options.ssh)
     check_program(ssh[0], "openssh-client")
     hosts = with_default_interface(read_hosts(options.hosts), options.interface)
-    script = agent_script(options.python or "", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+    script = agent_here(options.python or "")
     findings = Doctor(hosts, partial(over_ssh, ssh, words=script), explain, options.timeout).run()
     print(shown(findings))
     return 1 if any(finding.problems for finding in findings) else 0

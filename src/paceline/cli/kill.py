@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 
-from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
+from paceline.cli.options import Option, Parser, UsageError, agrees, read_hosts, shell_words
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
-from paceline.launch.processes import MarkedProcess, kill, marked
+from paceline.launch.processes import MarkedProcess, kill, marked, wait_for
 from paceline.launch.remote import run_all
 from paceline.launch.ssh import over_ssh
 from paceline.naming import meant
@@ -67,10 +66,7 @@ def _end(record: runtime.JobRecord) -> int:
     for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.pid, signum)
-        until = time.monotonic() + _END_S
-        while record.is_alive and time.monotonic() < until:
-            time.sleep(0.05)
-        if not record.is_alive:
+        if wait_for(lambda: not record.is_alive, _END_S, 0.05):
             print(f"job {record.id} has ended")
             return 0
     raise LaunchError(f"the launcher of job {record.id} (pid {record.pid}) cannot be killed")
@@ -113,8 +109,7 @@ def _agreed(what: str) -> bool:
     """Ask whether processes shall end."""
     if not sys.stdin.isatty():
         raise UsageError(f"nothing was ended: there is no terminal to ask at; end {what} with --yes")
-    print(f"end {what}? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agrees(f"end {what}?", sys.stdout)
 
 
 def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], job: str, options: argparse.Namespace) -> int:

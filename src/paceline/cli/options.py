@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from paceline.launch import Host, parse_host_list, parse_hosts
 from paceline.launch.preflight import command_words, read_text
@@ -241,6 +242,12 @@ def read_hosts(word: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
         if "," in word and not Path(word).is_file():
             return parse_host_list(word, number_is_slots=number_is_slots)
         return parse_hosts(read_text(word, "the hostfile", more + one), word, number_is_slots=number_is_slots)
+
+
+def agrees(question: str, out: TextIO) -> bool:
+    """Ask at the terminal, and return whether the answer is yes."""
+    print(f"{question} [y/N] ", end="", file=out, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def shell_words(text: str) -> list[str]:

@@ -25,13 +25,13 @@ from importlib.util import find_spec
 from typing import TextIO
 
 from paceline.cli import launch, launch_options, up_text
-from paceline.cli.options import Option, Parser, UsageError, split_command, usage_errors, words_of
+from paceline.cli.options import Option, Parser, UsageError, agrees, split_command, usage_errors, words_of
 from paceline.cli.running import ask
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
 from paceline.launch import Host, JobSpec, Machine, backend, check_unread, runtime
 from paceline.launch.link_rates import KEY_VARIABLE, parse_links
-from paceline.launch.remote import RemoteRequest, agent_script, copy_all, explain
+from paceline.launch.remote import RemoteRequest, agent_here, copy_all, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.supervise.child import die_with_parent
 from paceline.launch.supervise.panel import obeys_codes
@@ -180,10 +180,7 @@ class Dialogue:
 
     def _agrees(self, question: str) -> bool:
         """Ask; where there is no terminal the answer is no."""
-        if not (sys.stdin.isatty() and self._out.isatty()):
-            return False
-        print(f"\n{question} [y/N] ", end="", file=self._out, flush=True)
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return sys.stdin.isatty() and self._out.isatty() and agrees(f"\n{question}", self._out)
 
     def _goes_on_without(self, findings: Sequence[Finding], hosts: Sequence[Host]) -> bool:
         absent = ", ".join(one.host.name for one in findings if one.obstacles)
@@ -310,9 +307,8 @@ def _slots(host: Host) -> int:
     return 1 if host.slots is None else host.slots
 
 
-def _agent_here(host: Host) -> Sequence[str]:
-    """Return the command that runs an agent on this machine."""
-    return agent_script("", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+def _agent_here(host: Host) -> list[str]:
+    return agent_here()
 
 
 # ---- the jobs that measure -------------------------------------------------------------------------------------------

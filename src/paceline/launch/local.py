@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import Job, NoOptions, typed_options
+from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late
@@ -22,7 +22,8 @@ class LocalBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
         """Place everything on this machine."""
-        typed_options("local", NoOptions, spec.options)
+        for name in spec.options:
+            raise ValueError(f"launcher 'local' has no options: leave out -o {name}=...")
         return make_plan(spec, machine)
 
     def render(self, request: JobPlan) -> str:

@@ -57,8 +57,8 @@ def run_program(
 class Patience:
     """Asks an engine that may not answer for a while, as when its controller starts again: a job goes on meanwhile."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, say: Callable[[str], None] | None = None) -> None:
+        self._limit_s, self._say = limit_s, say or _say
         self._silent_since: float | None = None
 
     def ask(self, question: Callable[[], T], otherwise: T) -> T:
@@ -73,12 +73,16 @@ class Patience:
             now = time.monotonic()
             if self._silent_since is None:
                 self._silent_since = now
-                print(f"[launch] {error}; asking again for {self._limit_s:g} s", file=sys.stderr, flush=True)
+                self._say(f"{error}; asking again for {self._limit_s:g} s")
             if now >= self._silent_since + self._limit_s:
                 raise
             return otherwise
         self._silent_since = None
         return answer
+
+
+def _say(text: str) -> None:
+    print(f"[launch] {text}", file=sys.stderr, flush=True)
 
 
 class FileTail:

@@ -30,6 +30,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
+from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, forwarded, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.render import describe
@@ -190,13 +191,8 @@ class SgeJob(Job):
         """Delete the job and wait for its end, a moment longer than queues give notice."""
         with contextlib.suppress(LaunchError):  # it ended meanwhile
             run_program(["qdel", self.id], _PACKAGE)
-        until = time.monotonic() + _DELETE_S
-        while self._is_there():
-            if time.monotonic() > until:
-                raise LaunchError(
-                    f"Grid Engine job {self.id} has not ended {_DELETE_S:g} s after qdel: qdel -f {self.id}"
-                )
-            time.sleep(_SHOW_S)
+        if not wait_for(lambda: not self._is_there(), _DELETE_S, _SHOW_S):
+            raise LaunchError(f"Grid Engine job {self.id} has not ended {_DELETE_S:g} s after qdel: qdel -f {self.id}")
         self._ended = True
 
     def _show(self, *, is_over: bool = False) -> None:

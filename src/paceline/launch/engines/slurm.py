@@ -24,6 +24,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
+from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.worker_groups import WorkerGroup, amount, whole
@@ -163,13 +164,11 @@ class SlurmJob(Job):
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone."""
         run_program(["scancel", self.id], _PACKAGE)
-        until = time.monotonic() + _CANCEL_S
-        while (state := self._state()[0]) in _RUNS:
-            if time.monotonic() > until:
-                raise LaunchError(
-                    f"Slurm job {self.id} is still {state} {_CANCEL_S:g} s after scancel: scontrol show job {self.id}"
-                )
-            time.sleep(_POLL_S)
+        if not wait_for(lambda: self._state()[0] not in _RUNS, _CANCEL_S, _POLL_S):
+            raise LaunchError(
+                f"Slurm job {self.id} is still {self._state()[0]} {_CANCEL_S:g} s after scancel: "
+                f"scontrol show job {self.id}"
+            )
         self._release()
 
     def _release(self) -> None:

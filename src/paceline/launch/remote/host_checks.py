@@ -84,17 +84,13 @@ class Doctor:
             links = [self._open(finding, guardian) for finding in self._findings.values()]
             for link in links:
                 stack.callback(link.close)
-            self._wait(links, lambda one: bool(one.about))
-            live = [link for link in links if self._has_said(link, bool(self._findings[link.host].about))]
+            live = self._answered(links, lambda one: bool(one.about))
             for link in live:
                 link.send("facts", self._findings[link.host].host.interface, witness.name)
-            self._wait(live, lambda one: bool(one.facts))
-            live = [link for link in live if self._has_said(link, bool(self._findings[link.host].facts))]
+            live = self._answered(live, lambda one: bool(one.facts))
             for link in live:
                 link.send("reach", self._targets(link.host))
-            self._wait(live, lambda one: one.reached is not None)
-            for link in live:
-                self._has_said(link, self._findings[link.host].reached is not None)
+            self._answered(live, lambda one: one.reached is not None)
 
     def _open(self, finding: Finding, guardian: Guardian) -> AgentLink:
         host = finding.host
@@ -102,20 +98,20 @@ class Doctor:
             host.name, self._command(host), self._selector, guardian.register, self._heard, lambda text: None
         )
 
-    def _has_said(self, link: AgentLink, has: bool) -> bool:
-        """Return whether a host has answered the question; no answer is a problem."""
-        if not has:
-            finding = self._findings[link.host]
-            link.drain()
-            silent = f"host {link.host} did not answer within {self._timeout_s:g} s"
-            finding.problems.append(silent if link.code is None else self._explain(finding.host, link))
-        return has
+    def _answered(self, links: list[AgentLink], has: Callable[[Finding], bool]) -> list[AgentLink]:
+        """Wait for the hosts' answers, and return those that have one; no answer is a problem."""
 
-    def _wait(self, links: list[AgentLink], done: Callable[[Finding], bool]) -> None:
         def is_over() -> bool:
-            return all(link.code is not None or done(self._findings[link.host]) for link in links)
+            return all(link.code is not None or has(self._findings[link.host]) for link in links)
 
         serve(self._selector, self._timeout_s, is_over)
+        silent = [link for link in links if not has(self._findings[link.host])]
+        for link in silent:
+            finding = self._findings[link.host]
+            link.drain()
+            late = f"host {link.host} did not answer within {self._timeout_s:g} s"
+            finding.problems.append(late if link.code is None else self._explain(finding.host, link))
+        return [link for link in links if link not in silent]
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
         finding = self._findings[link.host]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +50,11 @@ def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[
     The interpreter is the one that the user names, else the launcher's own if the host has it, else ``python3``.
     """
     return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
+
+
+def agent_here(python: str = "") -> list[str]:
+    """Return the command that runs an agent in this directory, with an interpreter that the user names or this one."""
+    return agent_script(python, sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
 
 
 def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict[str, str]:

@@ -33,6 +33,7 @@ from paceline.launch.backends import Job
 from paceline.launch.engines.k8s.kubectl import Kubectl, Pod, pods, verdict
 from paceline.launch.engines.k8s.manifests import Manifests, documents, make_manifests
 from paceline.launch.engines.k8s.pods import LAYOUTS
+from paceline.launch.engines.programs import Patience
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
@@ -73,7 +74,7 @@ class KubernetesCrew(Processes):
         self._judge = JUDGES.get(manifests.options.layout)
         self._is_created = self._is_gone = False
         self._poll_at = 0.0
-        self._began = self._heard = time.monotonic()
+        self._began, self._patience = time.monotonic(), Patience(self._graces.start_s, around.console.say)
         self._failed_at: float | None = None
         """When the engine has judged that the job has failed."""
         self._ended: set[ProcessName] = set()
@@ -117,20 +118,20 @@ class KubernetesCrew(Processes):
         if self._is_gone or time.monotonic() < self._poll_at:
             return
         try:
-            found = pods(self._kubectl.get(["pods", "--selector", self._label]))
-            ended_well = verdict(self._kubectl.get([self._judge, self._manifests.name])) if self._judge else None
-            self._heard = time.monotonic()
-        except LaunchError as error:
-            if time.monotonic() - self._heard > self._graces.start_s:
-                raise
-            self._around.console.say(str(error))
-            return
+            seen = self._patience.ask(self._look_at_cluster, None)
         finally:
             self._poll_at = time.monotonic() + _POLL_S
-        for pod in found:
-            if pod.has_started:
-                self._follow(pod)
-        self._report(found, ended_well)
+        if seen is not None:
+            found, ended_well = seen
+            for pod in found:
+                if pod.has_started:
+                    self._follow(pod)
+            self._report(found, ended_well)
+
+    def _look_at_cluster(self) -> tuple[list[Pod], bool | None]:
+        """Return the pods, and whether the job has ended well, where the engine decides."""
+        found = pods(self._kubectl.get(["pods", "--selector", self._label]))
+        return found, verdict(self._kubectl.get([self._judge, self._manifests.name])) if self._judge else None
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell that servers and scheduler use no CPU time, as far as is known; workers may take their time."""

@@ -23,6 +23,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import job_parts
 from paceline.launch.planner import Machine, make_plan
+from paceline.launch.processes import wait_for
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
@@ -227,13 +228,15 @@ class YarnJob(BrokeredJob):
 
     def _destroy(self) -> None:
         """Destroy the service and wait until it is gone."""
-        until = time.monotonic() + _DESTROY_S
+
+        def is_gone() -> bool:
+            found = self._services.get(self.id)
+            return not found or found.get("state") in _OVER
+
         try:
             self._services.destroy(self.id)
-            while (found := self._services.get(self.id)) and found.get("state") not in _OVER:
-                if time.monotonic() > until:
-                    raise LaunchError(f"the service is still there {_DESTROY_S:g} s after it was destroyed")
-                time.sleep(_POLL_S)
+            if not wait_for(is_gone, _DESTROY_S, _POLL_S):
+                raise LaunchError(f"the service is still there {_DESTROY_S:g} s after it was destroyed")
         except LaunchError as error:
             raise LaunchError(f"{error}\nthe service may still exist: yarn app -destroy {self.id}") from None
 
