@@ -319,12 +319,11 @@ def warn_of_unused(settings: Settings) -> None:
     """Warn of settings that change nothing because of others. The scheduler does, so there is one line in a job."""
     if settings.role != "scheduler":
         return
-    unused = {
-        "interface": "host is set too, and is used" if settings.interface and settings.host else "",
-        "server_speeds": "placement is hash" if settings.server_speeds and settings.placement == "hash" else "",
-    }
-    for name, why in unused.items():
-        if why:
+    for name, why, is_unused in (
+        ("interface", "host is set too, and is used", settings.interface and settings.host),
+        ("server_speeds", "placement is hash", settings.server_speeds and settings.placement == "hash"),
+    ):
+        if is_unused:
             warnings.warn(f"{variable(name)} is set and changes nothing: {why}", stacklevel=3)
 
 

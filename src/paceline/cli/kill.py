@@ -106,7 +106,6 @@ def _user(uid: int) -> str:
 
 
 def _agreed(what: str) -> bool:
-    """Ask whether processes shall end."""
     if not sys.stdin.isatty():
         raise UsageError(f"nothing was ended: there is no terminal to ask at; end {what} with --yes")
     return agrees(f"end {what}?", sys.stdout)

@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        self._options, self._advice = options, advice or {}
+        self._advice = advice or {}
         self._flags = [flag for option in options for flag in option.flags]
         self._elsewhere = {flag: option.flags[0] for option in options for flag in option.elsewhere}
         sections = {option.section: self.add_argument_group(option.section) for option in options}

@@ -141,7 +141,6 @@ def _cluster(files: Sequence[str], options: argparse.Namespace) -> SimulatedClus
 
 
 def _repeated(workers: Sequence[SimulatedWorker], count: int | None) -> tuple[SimulatedWorker, ...]:
-    """Return so many workers of the same kinds."""
     return tuple(workers[rank % len(workers)] for rank in range(len(workers) if count is None else count))
 
 
@@ -240,7 +239,6 @@ def _tables(planner: Planner, ways: Sequence[Estimate]) -> list[str]:
 
 
 def _scaling(estimates: Sequence[Estimate]) -> str:
-    """Return a table of efficiency by workers, without and with overlap."""
     rows: dict[int, dict[str, list[str]]] = {}
     for one in estimates:
         rows.setdefault(one.workers, {}).setdefault(one.way.layout, []).append(f"{one.efficiency:4.0%}")

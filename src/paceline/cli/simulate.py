@@ -128,7 +128,6 @@ def _refuse_unused(options: argparse.Namespace, types: set[str]) -> None:
 
 
 def _table(results: dict[str, Result]) -> str:
-    """Return results as aligned text, a line for each."""
     head = ["", "target", "accuracy", "samples/s", "updates", "staleness", "step mass", "data", "bytes"]
     return table(head, [[name, *_cells(result)] for name, result in results.items()])
 

@@ -137,7 +137,6 @@ class Dialogue:
         self._planned: list[str] = []
 
     def _first_spec(self) -> JobSpec:
-        """Return the job of all hosts."""
         given = self._options
         slots = ["--nproc-per-node", str(given.nproc_per_node or 1)]
         hosts = ["-H", given.hosts] if given.hosts is not None else []
@@ -195,7 +194,6 @@ class Dialogue:
     # ---- hosts, links, rounds --------------------------------------------------------------------------------------
 
     def _check(self) -> list[Finding]:
-        """Return the known facts of each host."""
         chosen = backend(self._launcher)
         with usage_errors():
             request = chosen.plan(self._spec, Machine.here())

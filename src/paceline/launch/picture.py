@@ -210,7 +210,6 @@ def bar(shares: Mapping[str, float], parts: Sequence[str], length: int) -> Text:
 
 
 def _legend(rows: Sequence[Row], columns: int) -> list[Text]:
-    """Return the letters of the parts that take time."""
     parts = [part for part in (*WORKER_PARTS, *SERVER_PARTS) if any(row["parts"].get(part) for row in rows)]
     return [
         Text(line, "dim")

@@ -93,7 +93,6 @@ def _settings(spec: JobSpec, places: Sequence[Placement]) -> dict[str, str]:
 
 
 def _workers_alone(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:
-    """Give every worker a host of its own."""
     groups = [group for group in spec.worker_groups for _ in range(group.count)]
     return list(zip(groups, place_alone(spec, "worker"), strict=True))
 

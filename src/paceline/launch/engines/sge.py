@@ -311,7 +311,6 @@ def agent_file(script: list[str]) -> str:
 
 
 def _explain(host: Host, link: AgentLink) -> str:
-    """Return why the agent of a host ended."""
     text = "\n".join(link.errors) or link.noise or "no word"
     return f"the agent on {host.name} ended: `{shlex.join(['qrsh', '-inherit', host.name])}` says: {text}"
 

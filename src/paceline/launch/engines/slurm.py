@@ -307,7 +307,6 @@ def directives(group: WorkerGroup, options: SlurmOptions) -> Iterator[str]:
 
 
 def _shape(group: WorkerGroup, options: SlurmOptions) -> tuple[int, int]:
-    """Return the number of nodes of a group and of its workers on each."""
     if group.slots is not None:
         tasks = min(group.slots, group.count)
         return math.ceil(group.count / tasks), tasks

@@ -198,7 +198,6 @@ class Agent:
 
 
 def _about() -> dict[str, Any]:
-    """Describe this host and interpreter."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "python": sys.executable,

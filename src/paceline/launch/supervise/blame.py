@@ -231,7 +231,6 @@ def _last_lines(tail: Sequence[bytes]) -> list[bytes]:
 
 
 def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:
-    """Return what to do about failures that are known."""
     if failure.code == 137:
         return [b"something outside the job killed it; if the machine ran out of memory, dmesg says so"]
     if failure.member.role == "worker" and any(b"address already in use" in line.lower() for line in tail):

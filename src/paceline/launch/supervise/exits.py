@@ -32,8 +32,6 @@ MOVED_S = 0.1
 
 @dataclass
 class _Seen:
-    """The progress of a process."""
-
     at: float
     cpu_s: float
     """Its CPU time at its last progress."""

@@ -247,7 +247,6 @@ class JobLifecycle:
         return []
 
     def _survived(self, member: ProcessName, reason: str, now: float) -> list[Action]:
-        """Go on without a worker."""
         death = self.blame.note_survived(member, reason, now)
         if death is None:
             return []

@@ -180,7 +180,6 @@ class KubernetesCrew(Processes):
             raise LaunchError(f"{name} failed, and no pod says why: kubectl describe {self._judge} {name}")
 
     def _end(self, member: ProcessName, code: int, what: str = "") -> None:
-        """Report that a process has ended, once."""
         if member not in self._ended:
             self._ended.add(member)
             self._around.take(Exited(member, code, what))
@@ -205,7 +204,6 @@ class KubernetesCrew(Processes):
         self._canceller.release()
 
     def _drain(self) -> None:
-        """Show the remaining output of pods that have ended."""
 
         def is_shown() -> bool:
             return all(pod.name not in self._over for pod, _ in self._following.values())

@@ -254,6 +254,5 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return a character as YAML escapes it."""
     text = match.group()
     return f"\\U{ord(json.loads(chr(34) + text + chr(34))):08x}"

@@ -105,7 +105,6 @@ def _no_room(request: PlacementRequest) -> str:
 
 
 def _serve(connection: socket.socket, group: PlacementGroup, request: PlacementRequest) -> None:
-    """Run one command for one remote shell."""
     actor = None
     with connection, contextlib.suppress(OSError):  # the remote shell is gone; the actor goes too
         try:

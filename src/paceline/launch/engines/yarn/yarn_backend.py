@@ -148,7 +148,6 @@ class YarnJob(BrokeredJob):
                 canceller.release()
 
     def _start(self, key: str) -> None:
-        """Start the hub and ask for the service."""
         options = self._request.options
         port = self._start_hub(key)
         address = options.address or address_towards([urlsplit(options.rm).hostname or ""])
@@ -184,7 +183,6 @@ class YarnJob(BrokeredJob):
             raise LaunchError(f"the hub's key cannot be written: {error}: -o key-folder=FOLDER") from None
 
     def _start_hub(self, key: str) -> int:
-        """Start the hub and return its port."""
         asked = {
             "socket": self._broker.socket,
             "port": self._request.options.port,
@@ -198,7 +196,6 @@ class YarnJob(BrokeredJob):
         return int(line)
 
     def _wait_for_containers(self) -> None:
-        """Wait until all containers have connected."""
         until = time.monotonic() + self._request.options.wait
         while self._broker.says(_POLL_S) != "all":
             found = self._services.get(self.id) or {}
@@ -222,12 +219,10 @@ class YarnJob(BrokeredJob):
         return f"see `yarn logs -applicationId {self._application or '<its id>'}`"
 
     def _explain(self, host: Host, link: AgentLink) -> str:
-        """Return why the agent in a container ended."""
         text = "\n".join(link.errors) or link.noise
         return f"the container {self._request.names[host.name]} ended{': ' if text else ''}{text}; {self._log_hint()}"
 
     def _destroy(self) -> None:
-        """Destroy the service and wait until it is gone."""
 
         def is_gone() -> bool:
             found = self._services.get(self.id)
