@@ -158,6 +158,11 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"one job at a time, not {' and '.join(names)}")
         return "".join(names), options
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if arg_strings == ["--"]:  # argparse takes it for no value, and gives a list
+            self.error(f"argument {'/'.join(action.option_strings)}: expected one argument")
+        return super()._get_values(action, arg_strings)  # type: ignore[misc]
+
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of leaving the process."""
         text = message.removeprefix("argument ").replace("expected one argument", "needs a value after it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -141,10 +142,11 @@ def amount(name: str, text: str, plain: float | None = 1) -> float:
     """
     match = _AMOUNT.fullmatch(text)
     unit = None if match is None else _UNITS[match[2]] if match[2] else plain
-    if match is None or unit is None:
+    found = math.inf if match is None or unit is None else float(match[1]) * unit
+    if found == math.inf:
         example = "500M" if plain is None else "2, 0.5"
-        raise ValueError(f"{name}={text!r} is not an amount such as {example} or 8Gi")
-    return float(match[1]) * unit
+        raise ValueError(f"{name}={text!r:.100} is not an amount such as {example} or 8Gi")
+    return found
 
 
 def whole(name: str, text: str) -> int:
