@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.interfaces import address_of, interfaces
+from paceline.interfaces import address_of, addresses_for_others
 from paceline.launch.host_list import Host
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.request import Explain, HostCommand
@@ -180,8 +179,7 @@ def facts(interface: str, witness: str) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = ""
     try:
-        here = [one.address for one in interfaces() if not ip_address(one.address).is_loopback]
-        found = address_of(interface) if interface else ", ".join(here[:2])
+        found = address_of(interface) if interface else ", ".join(addresses_for_others()[:2])
         problem = ""
     except PacelineError as error:
         found, problem = "", str(error)

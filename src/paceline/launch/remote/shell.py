@@ -87,6 +87,11 @@ def pack(kind: int, data: bytes) -> bytes:
     return b"".join(_HEAD.pack(kind, len(part)) + part for part in parts)
 
 
+def failure(text: str) -> bytes:
+    """Return the last frames of a shell that cannot be served."""
+    return pack(ERR, f"{text}\n".encode()) + pack(EXIT, str(LOST).encode())
+
+
 def unpack(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
     """Give the frames of a connection until it ends; a last one that is cut off is lost.
 

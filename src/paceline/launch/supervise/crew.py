@@ -52,9 +52,9 @@ class Processes(abc.ABC):
         """
         return False
 
-    @abc.abstractmethod
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
         """Return the late values that follow from the scheduler's address (None: the job has no scheduler)."""
+        return {}
 
     @abc.abstractmethod
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:

@@ -72,7 +72,7 @@ class KubernetesCrew(Processes):
         self._graces = manifests.spec.graces
         self._label = f"app.kubernetes.io/instance={manifests.name}"
         self._judge = JUDGES.get(manifests.options.layout)
-        self._is_created = self._is_gone = False
+        self._is_gone = False
         self._poll_at = 0.0
         self._began, self._patience = time.monotonic(), Patience(self._graces.start_s, around.console.say)
         self._failed_at: float | None = None
@@ -86,17 +86,11 @@ class KubernetesCrew(Processes):
 
     def opening(self) -> bool:
         """Create the Secret and all objects; return False."""
-        if not self._is_created:
-            self._is_created = True
-            key = self._around.known.get(Late.JOB_KEY)
-            if key:
-                self._kubectl.run(["create", "-f", "-"], documents([self._manifests.secret(key)]))
-            self._kubectl.run(["apply", "-f", "-"], documents(self._manifests.objects))
+        key = self._around.known.get(Late.JOB_KEY)
+        if key:
+            self._kubectl.run(["create", "-f", "-"], documents([self._manifests.secret(key)]))
+        self._kubectl.run(["apply", "-f", "-"], documents(self._manifests.objects))
         return False
-
-    def late(self, scheduler: str | None) -> Mapping[Late, str]:
-        """Return nothing: the objects have all values."""
-        return {}
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Do nothing: the pod exists already, and finds the scheduler by its name. Joins are not reported."""

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.launch.engines.ray_cluster.actor import Shell
 from paceline.launch.engines.ray_cluster.ray_backend import PlacementRequest
-from paceline.launch.remote.shell import ERR, EXIT, LOST, READ_BYTES, accept_all, pack, read_request
+from paceline.launch.remote.shell import READ_BYTES, accept_all, failure, pack, read_request
 from paceline.systems import socket
 
 _REACH_S = 10.0
@@ -115,7 +115,7 @@ def _serve(connection: socket.socket, group: PlacementGroup, request: PlacementR
                 kind, data = ray.get(reference)
                 connection.sendall(pack(kind, data))
         except RayError as error:
-            connection.sendall(pack(ERR, f"Ray: {error}\n".encode()) + pack(EXIT, str(LOST).encode()))
+            connection.sendall(failure(f"Ray: {error}"))
     if actor is not None:
         ray.kill(actor)
 

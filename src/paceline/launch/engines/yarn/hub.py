@@ -20,7 +20,7 @@ from collections.abc import Collection
 
 from paceline.errors import PacelineError
 from paceline.launch.engines.yarn.container import WAY, AgentChannel
-from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, READ_BYTES, accept_all, pack, read_request
+from paceline.launch.remote.shell import EXIT, OUT, READ_BYTES, accept_all, failure, pack, read_request
 from paceline.net.admission import Gate
 from paceline.net.handshake import Agreed, Responder, Seen
 from paceline.net.security import Security
@@ -74,8 +74,7 @@ class ContainerHub:
                 channel = self._waiting.pop(name) if came else None
             with contextlib.suppress(OSError):  # the remote shell has left
                 if channel is None:
-                    text = f"the container {name} has not connected within {_REJOIN_S:g} s\n"
-                    connection.sendall(pack(ERR, text.encode()) + pack(EXIT, str(LOST).encode()))
+                    connection.sendall(failure(f"the container {name} has not connected within {_REJOIN_S:g} s"))
                 else:
                     _join(connection, channel)
                     connection.sendall(pack(EXIT, b"0"))
