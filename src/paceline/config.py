@@ -270,6 +270,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _scheduler_alias(env: Mapping[str, str]) -> dict[str, Any]:
     host, port = env.get("DMLC_PS_ROOT_URI", ""), env.get("DMLC_PS_ROOT_PORT", "")
+    host = f"[{host}]" if ":" in host else host
     return {"scheduler": f"tcp://{host}:{port}"} if host and port else {}
 
 

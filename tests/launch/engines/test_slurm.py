@@ -76,6 +76,7 @@ def test_groups_take_the_nodes_of_their_components() -> None:
         ({"nodes": "two"}, "-o nodes=two is not a whole number"),
         ({"signal": "soon"}, "-o signal=soon"),
         ({"nodes": "-1"}, "neither is below 0"),
+        ({"output": "out-%x-%j"}, "knows no sign of Slurm's but %j"),
         ({"partition": "a\n#SBATCH --uid=0\nrm x"}, "a request to Slurm has no control characters"),
         ({"output": "a\nrm x"}, "a request to Slurm has no control characters"),
     ],

@@ -69,6 +69,10 @@ class SlurmOptions:
     def __post_init__(self) -> None:
         if self.nodes < 0 or self.signal < 0:
             raise ValueError(f"nodes={self.nodes}, signal={self.signal}: neither is below 0")
+        if "%" in self.output.replace("%j", ""):
+            raise ValueError(
+                f"output={self.output!r}: the launcher follows this file, and knows no sign of Slurm's but %j"
+            )
 
 
 def options_of(spec: JobSpec) -> SlurmOptions:
@@ -126,7 +130,6 @@ class SlurmBackend:
 
     def submit(self, request: SlurmBatch | RemoteRequest) -> Job:
         """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does."""
-        self.check(request)
         if isinstance(request, RemoteRequest):
             return RemoteJob(request)
         text = run_program(["sbatch", "--parsable"], _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)})
