@@ -34,6 +34,7 @@ in the variable {SPEC_VARIABLE}.""",
         lead = max(1.0, options_of(spec).signal - 5.0)
         spec = replace(spec, graces=replace(spec.graces, interrupt_s=lead))
         request = chosen.plan(spec, Machine.here())
+    chosen.check(request)
     return chosen.submit(request).wait()
 
 

@@ -44,7 +44,6 @@ class LocalBackend:
         from paceline.launch.supervise.crew import LocalCrew  # a dry run does not need it
         from paceline.launch.supervise.supervisor import SupervisedJob
 
-        self.check(request)
         environ = own_environ(os.environ)
         return SupervisedJob(
             request,

@@ -122,7 +122,6 @@ class SgeBackend:
 
     def submit(self, request: SgeRequest) -> Job:
         """Submit the script; inside a job, return the job that starts agents when it is waited for."""
-        self.check(request)
         return InsideJob(request) if request.inside else SgeJob(request)
 
 

@@ -22,24 +22,11 @@ from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
+from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import failure_block, lost_block
 from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import Processes, Take
-from paceline.launch.supervise.events import (
-    Action,
-    Complete,
-    Event,
-    Interrupted,
-    JobEnded,
-    Look,
-    Ready,
-    ShowLine,
-    Signal,
-    StartProcesses,
-    StatusSaid,
-    Tick,
-)
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.naming import listed
@@ -168,7 +155,7 @@ class Supervisor:
         while self._code is None:
             self._wait(min(self._next_look, math.inf if self._lifecycle.deadline is None else self._lifecycle.deadline))
             self._look_at_start(self._lifecycle, time.monotonic())
-            self._take(Tick())
+            self._take(e.Tick())
         self._end_leftovers()
         return self._code
 
@@ -219,7 +206,7 @@ class Supervisor:
         if self._console.broken and not self._is_hurried:  # as in: paceline launch … | head
             self._interrupt(signal.SIGPIPE)
 
-    def _show_progress(self, said: StatusSaid | None) -> None:
+    def _show_progress(self, said: e.StatusSaid | None) -> None:
         """Show how the job does, from the scheduler's answer or as time passes. The job goes on where that fails."""
         if self._watch is None:
             return
@@ -245,29 +232,29 @@ class Supervisor:
                 return ""
         return f"the job ends: waiting for {plural(len(self._lifecycle.alive), 'process', 'processes')} to exit"
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, StatusSaid):
+    def _take(self, event: e.Event) -> None:
+        if isinstance(event, e.StatusSaid):
             self._show_progress(event)
             return
-        if isinstance(event, Ready):
+        if isinstance(event, e.Ready):
             self._learn(event.address)
-        if isinstance(event, Complete):
+        if isinstance(event, e.Complete):
             self._next_look = math.inf
         if self._lifecycle is not None:
             self._act(self._lifecycle.handle(event, time.monotonic()))
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[e.Action]) -> None:
         for action in actions:
             match action:
-                case StartProcesses(members):
+                case e.StartProcesses(members):
                     self._start(members)
-                case Signal(signum, members):
+                case e.Signal(signum, members):
                     self._crew.send(signum, members)
-                case Look(members):
+                case e.Look(members):
                     self._crew.look(members)
-                case ShowLine(text):
+                case e.ShowLine(text):
                     self._console.say(text)
-                case JobEnded(code):
+                case e.JobEnded(code):
                     self._code = code
 
     def _start(self, members: tuple[ProcessName, ...]) -> None:
@@ -286,7 +273,7 @@ class Supervisor:
         if self._lifecycle is None:
             self._code = 128 + signum
         else:
-            self._take(Interrupted(signum))
+            self._take(e.Interrupted(signum))
 
     def _end_leftovers(self) -> None:
         """Let leftover processes exit by themselves, then terminate them. The guardian kills the rest."""
