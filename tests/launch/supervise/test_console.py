@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import tty
 from collections.abc import Iterator
@@ -228,8 +229,15 @@ def test_folder_of_log_files_is_of_one_job_at_a_time(files: dict[int, int], tmp_
     first = Console(files, log_dir=str(tmp_path))
     with pytest.raises(LaunchError, match=f"another job writes into {tmp_path} now"):
         Console(files, log_dir=str(tmp_path))
+    child = os.fork()  # of a script that uses the launcher
+    if child == 0:
+        signal.pause()
     first.close_files()
-    Console(files, log_dir=str(tmp_path)).close_files()
+    try:
+        Console(files, log_dir=str(tmp_path)).close_files()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_stdout_on_a_full_disk_is_said_once(files: dict[int, int]) -> None:

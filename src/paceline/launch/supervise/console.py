@@ -14,7 +14,7 @@ from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
 from paceline.observe.table import plain
-from paceline.systems import os
+from paceline.systems import fcntl, os
 
 OUT, ERR = 1, 2
 
@@ -108,6 +108,8 @@ class Console:
         while self._files:
             os.close(self._files.popitem()[1])
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
             os.close(self._lock)
             self._lock = None
 
