@@ -184,8 +184,9 @@ class Broker:
                 env={**os.environ, **(environ or {})},
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has ended, and says() tells why
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
 
     def says(self, timeout_s: float) -> str:
         """Return the next line of its stdout; nothing if none comes in time.
