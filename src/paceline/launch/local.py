@@ -8,11 +8,10 @@ from paceline.errors import LaunchError
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import JobPlan, Late
+from paceline.launch.plan import JobPlan, Late, describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
 from paceline.launch.process_environment import own_environ
-from paceline.launch.render import describe
 
 
 class LocalBackend:

@@ -28,12 +28,12 @@ from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
+from paceline.launch.plan import describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, forwarded, remote_request
 from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.systems import signal
 from paceline.text_files import write_text

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.launch.host_list import Host
-from paceline.launch.plan import JobPlan
+from paceline.launch.plan import JobPlan, describe
 from paceline.launch.planner import Machine
 from paceline.launch.process_environment import OWNED
 from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.render import describe
 
 HostCommand = Callable[[Host], Sequence[str]]
 """Gives the command that runs an agent on a host."""

@@ -13,12 +13,11 @@ from paceline.errors import LaunchError
 from paceline.launch.backends import typed_options
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import JobPlan, ProcessSpec
+from paceline.launch.plan import JobPlan, ProcessSpec, describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
-from paceline.launch.render import describe
 from paceline.launch.worker_groups import WorkerGroup, amount
 
 #: How long ``ray.init`` may take, on top of the wait for room.

@@ -21,13 +21,12 @@ from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIAB
 from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names, with_launcher
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import job_parts
+from paceline.launch.plan import describe, job_parts
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.processes import wait_for
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
-from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.net.security import new_job_key
 
