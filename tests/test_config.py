@@ -58,6 +58,8 @@ def test_names_of_mxnet_are_accepted_and_weaker_than_ours() -> None:
     got = from_environment(env)
     assert (got.role, got.num_workers, got.scheduler, got.insecure) == ("server", 3, "tcp://10.0.0.1:9091", True)
     assert from_environment({"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "10.0.0.1"}).scheduler == ""
+    ipv6 = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "fd00::1", "DMLC_PS_ROOT_PORT": "9091"}
+    assert from_environment(ipv6, insecure=True).scheduler == "tcp://[fd00::1]:9091"
     assert set(ALIASES.values()) <= set(Settings.__dataclass_fields__)
 
 

@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "naming", "forks"),
     ("extensions", "systems"),
-    ("config",),
+    ("config", "text_files"),
     (
         "logs",
         "cores",

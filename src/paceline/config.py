@@ -44,9 +44,26 @@ BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
 
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 #: Most processes of a role, largest other whole number, and largest speed: messages take no more.
-_MOST_PROCESSES, _MOST, _MOST_SPEED, _MOST_PORT = 1_000_000, 2**48, 1e15, 65535
+_MOST_PROCESSES, _MOST, MOST_SPEED, _MOST_PORT = 1_000_000, 2**48, 1e15, 65535
 #: Most characters of names: files are named after a job, and a name in DNS has at most 253.
 _LONGEST = {"job_id": 200, "host": 253}
+#: Words of settings that take no others.
+_CHOICES = {
+    "role": ("worker", "server", "scheduler"), "placement": PLACEMENTS, "log_level": LOG_LEVELS,
+    "on_worker_death": ON_WORKER_DEATH,
+}  # fmt: skip
+#: Least values, and what is right.
+_LEAST = {
+    "num_workers": (1, "it must be at least 1"),
+    "num_servers": (1, "it must be at least 1"),
+    "bigarray_bound": (1, "it must be at least 1"),
+    "rank": (-1, "it counts from 0, and -1 lets the scheduler choose"),
+    "local_rank": (-1, "it counts from 0, and -1 lets the scheduler choose"),
+    "server_threads": (0, "it must be at least 1, or 0 for a share of the cores"),
+    "staleness": (0, "it is a number of rounds, 0 or more"),
+    "regroup_rounds": (0, "it is a number of rounds, 0 or more"),
+    "age": (0, "it is a number of missed updates, 0 or more"),
+}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -173,11 +190,7 @@ class Settings:
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
     def merges_locally(self, merge: str) -> bool:
-        """Whether the pushes of a host's workers are summed there; not where workers change groups.
-
-        Args:
-            merge: the merge setting of the store's policy.
-        """
+        """Whether the pushes of a host's workers are summed there; not where workers change groups."""
         return self.local_merge and not (self.regroup_rounds and merge == "groups")
 
     @property
@@ -257,6 +270,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _scheduler_alias(env: Mapping[str, str]) -> dict[str, Any]:
     host, port = env.get("DMLC_PS_ROOT_URI", ""), env.get("DMLC_PS_ROOT_PORT", "")
+    host = f"[{host}]" if ":" in host else host
     return {"scheduler": f"tcp://{host}:{port}"} if host and port else {}
 
 
@@ -306,12 +320,11 @@ def warn_of_unused(settings: Settings) -> None:
     """Warn of settings that change nothing because of others. The scheduler does, so there is one line in a job."""
     if settings.role != "scheduler":
         return
-    unused = {
-        "interface": "host is set too, and is used" if settings.interface and settings.host else "",
-        "server_speeds": "placement is hash" if settings.server_speeds and settings.placement == "hash" else "",
-    }
-    for name, why in unused.items():
-        if why:
+    for name, why, is_unused in (
+        ("interface", "host is set too, and is used", settings.interface and settings.host),
+        ("server_speeds", "placement is hash", settings.server_speeds and settings.placement == "hash"),
+    ):
+        if is_unused:
             warnings.warn(f"{variable(name)} is set and changes nothing: {why}", stacklevel=3)
 
 
@@ -321,18 +334,19 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: a setting cannot work; the message names it and a right value.
     """
-    if settings.role not in ("worker", "server", "scheduler"):
-        raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
+    for name, words in _CHOICES.items():
+        given = getattr(settings, name)
+        if given not in words and not (name == "log_level" and given.upper() in words):
+            *others, last = filter(None, words)
+            raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(others)} or {last}")
     _check_scheduler(settings)
     for name, longest in _LONGEST.items():
         text = getattr(settings, name)
         if not text.isprintable() or len(text) > longest:
             raise ConfigError(f"{name} {text!r:.100} is not a name of at most {longest} printable characters")
-    for name in ("rank", "local_rank"):
-        if getattr(settings, name) < -1:
-            raise ConfigError(
-                f"{name} is {getattr(settings, name)}; it counts from 0, and -1 lets the scheduler choose"
-            )
+    for name, (least, what) in _LEAST.items():
+        if (getattr(settings, name) or 0) < least:
+            raise ConfigError(f"{name} is {getattr(settings, name)}; {what}")
     for name in (name for name, kind in _TYPES.items() if kind.startswith("int")):
         value, is_count = getattr(settings, name), name in ("num_workers", "num_servers", "rank", "local_rank")
         most = _MOST_PROCESSES if is_count else _MOST
@@ -341,31 +355,11 @@ def check(settings: Settings) -> None:
     for path in settings.allow.split(",") if settings.allow else ():
         if not _IMPORT_PATH.fullmatch(path):
             raise ConfigError(f"allow {path!r} is not pkg.mod:Name, as in mylib.optim:Lion")
-    if settings.server_threads < 0:
-        raise ConfigError(
-            f"server_threads is {settings.server_threads}; it must be at least 1, or 0 for a share of the cores"
-        )
-    for name in ("num_workers", "num_servers", "bigarray_bound"):
-        if getattr(settings, name) < 1:
-            raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")
-    for name in (
-        "start_timeout_s",
-        "timeout_s",
-        "heartbeat_interval_s",
-        "heartbeat_timeout_s",
-        "stall_timeout_s",
-        "disconnect_grace_s",
-    ):
+    for name in (name for name in _TYPES if name.endswith("_s")):
         if not 0 < getattr(settings, name) < math.inf:
             raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
     if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
-    for name, known in (("placement", PLACEMENTS), ("log_level", LOG_LEVELS)):
-        given = getattr(settings, name)
-        if given not in known and not (name == "log_level" and given.upper() in known):
-            raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(known[:-1])} or {known[-1]}")
-    if settings.on_worker_death not in ON_WORKER_DEATH:
-        raise ConfigError(f"on_worker_death {settings.on_worker_death!r} is unknown; it is stop or continue")
     _check_speeds(settings)
     if settings.metrics:
         metrics_address(settings.metrics)
@@ -378,10 +372,7 @@ def check(settings: Settings) -> None:
             f"stall_timeout_s is {settings.stall_timeout_s:g}; it must be at least heartbeat_timeout_s "
             f"({settings.heartbeat_timeout_s:g}): raise {variable('stall_timeout_s')} too"
         )
-    for name, what in (("staleness", "rounds"), ("regroup_rounds", "rounds"), ("age", "missed updates")):
-        if (getattr(settings, name) or 0) < 0:
-            raise ConfigError(f"{name} is {getattr(settings, name)}; it is a number of {what}, 0 or more")
-    if not 0 < settings.weight <= _MOST_SPEED:
+    if not 0 < settings.weight <= MOST_SPEED:
         raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.scheduler and not settings.insecure and not settings.job_key:
         raise ConfigError(
@@ -426,7 +417,7 @@ def _check_speeds(settings: Settings) -> None:
     except ValueError:
         speeds = [0.0]
     is_wrong_count = bool(settings.scheduler) and len(speeds) not in (0, settings.num_servers)
-    if is_wrong_count or not all(0 < speed <= _MOST_SPEED for speed in speeds):
+    if is_wrong_count or not all(0 < speed <= MOST_SPEED for speed in speeds):
         raise ConfigError(
             f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
             f"{settings.num_servers} servers, as in 1,2.5; nor measured"

@@ -41,11 +41,7 @@ _registered: dict[str, dict[str, Any]] = {kind: {} for kind in GROUPS}
 
 
 def register(kind: str, name: str = "") -> Callable[[T], T]:
-    """Return a decorator that makes a class or function known in this process.
-
-    Args:
-        kind: one of the module's table.
-        name: under which it is found; by default its attribute ``name``.
+    """Return a decorator that makes a class or function known in this process, by default under its ``name``.
 
     Raises:
         ValueError: unknown kind, no name, or another class or function has it.
@@ -77,21 +73,16 @@ def registered(kind: str) -> dict[str, Any]:
 
 
 def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> Any:
-    """Return the object of a name.
-
-    Args:
-        kind: one of the module's table.
-        name: as registered, or of an entry point.
-        others: further names that the caller knows, for the error.
-        what: the kind as the caller's users call it, for the error.
+    """Return the object of a name. For errors: other names that the caller knows, and what its users call the kind.
 
     Raises:
         ValueError: unknown name, or the package of the entry point cannot be imported.
     """
     if name in _registered[kind]:
         return _registered[kind][name]
-    for point in [one for one in _points(kind) if one.name == name]:
-        return register(kind, name)(_load(point.value, f"{kind} {name!r} of the package {_package(point)}"))
+    for point in (one for one in _points(kind) if one.name == name):
+        package = point.value if point.dist is None else point.dist.name
+        return register(kind, name)(_load(point.value, f"{kind} {name!r} of the package {package}"))
     known = suggestion(name.lower(), {*names(kind), *others})
     end = "" if known.endswith("?") else "."
     raise ValueError(
@@ -141,10 +132,6 @@ def _load(path: str, what: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{what} cannot be imported: {error}") from error
     return found
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value
 
 
 def _origin(thing: Any) -> str:

@@ -37,6 +37,11 @@ def interfaces() -> list[Interface]:
     return sorted(found, key=lambda one: ":" in one.address)
 
 
+def addresses_for_others() -> list[str]:
+    """Return the addresses of this host but those of loopback."""
+    return [one.address for one in interfaces() if not ipaddress.ip_address(one.address).is_loopback]
+
+
 def address_of(wanted: str) -> str:
     """Return this host's address on an interface that is given by exact name, address, or network in CIDR form.
 
@@ -83,7 +88,7 @@ def address_for_others(name: str) -> str:
     found = address_towards([name])
     if found == name or not (found == "" or ipaddress.ip_address(found).is_loopback):
         return found
-    return next((one.address for one in interfaces() if not ipaddress.ip_address(one.address).is_loopback), found)
+    return next(iter(addresses_for_others()), found)
 
 
 def tcp(host: str, port: int | str) -> str:

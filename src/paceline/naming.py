@@ -35,10 +35,7 @@ def meant(text: str, names: Iterable[str]) -> list[str]:
 def absent(module: str, known: Iterable[str], instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
     """Return a ``__getattr__`` for a module: names that it does not have are errors that say what to use.
 
-    Args:
-        module: its name.
-        known: the names that it has.
-        instead: replacements for names that other libraries have in its place.
+    ``instead`` has replacements for names that other libraries have in its place.
     """
 
     def refuse(name: str) -> NoReturn:

@@ -20,11 +20,7 @@ def folder() -> Path:
 
 
 def private(path: Path, way_out: str) -> Path:
-    """Return a folder that only this user can read and write, made if need be.
-
-    Args:
-        path: the folder; its parent exists.
-        way_out: the variable that moves it elsewhere, for the error.
+    """Return a folder that only this user can read and write, made if need be; the variable ``way_out`` moves it.
 
     Raises:
         LaunchError: it cannot be made, belongs to somebody else, or others may write there.

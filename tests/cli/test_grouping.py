@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,16 @@ def test_what_is_wrong_is_said(
     assert main(["group", *(word.format(speeds) for word in words)]) == code
     assert why in capsys.readouterr().err
     assert [one.read_text() for one in Path(speeds).parent.iterdir()] == [before]
+
+
+def test_full_disk_leaves_the_groups_file_as_it_was(speeds: str, tmp_path: Path) -> None:
+    (tmp_path / "groups").write_text("0;\n")
+    command = f"ulimit -f 0; exec {sys.executable} -m paceline group speeds --groups groups"
+    done = subprocess.run(["sh", "-c", command], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 2
+    assert "groups cannot be written" in done.stderr
+    assert (tmp_path / "groups").read_text() == "0;\n"
+    assert not list(tmp_path.glob("*.new"))
 
 
 def test_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,10 +40,11 @@ def test_script_runs_on_all_ranks_with_the_flags(tmp_path: Path) -> None:
 
 
 def test_flags_become_variables(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["-np", "1", "--dry-run", "--cycle-time-ms", "2.5", "--no-hierarchical-allreduce", "--", sys.executable]
-    assert run("hvdrun", words) == 0
+    flags = ["--cycle-time-ms", "2.5", "--cache-capacity", "1048577", "--no-hierarchical-allreduce"]
+    assert run("hvdrun", ["-np", "1", "--dry-run", *flags, "--", sys.executable]) == 0
     printed = capsys.readouterr().out
     assert "HOROVOD_CYCLE_TIME=2.5" in printed
+    assert "HOROVOD_CACHE_CAPACITY=1048577" in printed
     assert "HOROVOD_HIERARCHICAL_ALLREDUCE=0" in printed
 
 
@@ -53,8 +54,9 @@ def test_flags_become_variables(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "-np"),
         (["-np", "3", "-H", "localhost:2"], "only 2 slots"),
         (["-H", "far.example:2"], "another host"),
-        (["-H", "localhost:many"], "not host:slots"),
-        (["-np", "2", "-H", ""], "has an empty name; it takes host:slots"),
+        (["-H", "localhost:many"], "-H takes host:slots.*'localhost:many' is not a host"),
+        (["-H", "localhost:²"], "-H takes host:slots"),
+        (["-np", "2", "-H", ""], "-H takes host:slots, as in localhost:2: .* names no host"),
         (["-np", "0"], "number of workers is 0"),
         (["-np", "2", "--cycle-time-ms", "-1"], "--cycle-time-ms: -1 is too small; it is at least 0"),
         (["-np", "2", "--lr", "1"], "options of your script come after it"),

@@ -159,6 +159,15 @@ def test_host_that_cannot_be_reached_is_named(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == "h1: no word (exit code 3)\nh2: no word (exit code 3)\n"
 
 
+def test_host_that_hangs_is_waited_for_no_longer_than_a_while(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_HOST_S", 2.0)
+    ssh = script(tmp_path, 'case "$*" in *h1*) exec sleep 1000;; *) echo nothing;; esac')
+    assert main(["kill", "-H", "h1,h2", "--ssh", ssh, "--dry-run"]) == 1
+    assert capsys.readouterr().out == "h1: no answer within 2 s\nh2: nothing\n"
+
+
 def test_processes_are_known_by_their_environment() -> None:
     job = f"known-{os.getpid()}"
     env = {"PATH": os.environ["PATH"], "PACELINE_JOB_ID": job, "PACELINE_ROLE": "worker", "PACELINE_RANK": "2"}

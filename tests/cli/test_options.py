@@ -65,6 +65,7 @@ def test_options_are_parsed_by_their_type() -> None:
         (["--num", "3"], "unknown option '--num'"),
         (["-n", "two"], "'two' is not a whole number"),
         (["-n"], "-n/--number: needs a value after it"),
+        (["--number=--"], "-n/--number: needs a value after it"),
         (["--count", "0"], "--count: 0 is too small; it is at least 1"),
         (["--count", "99999999999999999999"], "--count: 1e+20 is too large; it is at most"),
         (["--count", 5000 * "9"], "--count: inf is too large"),

@@ -48,6 +48,7 @@ def test_hosts_may_be_a_list() -> None:
         ("a slots=four", "line 1: slots=four is not a number"),
         ("a slots=-1", "host a: slots=-1"),
         ("a weight=0", "host a: weight=0; it is above 0"),
+        ("a weight=inf", "host a: weight=inf; it is above 0, and at most 1e+15"),
         ("a:99999", "port 99999 does not exist"),
         ("-oProxyCommand=x", "is not the name of a host"),
         ("ada@-oProxyCommand=x", "is not the name of a host"),

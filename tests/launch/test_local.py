@@ -44,7 +44,7 @@ def test_process_for_another_host_is_refused() -> None:
 def test_missing_command_is_found_before_anything_starts() -> None:
     plan = make_plan(JobSpec(("no-such-command",), 1), Machine(sys.executable))
     with pytest.raises(CommandNotFoundError):
-        LocalBackend().submit(plan)
+        LocalBackend().check(plan)
 
 
 def test_command_is_looked_up_on_the_path_that_the_process_will_have() -> None:

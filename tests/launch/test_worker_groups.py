@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from paceline.launch import Host, JobSpec, Machine, WorkerGroup, group_from_table, make_plan, parse_group
+from paceline.launch.worker_groups import amount
 
 MACHINE = Machine("/usr/bin/python", directory="/home/ada/train")
 
@@ -51,6 +52,7 @@ def test_group_of_a_table_is_that_of_the_command_line() -> None:
         ("a: count", "'count' is not one of n, count, hosts"),
         ("A: n=1", "group 'A': a name is of lower-case letters"),
         ("a: n=1, weight=0", "weight=0"),
+        ("a: n=1, weight=1e16", "weight=1e+16; it is above 0, and at most 1e+15"),
     ],
 )
 def test_mistake_is_explained(text: str, message: str) -> None:
@@ -112,3 +114,8 @@ def test_processes_can_have_a_host_each() -> None:
     plan = make_plan(JobSpec(("train",), 2, 1), MACHINE, alone=True)
     assert [process.host for process in plan] == ["scheduler-0", "server-0", "worker-0", "worker-1"]
     assert {process.env["LOCAL_WORLD_SIZE"] for process in plan if process.role == "worker"} == {"1"}
+
+
+def test_amount_beyond_all_numbers_is_none() -> None:
+    with pytest.raises(ValueError, match=r"memory='999.*' is not an amount"):
+        amount("memory", 5000 * "9")

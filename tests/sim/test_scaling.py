@@ -38,6 +38,14 @@ def test_one_server_is_as_slow_as_published(count: int, percent: int) -> None:
     assert efficiency("one server", count) == pytest.approx(percent / 100, abs=0.01)
 
 
+def test_huge_model_is_placed_in_no_more_parts_than_show_how_even_servers_are() -> None:
+    planner = Planner(Training(tuple(even(10**12)), V100))
+    for servers, most in ((1, 6000), (3000, 20_000)):
+        buckets, largest = planner._placed(servers)
+        assert len(buckets) <= most
+        assert largest == pytest.approx(1 / servers, rel=0.3)
+
+
 def test_one_server_gives_38_to_40_percent_and_two_per_host_equal_all_reduce() -> None:
     assert 0.38 <= efficiency("one server") <= 0.40
     assert efficiency("2:1") == pytest.approx(efficiency("all-reduce"), abs=0.02)

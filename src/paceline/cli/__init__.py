@@ -13,11 +13,7 @@ _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; see :func:`paceline.cli.app.main`.
-
-    Args:
-        words: the arguments without the program's name; those of this process by default.
-    """
+    """Run the command line, by default that of this process, and return the exit code."""
     _open_standard_streams()
     try:
         from paceline.cli import app  # only here: Ctrl-C may come during imports

@@ -40,11 +40,7 @@ USAGE_CODE = 2
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code.
-
-    Args:
-        words: the arguments without the program's name; those of this process by default.
-    """
+    """Run the command line, by default that of this process, and return the exit code."""
     words = sys.argv[1:] if words is None else list(words)
     if words[:1] == ["help"] and len(words) > 1:
         words = [words[1], "--help"]

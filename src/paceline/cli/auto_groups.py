@@ -27,10 +27,6 @@ REGROUP_ROUNDS = 5
 def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpec | int:
     """Return the job with groups and a choice by measurement; or the exit code of a measurement that failed.
 
-    Args:
-        spec: the job; its script may end before :data:`ROUNDS` rounds only if that is an error.
-        run: runs a job, and returns its exit code.
-
     Raises:
         LaunchError: there are no measurements, or scikit-learn is not installed.
     """
@@ -53,7 +49,7 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
         groups = group_by_speed(list(speeds.values()))
         measured = parse_steps(steps_of_all)
         choice = choose(measured, groups)
-    except (ImportError, ValueError) as error:
+    except ValueError as error:
         raise LaunchError(str(error)) from error
     regroup = {"regroup_rounds": str(REGROUP_ROUNDS)}
     print(f"groups by measured speed:\n{groups_text(groups, speeds)}dist_auto: {choice.sentence}", flush=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 
 from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
 from paceline.launch import with_default_interface
 from paceline.launch.preflight import check_program
-from paceline.launch.remote import agent_script, explain
+from paceline.launch.remote import agent_here, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import over_ssh
 from paceline.observe.table import plain, table
@@ -37,7 +35,7 @@ def run(name: str, words: Sequence[str]) -> int:
     ssh = shell_words(options.ssh)
     check_program(ssh[0], "openssh-client")
     hosts = with_default_interface(read_hosts(options.hosts), options.interface)
-    script = agent_script(options.python or "", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+    script = agent_here(options.python or "")
     findings = Doctor(hosts, partial(over_ssh, ssh, words=script), explain, options.timeout).run()
     print(shown(findings))
     return 1 if any(finding.problems for finding in findings) else 0
@@ -46,26 +44,26 @@ def run(name: str, words: Sequence[str]) -> int:
 def shown(findings: Sequence[Finding]) -> str:
     """Return the table of findings, and what to fix."""
     head = ("host", "ssh", "python", "paceline", "torch", "cores", "clock", "address", "reaches", "directory")
-    lines = [table(head, [_row(finding) for finding in findings])]
+    lines = [table(head, [cells(finding, head) for finding in findings])]
     problems = [plain(f"  {finding.host.name}: {problem}") for finding in findings for problem in finding.problems]
     return "\n".join([*lines, "", *(["to fix:", *problems] if problems else ["nothing to fix"])])
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
+def cells(finding: Finding, head: Sequence[str]) -> list[str]:
+    """Return a finding as cells of a table with these columns."""
     about, facts = finding.about, finding.facts
-    if not about or not facts:
-        return (finding.host.name, "ok" if about else "failed", *[""] * 8)
-    reached = finding.reached or {}
-    well = sum(not why for why in reached.values())
-    return (
-        finding.host.name,
-        "ok",
-        about["version"],
-        facts["versions"]["paceline"] or "source",
-        facts["versions"]["torch"],
-        str(about["cores"]),
-        f"{finding.skew_s:+.2f} s",
-        facts["address"],
-        f"{well} of {len(reached)}",
-        "shared" if facts["shared"] else "missing",
-    )
+    found = {"host": finding.host.name, "ssh": "ok" if about else "failed"}
+    if about and facts:
+        reached = finding.reached or {}
+        found |= {
+            "python": about["version"],
+            "paceline": facts["versions"]["paceline"] or "source",
+            "torch": facts["versions"]["torch"] or "missing",
+            "cores": str(about["cores"]),
+            "clock": f"{finding.skew_s:+.2f} s",
+            "address": facts["address"],
+            "first address": facts["address"].partition(",")[0],
+            "reaches": f"{sum(not why for why in reached.values())} of {len(reached)}",
+            "directory": "shared" if facts["shared"] else "missing",
+        }
+    return [found.get(name, "") for name in head]

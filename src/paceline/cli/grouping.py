@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.errors import ConfigError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
@@ -15,6 +14,7 @@ from paceline.hetero.groups import ALIKE, MAX_GROUPS
 from paceline.launch.preflight import read_text
 from paceline.observe.table import plain
 from paceline.sim.plots import check_path, new_figure, save
+from paceline.text_files import write_text
 
 OPTIONS = (
     Option(("--groups",), "where to write the groups file, for --groups of paceline launch", "FILE"),
@@ -53,10 +53,8 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(f"--alike is {options.alike:g}; it is a ratio above 1")
     _check_outputs(files[0], options)
     speeds = _read(files[0])
-    try:
+    with usage_errors():
         groups = group_by_speed(list(speeds.values()), options.alike, options.max_groups)
-    except (ImportError, ValueError) as error:
-        raise UsageError(str(error)) from error
     text = groups_text(groups, speeds)
     if options.plot is not None:
         _draw(speeds, groups, options.plot)
@@ -90,7 +88,7 @@ def _write(path: str | None, text: str) -> None:
     if path is None:
         return
     try:
-        Path(path).write_text(text)
+        write_text(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

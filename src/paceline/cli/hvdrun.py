@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from paceline.cli import launch
 from paceline.cli.launch_options import ADVICE
-from paceline.cli.options import Option, Parser, UsageError, split_command
+from paceline.cli.options import Option, Parser, UsageError, split_command, usage_errors
+from paceline.launch import parse_host_list
+from paceline.launch.host_list import LOCALHOST
 from paceline.systems import os
 
 #: Flags that set a variable: flag, variable, factor of a number, summary.
@@ -46,8 +48,6 @@ EPILOG = """\
 example:
   paceline hvdrun -np 2 python train.py"""
 
-_LOCAL_HOSTS = ("localhost", "127.0.0.1")
-
 
 def run(name: str, words: Sequence[str]) -> int:
     """Run ``paceline hvdrun`` and return the job's exit code."""
@@ -67,7 +67,8 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
     for flag, variable, factor, _ in _VARIABLES:
         value = getattr(options, flag.removeprefix("--").replace("-", "_"))
         if value is not None:
-            found[variable] = f"{value * factor:g}" if factor == 1 else str(int(value * factor))
+            number = value * factor
+            found[variable] = str(int(number) if number.is_integer() or factor != 1 else number)
     for flag, variable, text, _ in _SWITCHES:
         if getattr(options, flag.removeprefix("--").replace("-", "_")):
             found[variable] = text
@@ -75,16 +76,12 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _count(options: argparse.Namespace) -> int:
-    slots = 0
-    for part in [] if options.hosts is None else options.hosts.split(","):
-        host, _, count = part.partition(":")
-        if not host:
-            raise UsageError(f"-H {options.hosts!r} has an empty name; it takes host:slots, as in localhost:2")
-        if host not in (*_LOCAL_HOSTS, os.uname().nodename):
+    with usage_errors("-H takes host:slots, as in localhost:2: "):
+        hosts = () if options.hosts is None else parse_host_list(options.hosts, number_is_slots=True)
+    for host in hosts:
+        if host.name not in (LOCALHOST, "localhost", os.uname().nodename):
             raise UsageError(f"{host} is another host; start ranks there by mpirun, torchrun or a cluster manager")
-        if count and not count.isdigit():
-            raise UsageError(f"-H {part!r} is not host:slots")
-        slots += int(count or 1)
+    slots = sum(1 if host.slots is None else host.slots for host in hosts)
     wanted = options.num_proc if options.num_proc is not None else slots
     if options.num_proc is None and not slots:
         raise UsageError("the number of ranks is missing; give -np, as in: paceline hvdrun -np 2 python train.py")

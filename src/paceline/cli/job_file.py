@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.cli.options import Option, UsageError
-from paceline.launch import WorkerGroup, group_from_table
+from paceline.cli.options import Option, UsageError, usage_errors
+from paceline.launch import group_from_table
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
 
@@ -20,11 +20,8 @@ _TABLES = ("env", "env_worker", "env_server", "option")
 def fill_in(options: argparse.Namespace, command: Sequence[str], table: Sequence[Option]) -> list[str]:
     """Set the options that the command line leaves out to those of the job file; return the command.
 
-    Args:
-        options: the parsed command line; changed. ``options.group`` then holds groups instead of texts where the file
-            has them.
-        command: the script and its arguments; empty means those of the file.
-        table: all options.
+    ``options.group`` then holds groups instead of texts where the file has them. An empty command means that of the
+    file.
 
     Raises:
         UsageError: the file cannot be read, or has a key that is no option.
@@ -43,12 +40,14 @@ def fill_in(options: argparse.Namespace, command: Sequence[str], table: Sequence
             words = _words(value, options.config)
             command = command or words
         elif name in ("group", "groups") and isinstance(value, dict):
-            options.group = options.group or _groups(value, options.config)
+            with usage_errors(f"{options.config}: "):
+                options.group = options.group or [group_from_table(*one) for one in value.items()]
         elif name in _TABLES and isinstance(value, dict):
             texts = [f"{one}={_text(f'{key}.{one}', text, options.config)}" for one, text in value.items()]
             setattr(options, name, [*texts, *getattr(options, name)])
         elif name in known:
-            _set(options, known[name], key, value)
+            with usage_errors(f"{options.config}: {key}: "):
+                _set(options, known[name], key, value)
         else:
             names = sorted({option.flags[-1].removeprefix("--") for option in known.values()})
             raise UsageError(f"{options.config}: {key!r} is not an option{suggestion(key, names)}")
@@ -75,14 +74,7 @@ def _set(options: argparse.Namespace, option: Option, key: str, value: object) -
         setattr(options, option.name, [*texts, *before])
     elif before is None:
         text = ",".join([*texts, ""]) if is_list else texts[0]
-        setattr(options, option.name, _value(options.config, option, key, text))
-
-
-def _value(source: str, option: Option, key: str, text: str) -> Any:
-    try:
-        return option.value(text)
-    except ValueError as error:
-        raise UsageError(f"{source}: {key}: {error}") from None
+        setattr(options, option.name, option.value(text))
 
 
 def _text(key: str, value: object, source: str) -> str:
@@ -96,14 +88,5 @@ def _words(value: object, source: str) -> list[str]:
         return [_text("command", one, source) for one in value]
     if not isinstance(value, str):
         raise UsageError(f"{source}: command = {value!r}; it is a text, or a list of words")
-    try:
+    with usage_errors(f"{source}: command = {value!r}: "):
         return shlex.split(value)
-    except ValueError as error:
-        raise UsageError(f"{source}: command = {value!r}: {error}") from error
-
-
-def _groups(tables: Mapping[str, Any], source: str) -> list[WorkerGroup]:
-    try:
-        return [group_from_table(name, table) for name, table in tables.items()]
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}") from error

@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 
-from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
+from paceline.cli.options import Option, Parser, UsageError, agrees, read_hosts, shell_words
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
-from paceline.launch.processes import MarkedProcess, kill, marked
+from paceline.launch.processes import MarkedProcess, kill, marked, wait_for
 from paceline.launch.remote import run_all
 from paceline.launch.ssh import over_ssh
 from paceline.naming import meant
@@ -34,6 +33,8 @@ End a job and everything it has started; or, with -H or --here, end the processe
 list of them and a question."""
 #: How long a job may take to end after each signal.
 _END_S = 20.0
+#: How long a host may take to answer, and to end what it has.
+_HOST_S = 60.0
 _HEAD = ("pid", "user", "job", "role", "rank", "age", "command")
 _COMMAND_WIDTH = 80
 
@@ -65,10 +66,7 @@ def _end(record: runtime.JobRecord) -> int:
     for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.pid, signum)
-        until = time.monotonic() + _END_S
-        while record.is_alive and time.monotonic() < until:
-            time.sleep(0.05)
-        if not record.is_alive:
+        if wait_for(lambda: not record.is_alive, _END_S, 0.05):
             print(f"job {record.id} has ended")
             return 0
     raise LaunchError(f"the launcher of job {record.id} (pid {record.pid}) cannot be killed")
@@ -108,11 +106,9 @@ def _user(uid: int) -> str:
 
 
 def _agreed(what: str) -> bool:
-    """Ask whether processes shall end."""
     if not sys.stdin.isatty():
         raise UsageError(f"nothing was ended: there is no terminal to ask at; end {what} with --yes")
-    print(f"end {what}? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agrees(f"end {what}?", sys.stdout)
 
 
 def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], job: str, options: argparse.Namespace) -> int:
@@ -135,7 +131,7 @@ def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> 
     script = f"PYTHONPATH={shlex.quote(path)}; export PYTHONPATH; {search}"
     shown, has_failed = list[str](), False
     commands = {host.name: over_ssh(ssh, host, ["sh", "-c", script]) for host in hosts}
-    for name, code, said in run_all(commands):
+    for name, code, said in run_all(commands, _HOST_S):
         lines = (said.strip() or f"no word (exit code {code})").splitlines()
         print("\n".join(f"{name}: {line}" for line in lines), flush=True)
         shown, has_failed = [*shown, *lines], has_failed or code != 0

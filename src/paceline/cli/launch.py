@@ -14,7 +14,7 @@ from types import FrameType
 from paceline import config
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
-from paceline.cli.options import Parser, UsageError, read_hosts, split_command
+from paceline.cli.options import Parser, UsageError, read_hosts, split_command, usage_errors
 from paceline.consistency import groups_line, parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
@@ -49,15 +49,13 @@ def run(name: str, words: Sequence[str]) -> int:
     if options.config is not None:
         command = fill_in(options, command, OPTIONS)
     _find_groups(options, command)
-    try:
+    with usage_errors():
         options.group = [parse_group(one) if isinstance(one, str) else one for one in options.group]
         options.launcher = options.launcher or _usual_launcher(options)
         chosen = backend(options.launcher)
         spec = job_spec(options, command)
         request = chosen.plan(spec, Machine.here())
         check_unread(options.launcher, spec)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     _check_variables(spec)
     if options.dry_run:  # needs no engine
         print(chosen.render(request), end="")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from paceline.launch import Host, parse_host_list, parse_hosts
 from paceline.launch.preflight import command_words, read_text
@@ -17,6 +19,15 @@ from paceline.naming import nearest, suggestion
 
 class UsageError(Exception):
     """The command line is wrong. The text names the error, and the right form."""
+
+
+@contextlib.contextmanager
+def usage_errors(where: str = "") -> Iterator[None]:
+    """Make a ``ValueError`` of the block a :class:`UsageError`, whose text begins with ``where``."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{where}{error}") from error
 
 
 @dataclass(frozen=True)
@@ -93,14 +104,8 @@ class Option:
 class Parser(argparse.ArgumentParser):
     """A parser that raises :class:`UsageError` and suggests an option for an unknown one.
 
-    Args:
-        name: the subcommand.
-        options: all that it takes.
-        usage: its form.
-        description: its purpose.
-        epilog: end of the help.
-        advice: what to do instead, by unknown option; that of ``""`` is for every other one. By default the error lists
-            all options.
+    ``advice`` says what to do instead, by unknown option; that of ``""`` is for every other one. Without it the error
+    lists all options.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        self._options, self._advice = options, advice or {}
+        self._advice = advice or {}
         self._flags = [flag for option in options for flag in option.flags]
         self._elsewhere = {flag: option.flags[0] for option in options for flag in option.elsewhere}
         sections = {option.section: self.add_argument_group(option.section) for option in options}
@@ -153,6 +158,11 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"one job at a time, not {' and '.join(names)}")
         return "".join(names), options
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if arg_strings == ["--"]:  # argparse takes it for no value, and gives a list
+            self.error(f"argument {'/'.join(action.option_strings)}: expected one argument")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of leaving the process."""
         text = message.removeprefix("argument ").replace("expected one argument", "needs a value after it")
@@ -160,14 +170,10 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, flag: str) -> str:
         plain = flag.replace("_", "-")
-        advice = self._advice.get(plain)
         meant = self._elsewhere.get(plain) or nearest(plain, self._flags)
-        if meant and not advice:
-            return f"; did you mean {meant!r}?"
-        advice = advice or self._advice.get("")
-        if advice:
+        if advice := self._advice.get(plain) or (not meant and self._advice.get("")):
             return f": {advice}"
-        return f"; known are {', '.join(sorted(self._flags))}" if self._flags else "; there are no options here"
+        return suggestion(meant or plain, self._flags) if self._flags else "; there are no options here"
 
     def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
         if option.metavar is None:
@@ -222,22 +228,12 @@ def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list
 
 
 def words_of(words: Sequence[str], options: Sequence[Option], keep: Callable[[Option], bool]) -> list[str]:
-    """Return the words of some options, with their values.
-
-    Args:
-        words: words that are options only.
-        options: all that may occur.
-        keep: tells whether the words of an option are wanted.
-    """
+    """Return the words of the options that ``keep`` wants, with their values; ``words`` are options only."""
     return [word for option, taken in _options_of(words, options) if option is None or keep(option) for word in taken]
 
 
 def read_hosts(word: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
-    """Read a hostfile, or the list in its place.
-
-    Args:
-        word: path of a file, or names with commas between them.
-        number_is_slots: ``name:4`` means four slots, not port 4.
+    """Read a hostfile, or the list in its place; with ``number_is_slots`` ``name:4`` means four slots, not port 4.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
@@ -247,12 +243,16 @@ def read_hosts(word: str, *, number_is_slots: bool = False) -> tuple[Host, ...]:
         raise UsageError("-H is empty; it takes a hostfile, or a list as in: -H h1,h2")
     more = "; it lists a host per line. For a list without a file write commas: -H h1,h2"
     one = "" if "/" in word else f" (of one host: -H {word},)"
-    try:
+    with usage_errors():
         if "," in word and not Path(word).is_file():
             return parse_host_list(word, number_is_slots=number_is_slots)
         return parse_hosts(read_text(word, "the hostfile", more + one), word, number_is_slots=number_is_slots)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+
+
+def agrees(question: str, out: TextIO) -> bool:
+    """Ask at the terminal, and return whether the answer is yes."""
+    print(f"{question} [y/N] ", end="", file=out, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def shell_words(text: str) -> list[str]:
@@ -261,7 +261,5 @@ def shell_words(text: str) -> list[str]:
     Raises:
         UsageError: it is empty, or a quotation does not end.
     """
-    try:
+    with usage_errors():
         return command_words("--ssh", text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error

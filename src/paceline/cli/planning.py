@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.config import from_environment
 from paceline.errors import ConfigError
 from paceline.hetero import Speed
@@ -141,7 +141,6 @@ def _cluster(files: Sequence[str], options: argparse.Namespace) -> SimulatedClus
 
 
 def _repeated(workers: Sequence[SimulatedWorker], count: int | None) -> tuple[SimulatedWorker, ...]:
-    """Return so many workers of the same kinds."""
     return tuple(workers[rank % len(workers)] for rank in range(len(workers) if count is None else count))
 
 
@@ -162,10 +161,8 @@ def _model(options: argparse.Namespace, cluster: SimulatedCluster) -> list[Array
     if options.model is not None and options.bytes is not None:
         raise UsageError("--model and --bytes both say the size of the model; give one")
     if options.model is not None:
-        try:
+        with usage_errors("--model: "):
             return arrays(options.model)
-        except ValueError as error:
-            raise UsageError(f"--model: {error}") from None
     if options.bytes is None and not cluster.model_bytes:
         raise UsageError(
             "--model or --bytes is missing: the size of the model, as in --model resnet50 or --bytes 102MB"
@@ -242,7 +239,6 @@ def _tables(planner: Planner, ways: Sequence[Estimate]) -> list[str]:
 
 
 def _scaling(estimates: Sequence[Estimate]) -> str:
-    """Return a table of efficiency by workers, without and with overlap."""
     rows: dict[int, dict[str, list[str]]] = {}
     for one in estimates:
         rows.setdefault(one.workers, {}).setdefault(one.way.layout, []).append(f"{one.efficiency:4.0%}")

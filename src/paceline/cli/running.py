@@ -47,11 +47,7 @@ def ask(record: runtime.JobRecord) -> m.Status:
 
 @contextlib.contextmanager
 def asking(record: runtime.JobRecord, what: str) -> Iterator[Callable[[m.Request], m.Body]]:
-    """Connect to the scheduler of a job; yields a function that asks it.
-
-    Args:
-        record: the job.
-        what: the subject of the requests, for messages.
+    """Connect to the scheduler of a job; yields a function that asks it for ``what``, as messages name it.
 
     Raises:
         ConfigError: the address or the key cannot be one.

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups, weighting_names
 from paceline.hetero import choose
 from paceline.launch.preflight import read_text
@@ -102,7 +102,7 @@ def run(name: str, words: Sequence[str]) -> int:
     cluster = read_cluster(files[0])
     results: dict[str, Result] = {}
     told: list[str] = []
-    try:
+    with usage_errors():
         if options.plot is not None:
             check_path(options.plot)
         problem = _problem(options.learn)
@@ -112,8 +112,6 @@ def run(name: str, words: Sequence[str]) -> int:
             results[kind] = simulate(cluster, plan, problem)
         if options.plot is not None:
             draw(results, options.plot)
-    except (ValueError, ImportError) as error:
-        raise UsageError(str(error)) from error
     print("\n".join([*told, _table(results)]))
     return 0
 
@@ -130,7 +128,6 @@ def _refuse_unused(options: argparse.Namespace, types: set[str]) -> None:
 
 
 def _table(results: dict[str, Result]) -> str:
-    """Return results as aligned text, a line for each."""
     head = ["", "target", "accuracy", "samples/s", "updates", "staleness", "step mass", "data", "bytes"]
     return table(head, [[name, *_cells(result)] for name, result in results.items()])
 

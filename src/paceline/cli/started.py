@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.cli.options import Parser, UsageError
+from paceline.cli.options import Parser, UsageError, usage_errors
 from paceline.errors import LaunchError
 from paceline.launch import Machine, backend
 from paceline.launch.job_spec import from_json
@@ -29,13 +29,12 @@ in the variable {SPEC_VARIABLE}.""",
     if not text or "SLURM_JOB_ID" not in os.environ:
         raise UsageError("paceline run works inside an allocation only; use: paceline launch --launcher slurm")
     chosen = backend("slurm")
-    try:
+    with usage_errors():
         spec = from_json(text)
         lead = max(1.0, options_of(spec).signal - 5.0)
         spec = replace(spec, graces=replace(spec.graces, interrupt_s=lead))
         request = chosen.plan(spec, Machine.here())
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    chosen.check(request)
     return chosen.submit(request).wait()
 
 

@@ -53,13 +53,7 @@ def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: 
 
 
 def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Sequence[str] = ()) -> str:
-    """Return the table of a job, the workers that are slow, and what ``dist_auto`` does there and why.
-
-    Args:
-        rows: a mapping per process.
-        auto: the choice at the start, since then, and advice.
-        verdicts: a sentence per slow worker.
-    """
+    """Return the table of a job, a sentence per slow worker, and what ``dist_auto`` does there and why."""
     cells = [
         (
             row["role"],

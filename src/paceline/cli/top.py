@@ -58,7 +58,6 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:
-    """Print a picture with all lines."""
     lines = picture(status, record, time.time(), Size(shutil.get_terminal_size().columns), view)
     if sys.stdout.isatty() and obeys_codes(os.environ):
         print(b"\n".join(painted(lines, os.environ)).decode(), flush=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.cli.running import SCHEDULER, asking, find
 from paceline.errors import LaunchError
 from paceline.observe.chrome import ChromeTrace, TraceEvent, merged, window
@@ -56,10 +56,8 @@ def run(name: str, words: Sequence[str]) -> int:
     order, since = assembled(parts)
     trace = ChromeTrace(order, *window(order, since, rounds))
     events = list(trace.events())
-    try:
+    with usage_errors(f"--merge {options.merge}: "):
         _write(path, trace.head(record.id), [*events, *(merged(trace, profile) if profile else [])])
-    except ValueError as error:
-        raise UsageError(f"--merge {options.merge}: {error}") from None
     for role, rank in trace.pids if options.per_rank else ():
         if role == "worker":
             own = [one for one in events if one["pid"] == trace.pids[role, rank]]

@@ -25,13 +25,13 @@ from importlib.util import find_spec
 from typing import TextIO
 
 from paceline.cli import launch, launch_options, up_text
-from paceline.cli.options import Option, Parser, UsageError, split_command, words_of
+from paceline.cli.options import Option, Parser, UsageError, agrees, split_command, usage_errors, words_of
 from paceline.cli.running import ask
 from paceline.errors import LaunchError, PacelineError
 from paceline.hetero.files import parse_report
 from paceline.launch import Host, JobSpec, Machine, backend, check_unread, runtime
 from paceline.launch.link_rates import KEY_VARIABLE, parse_links
-from paceline.launch.remote import RemoteRequest, agent_script, copy_all, explain
+from paceline.launch.remote import RemoteRequest, agent_here, copy_all, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.supervise.child import die_with_parent
 from paceline.launch.supervise.panel import obeys_codes
@@ -126,13 +126,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 class Dialogue:
-    """One use of ``paceline up``.
-
-    Args:
-        options: the parsed options.
-        words: the options as they were given.
-        command: the script and its arguments.
-    """
+    """One use of ``paceline up``; ``words`` are the options as they were given."""
 
     def __init__(self, options: argparse.Namespace, words: Sequence[str], command: Sequence[str]) -> None:
         self._options, self._command = options, list(command)
@@ -143,7 +137,6 @@ class Dialogue:
         self._planned: list[str] = []
 
     def _first_spec(self) -> JobSpec:
-        """Return the job of all hosts."""
         given = self._options
         slots = ["--nproc-per-node", str(given.nproc_per_node or 1)]
         hosts = ["-H", given.hosts] if given.hosts is not None else []
@@ -153,10 +146,8 @@ class Dialogue:
         if parsed.launcher not in _LAUNCHERS:
             raise UsageError(f"--launcher {parsed.launcher}: paceline up runs jobs with {', '.join(_LAUNCHERS)}")
         self._launcher = parsed.launcher
-        try:
+        with usage_errors():
             return launch.job_spec(parsed, self._command)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
 
     def run(self) -> int:
         """Ask and answer until the job has run, or is not wanted."""
@@ -188,10 +179,7 @@ class Dialogue:
 
     def _agrees(self, question: str) -> bool:
         """Ask; where there is no terminal the answer is no."""
-        if not (sys.stdin.isatty() and self._out.isatty()):
-            return False
-        print(f"\n{question} [y/N] ", end="", file=self._out, flush=True)
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return sys.stdin.isatty() and self._out.isatty() and agrees(f"\n{question}", self._out)
 
     def _goes_on_without(self, findings: Sequence[Finding], hosts: Sequence[Host]) -> bool:
         absent = ", ".join(one.host.name for one in findings if one.obstacles)
@@ -206,13 +194,10 @@ class Dialogue:
     # ---- hosts, links, rounds --------------------------------------------------------------------------------------
 
     def _check(self) -> list[Finding]:
-        """Return the known facts of each host."""
         chosen = backend(self._launcher)
-        try:
+        with usage_errors():
             request = chosen.plan(self._spec, Machine.here())
             check_unread(self._launcher, self._spec)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         chosen.check(request)
         command: Callable[[Host], Sequence[str]] = _agent_here
         uncopied: dict[str, str] = {}
@@ -320,9 +305,8 @@ def _slots(host: Host) -> int:
     return 1 if host.slots is None else host.slots
 
 
-def _agent_here(host: Host) -> Sequence[str]:
-    """Return the command that runs an agent on this machine."""
-    return agent_script("", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+def _agent_here(host: Host) -> list[str]:
+    return agent_here()
 
 
 # ---- the jobs that measure -------------------------------------------------------------------------------------------
@@ -333,12 +317,7 @@ def output_of(
 ) -> str:
     """Run ``paceline launch`` and return all that it printed. However this ends, nothing of it is left running.
 
-    Args:
-        words: options and command.
-        what: its purpose, for errors.
-        environ: its environment.
-        deadline_s: how long it may take.
-        tick: called now and then with its process id.
+    ``tick`` is called now and then with its process id; errors call it ``what``.
 
     Raises:
         LaunchError: it failed, with its last lines; or took too long.

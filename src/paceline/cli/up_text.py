@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.cli.doctor import cells
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Finding
 from paceline.observe.table import plain, plural, table
@@ -31,24 +32,12 @@ def shown_findings(findings: Sequence[Finding]) -> str:
     """Return the table of hosts, and the problems of each."""
     usable = [one for one in findings if not one.obstacles]
     lines = [f"hosts: {len(usable)} of {len(findings)} can be used"]
-    rows = [_finding_cells(one) for one in findings]
-    lines += _indented(table(("host", "python", "torch", "cores", "address", "reaches"), rows))
+    head = ("host", "python", "torch", "cores", "first address", "reaches")
+    lines += _indented(table(head, [cells(one, head) for one in findings]))
     for one in findings:
         for problem in one.problems:
             lines += wrapped(plain(f"{one.host.name}: {problem}"), "  ", "    ")
     return "\n".join(lines)
-
-
-def _finding_cells(one: Finding) -> tuple[str, ...]:
-    if not one.about or not one.facts:
-        return (one.host.name, "-", "-", "-", "-", "-")
-    reached = one.reached or {}
-    facts = one.facts
-    return (
-        one.host.name, one.about["version"], facts["versions"]["torch"] or "missing", str(one.about["cores"]),
-        facts["address"].partition(",")[0],
-        f"{sum(not why for why in reached.values())} of {len(reached)}" if reached else "",
-    )  # fmt: skip
 
 
 def shown_measures(planner: HostPlanner, rounds: int) -> str:

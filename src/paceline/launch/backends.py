@@ -36,14 +36,13 @@ from __future__ import annotations
 
 import typing
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from paceline import extensions
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine
-from paceline.naming import nearest
+from paceline.naming import suggestion
 
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
@@ -58,6 +57,7 @@ BACKENDS: dict[str, str] = {
 }
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Job(Protocol):
@@ -112,7 +112,7 @@ class Backend(Protocol[R]):
 
     @abstractmethod
     def submit(self, request: R) -> Job:
-        """Start the job.
+        """Start the job; whoever calls this has called :meth:`check`.
 
         Raises:
             paceline.errors.LaunchError: it could not be started.
@@ -137,10 +137,6 @@ def backend(name: str) -> Backend[Any]:
 def check_unread(name: str, spec: JobSpec) -> None:
     """Refuse parts of a job that a launcher does not read, as far as it names the parts that it reads.
 
-    Args:
-        name: the launcher's name.
-        spec: the job.
-
     Raises:
         ValueError: a group has such a key, or a directory is to be copied; the message says which launchers read it.
     """
@@ -161,14 +157,6 @@ def _reads(name: str, key: str) -> bool:
     return key in getattr(backend(name), "reads", (key,))
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Options of a backend that has none."""
-
-
 def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
     """Return the options of a backend as a dataclass.
 
@@ -186,7 +174,7 @@ def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
     for name, text in given.items():
         plain = name.replace("_", "-")
         if plain not in types:
-            _refuse(backend, name, types)
+            raise ValueError(f"launcher {backend!r} has no option {name!r}{suggestion(name, types)}")
         values[plain.replace("-", "_")] = _value(plain, types[plain], text)
     return form(**values)
 
@@ -198,12 +186,3 @@ def _value(name: str, kind: Any, text: str) -> Any:
         return kind(text)
     except ValueError:
         raise ValueError(f"-o {name}={text} is not a {'whole ' if kind is int else ''}number") from None
-
-
-def _refuse(backend: str, name: str, known: Collection[str]) -> None:
-    if not known:
-        raise ValueError(f"launcher {backend!r} has no options: leave out -o {name}=...")
-    meant = nearest(name, known)
-    if meant:
-        raise ValueError(f"launcher {backend!r} has no option {name!r}; did you mean {meant!r}?")
-    raise ValueError(f"launcher {backend!r} has no option {name!r}; it has {', '.join(known)}")

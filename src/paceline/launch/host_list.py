@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.config import MOST_SPEED
 
 LOCALHOST = "127.0.0.1"
 
@@ -12,6 +15,11 @@ LOCALHOST = "127.0.0.1"
 _NAME = re.compile(r"(?P<name>(?:[^\s@\[\]]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+))(?::(?P<number>\d+))?")
 #: Signs that no name of a host has, and that a shell on the way would obey: ssh's ProxyCommand, qrsh, mpirun.
 _SHELL = re.compile(r"""[\s'"`$;&<>|(){}]""")
+#: Words after a host: the field that they set, and its type.
+_KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "slots": ("slots", int), "weight": ("weight", float), "port": ("port", int), "group": ("group", str),
+    "iface": ("interface", str), "interface": ("interface", str),
+}  # fmt: skip
 #: Words of Open MPI's hostfiles that change nothing here.
 _IGNORED = frozenset({"max_slots", "max-slots"})
 
@@ -44,8 +52,8 @@ class Host:
             raise ValueError(f"host {self.name}: port {self.port} does not exist")
         if self.slots is not None and self.slots < 0:
             raise ValueError(f"host {self.name}: slots={self.slots}; it is 0 or more")
-        if not self.weight > 0:
-            raise ValueError(f"host {self.name}: weight={self.weight:g}; it is above 0")
+        if not 0 < self.weight <= MOST_SPEED:
+            raise ValueError(f"host {self.name}: weight={self.weight:g}; it is above 0, and at most {MOST_SPEED:g}")
 
     def __str__(self) -> str:
         return self.name
@@ -114,21 +122,13 @@ def _host(words: list[str], number_is_slots: bool) -> Host:
 
 
 def _with(host: Host, word: str) -> Host:
-    key, equals, value = word.partition("=")
+    key, _, value = word.partition("=")
     if key in _IGNORED and value.isdecimal():
         return host
     try:
-        match key if equals and value else "":
-            case "slots":
-                return replace(host, slots=int(value))
-            case "weight":
-                return replace(host, weight=float(value))
-            case "port":
-                return replace(host, port=int(value))
-            case "group":
-                return replace(host, group=value)
-            case "iface" | "interface":
-                return replace(host, interface=value)
+        if value and key in _KEYS:
+            name, kind = _KEYS[key]
+            return replace(host, **{name: kind(value)})
     except ValueError as error:
         raise ValueError(f"{word}: {error}" if str(error).startswith("host ") else f"{word} is not a number") from None
     raise ValueError(f"{word!r} is not understood; after a host: slots=4, weight=3, group=a, iface=eth1, port=22")

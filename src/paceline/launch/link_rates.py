@@ -76,11 +76,7 @@ def pairs(count: int) -> list[tuple[int, int]]:
 
 
 def steady_rate(marks: list[tuple[float, int]]) -> float:
-    """Return bytes per second after the settling time.
-
-    Args:
-        marks: seconds since the beginning, and bytes that had arrived until then.
-    """
+    """Return bytes per second after the settling time, from seconds since the beginning and bytes that had arrived."""
     settled = [mark for mark in marks if mark[0] >= SETTLING_S] or marks[-1:]
     (begin, before), (end, after) = settled[0], settled[-1]
     if end <= begin:  # one message took all the time
@@ -89,15 +85,7 @@ def steady_rate(marks: list[tuple[float, int]]) -> float:
 
 
 class LinkRates:
-    """A worker.
-
-    Args:
-        rank: its rank.
-        count: number of workers.
-        key: key of all connections.
-        listen_at: address at which this worker listens; worker 0's is the one that all others know.
-        leader: address of worker 0's listener.
-    """
+    """A worker that listens at an address; the ``leader`` is that of worker 0, which all others know."""
 
     def __init__(self, rank: int, count: int, key: str, listen_at: str, leader: str) -> None:
         self._rank, self._count = rank, count

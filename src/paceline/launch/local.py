@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 
 from paceline.errors import LaunchError
-from paceline.launch.backends import Job, NoOptions, typed_options
+from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import JobPlan, Late
+from paceline.launch.plan import JobPlan, Late, describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
 from paceline.launch.process_environment import own_environ
-from paceline.launch.render import describe
 
 
 class LocalBackend:
@@ -22,7 +21,8 @@ class LocalBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
         """Place everything on this machine."""
-        typed_options("local", NoOptions, spec.options)
+        for name in spec.options:
+            raise ValueError(f"launcher 'local' has no options: leave out -o {name}=...")
         return make_plan(spec, machine)
 
     def render(self, request: JobPlan) -> str:
@@ -40,7 +40,12 @@ class LocalBackend:
 
     def submit(self, request: JobPlan) -> Job:
         """Return the job, which runs while its ``wait`` does."""
-        from paceline.launch.supervise.supervisor import SupervisedJob, local_crew  # a dry run does not need it
+        from paceline.launch.supervise.crew import LocalCrew  # a dry run does not need it
+        from paceline.launch.supervise.supervisor import SupervisedJob
 
-        self.check(request)
-        return SupervisedJob(request, local_crew(own_environ(os.environ)), {Late.BIND: f"tcp://{LOCALHOST}:0"})
+        environ = own_environ(os.environ)
+        return SupervisedJob(
+            request,
+            lambda around: LocalCrew(around.selector, around.console, around.register, environ, around.take),
+            {Late.BIND: f"tcp://{LOCALHOST}:0"},
+        )

@@ -86,15 +86,7 @@ def in_order(status: m.Status, order: str) -> list[int]:
 
 
 def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: View = _PLAIN) -> list[Text]:
-    """Return the picture of a job as lines that fit a terminal.
-
-    Args:
-        status: the scheduler's answer.
-        record: the job.
-        now: seconds since 1970.
-        size: the terminal's.
-        view: the reader's choice.
-    """
+    """Return the picture of a job as lines that fit a terminal; ``now`` is seconds since 1970."""
     columns, rows = max(size.columns, 20), rows_of(status)
     workers, servers = _sorted(rows, view.order), [row for row in rows if row["role"] == "server"]
     far = progress(status, record.workers, record.servers)
@@ -126,12 +118,7 @@ def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: V
 
 
 def painted(lines: Sequence[Text], environ: Mapping[str, str]) -> list[bytes]:
-    """Return lines with the colours that a terminal has.
-
-    Args:
-        lines: lines of a :func:`picture`.
-        environ: TERM and COLORTERM say which there are; NO_COLOR switches them off.
-    """
+    """Return lines with the colours that a terminal has: TERM and COLORTERM say which; NO_COLOR switches them off."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, legacy_windows=False, _environ=environ)
     for line in lines:
@@ -223,7 +210,6 @@ def bar(shares: Mapping[str, float], parts: Sequence[str], length: int) -> Text:
 
 
 def _legend(rows: Sequence[Row], columns: int) -> list[Text]:
-    """Return the letters of the parts that take time."""
     parts = [part for part in (*WORKER_PARTS, *SERVER_PARTS) if any(row["parts"].get(part) for row in rows)]
     return [
         Text(line, "dim")

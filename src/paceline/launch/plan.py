@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -12,6 +14,8 @@ from paceline.config import variable
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import Graces, JobSpec
 from paceline.launch.worker_groups import WorkerGroup
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
 class Late(enum.Enum):
@@ -48,6 +52,9 @@ class ProcessName(NamedTuple):
 
     def __str__(self) -> str:
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+
+
+SCHEDULER = ProcessName("scheduler", 0)
 
 
 @dataclass(frozen=True)
@@ -120,11 +127,7 @@ class JobPlan:
         return next((process for process in self if process.role == "scheduler"), None)
 
     def may_go_on(self, environ: Mapping[str, str]) -> bool:
-        """Tell whether the job may go on when a worker dies: its scheduler decides.
-
-        Args:
-            environ: variables that every process inherits.
-        """
+        """Tell whether the job may go on when a worker dies: its scheduler, which inherits ``environ``, decides."""
         name, scheduler = variable("on_worker_death"), self.scheduler
         return scheduler is not None and (scheduler.env.get(name) or environ.get(name)) != "stop"
 
@@ -151,9 +154,7 @@ class JobPart:
 def job_parts(spec: JobSpec, plan: JobPlan) -> list[JobPart]:
     """Return scheduler, servers, and the worker groups; without groups all workers are the part ``worker``.
 
-    Args:
-        spec: the job.
-        plan: its plan, made with ``alone=True``.
+    The plan was made with ``alone=True``.
     """
     by_role = {role: tuple(process for process in plan if process.role == role) for role in ("scheduler", "server")}
     parts = [JobPart(role, role, processes) for role, processes in by_role.items() if processes]
@@ -161,3 +162,41 @@ def job_parts(spec: JobSpec, plan: JobPlan) -> list[JobPart]:
         processes = tuple(process for process in plan if process.role == "worker" and process.group == group.name)
         parts.append(JobPart(f"worker-{group.name}" if spec.groups else "worker", "worker", processes, group))
     return parts
+
+
+# ---- the plan as text ------------------------------------------------------------------------------------------------
+
+
+def describe(plan: JobPlan, commands: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
+    """Return the plan as text: one block per process. Secrets are masked, other late values are described.
+
+    Before them come the commands that the launcher runs, and the variables that processes on other hosts inherit.
+    """
+    blocks = [_summary(plan)]
+    if commands:
+        blocks.append("\n".join(["the launcher runs", *(f"  {command}" for command in commands)]))
+    if environ:
+        blocks.append("\n".join(["every process inherits", *_variables(environ)]))
+    blocks += [*(_block(process) for process in plan), *(f"note: {note}" for note in plan.notes)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _summary(plan: JobPlan) -> str:
+    counts = Counter(process.role for process in plan)
+    return f"job {plan.job_id}: " + ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in counts.items())
+
+
+def _block(process: ProcessSpec) -> str:
+    group = f", group {process.group}" if process.group not in ("", "all") else ""
+    head = f"{process.member} on {process.host}{group}"
+    return "\n".join([head, f"  {shlex.join(process.argv)}", *_variables(process.env)])
+
+
+def _variables(env: Mapping[str, Value]) -> list[str]:
+    return [f"    {name}={_text(name, value)}" for name, value in env.items()]
+
+
+def _text(name: str, value: Value) -> str:
+    if isinstance(value, Late):
+        return value.value
+    return "***" if _SECRET.search(name) else shlex.quote(value)

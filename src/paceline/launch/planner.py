@@ -48,12 +48,8 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
     """Turn a job spec into a job plan. Pure: the same arguments make the same plan.
 
     Of the launcher's environment the plan repeats only what changes a default (OMP_NUM_THREADS, MASTER_PORT,
-    PYTHONUNBUFFERED). The backend passes the rest to each process.
-
-    Args:
-        spec: the user's request.
-        machine: where the launcher runs.
-        alone: every process has a host of its own, named ``ROLE-RANK``, which an engine chooses.
+    PYTHONUNBUFFERED). The backend passes the rest to each process. With ``alone`` every process has a host of its own,
+    named ``ROLE-RANK``, which an engine chooses.
 
     Raises:
         ValueError: ``spec.env`` sets a variable that gives a process its identity, or the workers do not fit.
@@ -97,7 +93,6 @@ def _settings(spec: JobSpec, places: Sequence[Placement]) -> dict[str, str]:
 
 
 def _workers_alone(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:
-    """Give every worker a host of its own."""
     groups = [group for group in spec.worker_groups for _ in range(group.count)]
     return list(zip(groups, place_alone(spec, "worker"), strict=True))
 

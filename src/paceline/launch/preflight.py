@@ -95,10 +95,7 @@ def check_program(name: str, package: str) -> None:
 def read_text(path: str, what: str, more: str = "") -> str:
     """Return the text of a file that the user names, without the mark with which editors on Windows begin it.
 
-    Args:
-        path: path of the file.
-        what: kind of the file, for messages.
-        more: text that the message adds.
+    Messages call it ``what``, and end with ``more``.
 
     Raises:
         ConfigError: it cannot be read; the message says why.

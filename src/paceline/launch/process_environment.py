@@ -67,11 +67,7 @@ _OF_OUTER_JOB = frozenset(map(config.variable, ("weight", "worker_group", "worke
 
 
 def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what others say of this process: to processes of a job it would be wrong.
-
-    Args:
-        environ: that of a launcher or an agent, which may run in a process of another job.
-    """
+    """Return an environment without what others say of this process: to processes of a job it would be wrong."""
     is_ranked, is_worker = not _FOREIGN_RANKS.isdisjoint(environ), config.variable("role") in environ
     return {
         name: value
@@ -129,13 +125,8 @@ def ranks_by_group(spec: JobSpec) -> str:
 def torchrun(spec: JobSpec, rank: int, place: Placement, nodes: Sequence[str]) -> dict[str, Value]:
     """Return the variables of ``torch.distributed.init_process_group``, except the address of its master.
 
-    With ``ddp`` there are the others of torchrun too, and the one that paceline's backend reads.
-
-    Args:
-        spec: the job.
-        rank: the worker's rank.
-        place: where the worker runs.
-        nodes: names of the hosts that have workers, in the order of their ranks.
+    With ``ddp`` there are the others of torchrun too, and the one that paceline's backend reads. ``nodes`` are the
+    hosts that have workers, in the order of their ranks.
     """
     size = str(spec.num_workers)
     env: dict[str, Value] = {"RANK": str(rank), "WORLD_SIZE": size}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,6 +87,16 @@ def send(signum: int, sessions: Collection[int]) -> None:
             os.killpg(group, signum)
             if signum != signal.SIGKILL:
                 os.killpg(group, signal.SIGCONT)
+
+
+def wait_for(is_over: Callable[[], bool], limit_s: float, pause_s: float) -> bool:
+    """Ask again and again whether something is over; return whether it was in time."""
+    until = time.monotonic() + limit_s
+    while not is_over():
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause_s)
+    return True
 
 
 def _of(sessions: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:

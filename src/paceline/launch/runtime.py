@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass
 
 from paceline.errors import LaunchError
 from paceline.launch.processes import birth
 from paceline.naming import meant
+from paceline.text_files import write_text
 from paceline.user_folder import folder
 
 
@@ -51,16 +51,7 @@ class JobRecord:
 
 def write(record: JobRecord) -> None:
     """Write a job's file, or replace it."""
-    path = folder() / f"{record.id}.json"
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(record), file)
-        new.rename(path)
-    except OSError:  # a full disk
-        new.unlink(missing_ok=True)
-        raise
+    write_text(folder() / f"{record.id}.json", json.dumps(asdict(record)), 0o600)
 
 
 def remove(job_id: str) -> None:

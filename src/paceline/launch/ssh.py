@@ -90,14 +90,7 @@ def _path_of_copy(path: str, here: str, there: str) -> str:
 
 
 def rsync_command(ssh: Sequence[str], host: Host, directory: str, never: Sequence[str] = ()) -> list[str]:
-    """Return the command that copies the working directory to a host; nothing there is deleted.
-
-    Args:
-        ssh: words that reach the host, without its name.
-        host: the host.
-        directory: the copy.
-        never: what does not belong to it, besides what never does.
-    """
+    """Return the command that copies the working directory to a host, without ``never``; nothing there is deleted."""
     excluded = [f"--exclude={name}" for name in (*_EXCLUDED, *never)]
     name = f"[{host.name}]" if ":" in host.name else host.name
     options = ["-az", "--mkpath", f"--timeout={_SILENT_S}", *excluded, "-e", shlex.join(ssh)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from paceline.config import MOST_SPEED
 from paceline.launch.host_list import Host, parse_host_list
 from paceline.naming import nearest, suggestion
 
@@ -64,8 +66,8 @@ class WorkerGroup:
             raise ValueError(f"group {self.name}: n={self.count}; a group has at least 1 worker")
         if self.slots is not None and self.slots < 1:
             raise ValueError(f"group {self.name}: slots={self.slots}; it is at least 1")
-        if self.weight is not None and not self.weight > 0:
-            raise ValueError(f"group {self.name}: weight={self.weight:g}; it is above 0")
+        if self.weight is not None and not 0 < self.weight <= MOST_SPEED:
+            raise ValueError(f"group {self.name}: weight={self.weight:g}; it is above 0, and at most {MOST_SPEED:g}")
 
 
 def parse_group(text: str) -> WorkerGroup:
@@ -133,28 +135,22 @@ def group_from_table(name: str, table: Mapping[str, Any]) -> WorkerGroup:
 def amount(name: str, text: str, plain: float | None = 1) -> float:
     """Return an amount of a resource, as in ``2``, ``0.5``, ``500M`` or ``8Gi``.
 
-    Args:
-        name: name of the resource, for messages.
-        text: the amount as text.
-        plain: factor for a number without a unit; None: it needs one.
+    A number without a unit counts ``plain``; None: it needs one.
 
     Raises:
         ValueError: it is none.
     """
     match = _AMOUNT.fullmatch(text)
     unit = None if match is None else _UNITS[match[2]] if match[2] else plain
-    if match is None or unit is None:
+    found = math.inf if match is None or unit is None else float(match[1]) * unit
+    if found == math.inf:
         example = "500M" if plain is None else "2, 0.5"
-        raise ValueError(f"{name}={text!r} is not an amount such as {example} or 8Gi")
-    return float(match[1]) * unit
+        raise ValueError(f"{name}={text!r:.100} is not an amount such as {example} or 8Gi")
+    return found
 
 
 def whole(name: str, text: str) -> int:
     """Return an amount of a resource that an engine gives as a whole only.
-
-    Args:
-        name: name of the resource, for messages.
-        text: the amount as text.
 
     Raises:
         ValueError: it is none.

@@ -34,6 +34,9 @@ _MOST_STAGES = 48
 #: Stages times servers on the hosts of workers; with more, the hosts of a kind count as one.
 _MOST_FLOWS = 1000
 
+#: Arrays of more than their part of a model are cut, and so many parts show how even servers are.
+_MOST_PARTS, _PARTS_PER_SERVER = 5000, 4
+
 #: How much better compressed gradients must be to be recommended, as they change what is learned; and layouts whose
 #: costs differ by less count as equal.
 LEAD, EQUAL = 1.05, 0.99
@@ -229,7 +232,8 @@ class Planner:
     def _placed(self, servers: int) -> tuple[tuple[Bucket, ...], float]:
         if servers not in self._layouts:
             keys = [KeySize(number, one.numel) for number, one in enumerate(self.training.arrays)]
-            buckets = place(keys, servers, bound=self.training.bound).buckets
+            least = sum(one.numel for one in keys) // max(_MOST_PARTS, _PARTS_PER_SERVER * servers)
+            buckets = place(keys, servers, bound=max(self.training.bound, least)).buckets
             loads: Counter[int] = Counter()
             for one in buckets:
                 loads[one.server] += one.length

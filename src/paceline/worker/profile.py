@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from paceline.hetero.files import report_text, steps_line, steps_text
+from paceline.text_files import write_text
 from paceline.worker.session import Session
 
 
@@ -18,7 +17,7 @@ class Profile:
 
     def __init__(self, session: Session) -> None:
         self._session, settings = session, session.settings
-        self._path, self._prints = Path(settings.profile), settings.profile == "-"
+        self._path, self._prints = settings.profile, settings.profile == "-"
         self._rounds, self._steps = settings.profile_rounds, settings.profile_steps
 
     def check(self) -> None:
@@ -39,10 +38,10 @@ class Profile:
         if session.rank == 0 and all(said) and self._prints:
             print(report_text(said, _update_s(session), session.stores.elements, session.store_type), flush=True)
         elif session.rank == 0 and all(said):  # not if the script has ended on a worker before
-            self._path.write_text("".join(one.partition("\n")[0] + "\n" for one in said))
+            write_text(self._path, "".join(one.partition("\n")[0] + "\n" for one in said))
             if self._steps:
                 lines = [one.partition("\n")[2] for one in said]
-                Path(self._steps).write_text(steps_text(lines, _update_s(session), hands_out=session.hands_out))
+                write_text(self._steps, steps_text(lines, _update_s(session), hands_out=session.hands_out))
         raise SystemExit(0)
 
 

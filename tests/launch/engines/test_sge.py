@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -77,6 +78,19 @@ def test_folder_that_somebody_else_has_made_is_not_used(tmp_path: Path, monkeypa
     with pytest.raises(LaunchError, match="the folder of the job cannot be made"):
         sge.InsideJob(request).wait()
     assert (tmp_path / "job" / "agent").exists()
+
+
+def test_full_disk_leaves_no_folder_with_the_variables_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sge, "write_text", full)
+    request = sge.SgeRequest(JobSpec(("x",), 1, 1), Machine("py"), "", str(tmp_path / "job"), "", {}, inside=False)
+    with pytest.raises(LaunchError, match="No space left on device"):
+        sge.SgeJob(request)
+    assert not (tmp_path / "job").exists()
 
 
 def free(spec: JobSpec, **slots: int) -> dict[str, int | None]:

@@ -76,6 +76,7 @@ def test_groups_take_the_nodes_of_their_components() -> None:
         ({"nodes": "two"}, "-o nodes=two is not a whole number"),
         ({"signal": "soon"}, "-o signal=soon"),
         ({"nodes": "-1"}, "neither is below 0"),
+        ({"output": "out-%x-%j"}, "knows no sign of Slurm's but %j"),
         ({"partition": "a\n#SBATCH --uid=0\nrm x"}, "a request to Slurm has no control characters"),
         ({"output": "a\nrm x"}, "a request to Slurm has no control characters"),
     ],
@@ -115,6 +116,7 @@ SCONTROL = """#!/bin/sh
 cd "$(dirname "$0")"
 read state <states
 test "$(wc -l <states)" = 1 || sed -i 1d states
+test "$state" != EMPTY || exit 0
 test "$state" != SILENT || { echo "Unable to contact slurm controller" >&2; exit 1; }
 echo JobId=7 JobState=$state ExitCode=3:0
 """
@@ -137,6 +139,13 @@ def test_controller_that_does_not_answer_for_a_while_ends_no_job(
     assert followed("SILENT RUNNING SILENT SILENT FAILED", tmp_path, monkeypatch) == 3
     said = "[launch] scontrol refused: Unable to contact slurm controller; asking again for 600 s\n"
     assert capsys.readouterr().err == 2 * said
+
+
+def test_answer_that_has_no_state_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert followed("RUNNING EMPTY FAILED", tmp_path, monkeypatch) == 3
+    assert "scontrol says nothing of the state of job 7: ''; asking again" in capsys.readouterr().err
 
 
 def test_controller_that_never_answers_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

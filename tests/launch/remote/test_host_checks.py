@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
 from paceline.interfaces import interfaces
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Doctor, listen, reach
-from paceline.launch.remote.request import agent_script
+from paceline.launch.remote.request import agent_here
 
 
 def command(host: Host) -> list[str]:
-    return agent_script("", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+    return agent_here()
 
 
 def test_directory_that_cannot_be_written_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import LaunchError
 from paceline.launch.remote.shell import (
     ERR,
     EXIT,
@@ -118,3 +119,13 @@ def test_connections_are_taken_again_when_descriptors_are_free_again(tmp_path: P
         accept_all(listener, take)
         client.connect(str(tmp_path / "socket"))
         assert taken.wait(30)
+
+
+def test_broker_that_ends_before_it_has_read_its_task_says_why() -> None:
+    broker = Broker("test", "paceline.no_such_module")
+    try:
+        broker.start(1_000_000 * "x")
+        with pytest.raises(LaunchError, match=r"No module named paceline\.no_such_module"):
+            broker.says(60.0)
+    finally:
+        broker.close()

@@ -12,7 +12,8 @@ import sys
 from paceline.launch import Graces, Host, JobPlan, Late, ProcessSpec
 from paceline.launch.plan import Value
 from paceline.launch.remote import RemoteJob, RemoteRequest
-from paceline.launch.supervise.supervisor import Supervisor, local_crew
+from paceline.launch.supervise.crew import LocalCrew
+from paceline.launch.supervise.supervisor import Supervisor
 
 
 def environment(role: str, joined: bool) -> dict[str, Value]:
@@ -43,4 +44,7 @@ if job["agents"]:
         plan, sys.executable, lambda host: agent, explain=lambda host, link: f"the agent of {host} ended"
     )
     sys.exit(RemoteJob(request).wait())
-sys.exit(Supervisor(plan, {}, local_crew(os.environ)).run())
+supervisor = Supervisor(
+    plan, {}, lambda around: LocalCrew(around.selector, around.console, around.register, os.environ, around.take)
+)
+sys.exit(supervisor.run())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import tty
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import LaunchError
 from paceline.launch import ProcessName
 from paceline.launch.supervise.console import ERR, OUT, Console
 from tests.launch.supervise.screens import Terminal as Screen
@@ -221,6 +223,21 @@ def test_full_disk_ends_a_log_file_and_not_the_job(files: dict[int, int], tmp_pa
     said = f"{tmp_path}/worker-0.log cannot be written: No space left on device; it has no more of what worker 0 prints"
     assert written(files[ERR]).decode() == f"[launch] {said}\n"
     assert (tmp_path / "worker-1.log").read_bytes() == b"a\n"
+
+
+def test_folder_of_log_files_is_of_one_job_at_a_time(files: dict[int, int], tmp_path: Path) -> None:
+    first = Console(files, log_dir=str(tmp_path))
+    with pytest.raises(LaunchError, match=f"another job writes into {tmp_path} now"):
+        Console(files, log_dir=str(tmp_path))
+    child = os.fork()  # of a script that uses the launcher
+    if child == 0:
+        signal.pause()
+    first.close_files()
+    try:
+        Console(files, log_dir=str(tmp_path)).close_files()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_stdout_on_a_full_disk_is_said_once(files: dict[int, int]) -> None:

@@ -30,15 +30,9 @@ def run_program(
     limit_s: float = _CALL_S,
     name: str = "",
 ) -> str:
-    """Run a program of an engine and return its output.
+    """Run a program of an engine and return its output; ``text`` is its stdin.
 
-    Args:
-        words: its command line.
-        package: the package that has it, for the message if it is missing.
-        text: its stdin.
-        environ: variables besides the launcher's own.
-        limit_s: how long it may take.
-        name: name of the call in messages; empty: the program's.
+    ``package`` is what to install if it is missing; ``name`` is that of the call in messages.
 
     Raises:
         LaunchError: it is missing, does not answer, or fails; with its message.
@@ -61,14 +55,10 @@ def run_program(
 
 
 class Patience:
-    """Asks an engine that may not answer for a while, as when its controller starts again: a job goes on meanwhile.
+    """Asks an engine that may not answer for a while, as when its controller starts again: a job goes on meanwhile."""
 
-    Args:
-        limit_s: how long it may give no answer.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, say: Callable[[str], None] | None = None) -> None:
+        self._limit_s, self._say = limit_s, say or _say
         self._silent_since: float | None = None
 
     def ask(self, question: Callable[[], T], otherwise: T) -> T:
@@ -83,7 +73,7 @@ class Patience:
             now = time.monotonic()
             if self._silent_since is None:
                 self._silent_since = now
-                print(f"[launch] {error}; asking again for {self._limit_s:g} s", file=sys.stderr, flush=True)
+                self._say(f"{error}; asking again for {self._limit_s:g} s")
             if now >= self._silent_since + self._limit_s:
                 raise
             return otherwise
@@ -91,13 +81,12 @@ class Patience:
         return answer
 
 
-class FileTail:
-    """Shows the additions to a growing file since the last look.
+def _say(text: str) -> None:
+    print(f"[launch] {text}", file=sys.stderr, flush=True)
 
-    Args:
-        path: path of the file, which need not exist yet.
-        out: where they go.
-    """
+
+class FileTail:
+    """Shows the additions to a growing file, which need not exist yet, since the last look."""
 
     def __init__(self, path: Path, out: TextIO) -> None:
         self._path, self._out, self._shown = path, out, 0

@@ -28,13 +28,15 @@ from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
+from paceline.launch.plan import describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
+from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, forwarded, remote_request
 from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.systems import signal
+from paceline.text_files import write_text
 
 _SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")
@@ -120,7 +122,6 @@ class SgeBackend:
 
     def submit(self, request: SgeRequest) -> Job:
         """Submit the script; inside a job, return the job that starts agents when it is waited for."""
-        self.check(request)
         return InsideJob(request) if request.inside else SgeJob(request)
 
 
@@ -134,11 +135,7 @@ class InsideJob(Job):
     def wait(self) -> int:
         """Run the job and return its exit code."""
         _heed_notices()
-        folder = Path(self._request.folder)
-        try:
-            folder.mkdir(mode=0o700)  # one that is there may have a script of somebody else
-        except OSError as error:
-            raise LaunchError(f"the folder of the job cannot be made: {error}") from error
+        folder = _made_folder(self._request)
         try:
             return _run(self._request.spec, self._request.machine, folder)
         finally:
@@ -149,22 +146,20 @@ class SgeJob(Job):
     """A job of Grid Engine."""
 
     def __init__(self, request: SgeRequest) -> None:
-        self._folder = Path(request.folder)
+        self._folder = _made_folder(request)
         self._ended = False
         self._tails: list[FileTail] = []
         try:
-            self._folder.mkdir(mode=0o700)
-            spec = self._folder / _SPEC
-            spec.touch(0o600)  # it holds the user's variables
-            spec.write_text(json.dumps([to_json(request.spec), dict(request.environ), request.machine.python]))
+            text = json.dumps([to_json(request.spec), dict(request.environ), request.machine.python])
+            write_text(self._folder / _SPEC, text, 0o600)  # it holds the user's variables
             script = self._folder / "script"
             script.write_text(request.script)
             self.id = run_program(["qsub", "-terse", str(script)], _PACKAGE).strip()
             self._canceller = Canceller(["qdel", self.id])
-        except OSError as error:
-            raise LaunchError(f"the folder of the job cannot be made: {error}") from error
-        except BaseException:  # also Ctrl-C
+        except BaseException as error:  # also Ctrl-C
             shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise LaunchError(f"the folder of the job cannot be written to: {error}") from error
             raise
 
     def wait(self) -> int:
@@ -195,13 +190,8 @@ class SgeJob(Job):
         """Delete the job and wait for its end, a moment longer than queues give notice."""
         with contextlib.suppress(LaunchError):  # it ended meanwhile
             run_program(["qdel", self.id], _PACKAGE)
-        until = time.monotonic() + _DELETE_S
-        while self._is_there():
-            if time.monotonic() > until:
-                raise LaunchError(
-                    f"Grid Engine job {self.id} has not ended {_DELETE_S:g} s after qdel: qdel -f {self.id}"
-                )
-            time.sleep(_SHOW_S)
+        if not wait_for(lambda: not self._is_there(), _DELETE_S, _SHOW_S):
+            raise LaunchError(f"Grid Engine job {self.id} has not ended {_DELETE_S:g} s after qdel: qdel -f {self.id}")
         self._ended = True
 
     def _show(self, *, is_over: bool = False) -> None:
@@ -226,6 +216,15 @@ class SgeJob(Job):
             return 1
 
 
+def _made_folder(request: SgeRequest) -> Path:
+    folder = Path(request.folder)
+    try:
+        folder.mkdir(mode=0o700)  # one that is there may have a script of somebody else
+    except OSError as error:
+        raise LaunchError(f"the folder of the job cannot be made: {error}") from error
+    return folder
+
+
 def options_of(spec: JobSpec) -> SgeOptions:
     """Return the options, checked.
 
@@ -242,16 +241,7 @@ def options_of(spec: JobSpec) -> SgeOptions:
 
 
 def job_script(spec: JobSpec, options: SgeOptions, python: str, folder: str, directory: str, pythonpath: str) -> str:
-    """Return the script. It asks for a slot per worker and server; the scheduler needs next to nothing.
-
-    Args:
-        spec: the job spec.
-        options: as :func:`options_of` returns them.
-        python: interpreter of the launcher inside.
-        folder: the job's folder, on a file system that all hosts share.
-        directory: processes' working directory.
-        pythonpath: the launcher's ``PYTHONPATH``.
-    """
+    """Return the script. It asks for a slot per worker and server; the scheduler needs next to nothing."""
     lines = [f"-N pl-{spec.job_id}", f"-pe {options.pe} {spec.num_workers + spec.servers}"]
     lines += [f"-q {options.queue}"] if options.queue else []
     lines += [f"-l {options.resources}"] if options.resources else []
@@ -320,7 +310,6 @@ def agent_file(script: list[str]) -> str:
 
 
 def _explain(host: Host, link: AgentLink) -> str:
-    """Return why the agent of a host ended."""
     text = "\n".join(link.errors) or link.noise or "no word"
     return f"the agent on {host.name} ended: `{shlex.join(['qrsh', '-inherit', host.name])}` says: {text}"
 
@@ -346,9 +335,7 @@ def main(words: Sequence[str]) -> int:
     except (PacelineError, ValueError) as error:
         print(f"paceline launch: {error}", file=sys.stderr)
         code = 1
-    unfinished = folder / f"{_CODE}.new"
-    unfinished.write_text(str(code))
-    unfinished.rename(folder / _CODE)
+    write_text(folder / _CODE, str(code))
     return code
 
 

@@ -24,6 +24,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
+from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.worker_groups import WorkerGroup, amount, whole
@@ -68,6 +69,10 @@ class SlurmOptions:
     def __post_init__(self) -> None:
         if self.nodes < 0 or self.signal < 0:
             raise ValueError(f"nodes={self.nodes}, signal={self.signal}: neither is below 0")
+        if "%" in self.output.replace("%j", ""):
+            raise ValueError(
+                f"output={self.output!r}: the launcher follows this file, and knows no sign of Slurm's but %j"
+            )
 
 
 def options_of(spec: JobSpec) -> SlurmOptions:
@@ -125,7 +130,6 @@ class SlurmBackend:
 
     def submit(self, request: SlurmBatch | RemoteRequest) -> Job:
         """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does."""
-        self.check(request)
         if isinstance(request, RemoteRequest):
             return RemoteJob(request)
         text = run_program(["sbatch", "--parsable"], _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)})
@@ -135,13 +139,7 @@ class SlurmBackend:
 
 
 class SlurmJob(Job):
-    """A batch job.
-
-    Args:
-        job_id: Slurm's.
-        path: path of its output.
-        detach: :meth:`wait` returns at once, and the job outlives the launcher.
-    """
+    """A batch job with its output at ``path``. With ``detach`` it outlives the launcher, which does not wait."""
 
     def __init__(self, job_id: str, path: Path, detach: bool = False) -> None:
         self.id = job_id
@@ -169,13 +167,11 @@ class SlurmJob(Job):
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone."""
         run_program(["scancel", self.id], _PACKAGE)
-        until = time.monotonic() + _CANCEL_S
-        while (state := self._state()[0]) in _RUNS:
-            if time.monotonic() > until:
-                raise LaunchError(
-                    f"Slurm job {self.id} is still {state} {_CANCEL_S:g} s after scancel: scontrol show job {self.id}"
-                )
-            time.sleep(_POLL_S)
+        if not wait_for(lambda: self._state()[0] not in _RUNS, _CANCEL_S, _POLL_S):
+            raise LaunchError(
+                f"Slurm job {self.id} is still {self._state()[0]} {_CANCEL_S:g} s after scancel: "
+                f"scontrol show job {self.id}"
+            )
         self._release()
 
     def _release(self) -> None:
@@ -184,8 +180,10 @@ class SlurmJob(Job):
 
     def _state(self) -> tuple[str, int]:
         """Return Slurm's word for the job's state, and its exit code."""
-        text = run_program(["scontrol", "show", "job", "-o", self.id], _PACKAGE).splitlines()[0]
+        text = run_program(["scontrol", "show", "job", "-o", self.id], _PACKAGE).partition("\n")[0]
         found = dict(re.findall(r"(\w+)=(\S*)", text))
+        if not found.keys() >= {"JobState", "ExitCode"}:
+            raise LaunchError(f"scontrol says nothing of the state of job {self.id}: {text!r}")
         code, _, signum = found["ExitCode"].partition(":")
         return found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
 
@@ -312,7 +310,6 @@ def directives(group: WorkerGroup, options: SlurmOptions) -> Iterator[str]:
 
 
 def _shape(group: WorkerGroup, options: SlurmOptions) -> tuple[int, int]:
-    """Return the number of nodes of a group and of its workers on each."""
     if group.slots is not None:
         tasks = min(group.slots, group.count)
         return math.ceil(group.count / tasks), tasks

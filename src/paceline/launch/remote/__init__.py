@@ -33,13 +33,14 @@ more, names the cause first when a network fails. The time in which an end did n
 """
 
 from paceline.launch.remote.remote_job import AgentBackend, BrokeredJob, RemoteJob, copy_all, run_all
-from paceline.launch.remote.request import RemoteRequest, agent_script, explain, forwarded, remote_request
+from paceline.launch.remote.request import RemoteRequest, agent_here, agent_script, explain, forwarded, remote_request
 
 __all__ = [
     "AgentBackend",
     "BrokeredJob",
     "RemoteJob",
     "RemoteRequest",
+    "agent_here",
     "agent_script",
     "copy_all",
     "explain",

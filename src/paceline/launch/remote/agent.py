@@ -8,12 +8,11 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from ipaddress import ip_address
 from typing import Any
 
 from paceline.cores import usable_cores
 from paceline.errors import PacelineError
-from paceline.interfaces import address_of, address_towards, interfaces
+from paceline.interfaces import address_of, address_towards, addresses_for_others
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import NOT_FOUND_CODE, CommandNotFoundError, check_command
@@ -51,13 +50,7 @@ class LauncherLostError(PacelineError):
 
 
 class Agent:
-    """Serves one launcher on stdin and stdout.
-
-    Args:
-        in_fd: source of the launcher's lines.
-        out_fd: target of our lines.
-        environ: variables that processes inherit.
-    """
+    """Serves one launcher on stdin and stdout; processes inherit ``environ``."""
 
     def __init__(self, in_fd: int, out_fd: int, environ: Mapping[str, str]) -> None:
         self._in_fd, self._out_fd = in_fd, out_fd
@@ -204,14 +197,13 @@ class Agent:
 
 
 def _about() -> dict[str, Any]:
-    """Describe this host and interpreter."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "python": sys.executable,
         "version": ".".join(map(str, sys.version_info[:3])),
         "cores": usable_cores(),
         "host": socket.gethostname(),
-        "addresses": [one.address for one in interfaces() if not ip_address(one.address).is_loopback],
+        "addresses": addresses_for_others(),
         "reached_at": os.environ.get(ADDRESS_VARIABLE) or (connection[2] if len(connection) == 4 else ""),
         "clock": time.time(),
         "pid": os.getpid(),

@@ -70,11 +70,7 @@ def members(given: Iterable[list[Any]]) -> list[ProcessName]:
 
 
 class AgentLines:
-    """Collects bytes and gives back whole lines, decoded.
-
-    Args:
-        magic: skip everything before these bytes.
-    """
+    """Collects bytes and gives back whole lines, decoded; everything before the ``magic`` bytes is noise."""
 
     def __init__(self, magic: bytes = b"") -> None:
         self._magic, self._pending = magic, b""
@@ -152,13 +148,8 @@ def _are_texts(found: Any) -> bool:
 class AgentLink:
     """A remote shell that runs an agent, its pipes, and the agent's data about its host.
 
-    Args:
-        host: name, for messages.
-        argv: the command that runs an agent there.
-        selector: the loop's selector.
-        register: called in the new process.
-        take: is called with each line of the agent, which has the words and types of one.
-        say: shows a line that the remote shell wrote to stderr.
+    ``register`` is called in the new process, ``take`` with each line of the agent, which has the words and types of
+    one, and ``say`` with each line that the remote shell wrote to stderr.
     """
 
     def __init__(

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.interfaces import address_of, interfaces
+from paceline.interfaces import address_of, addresses_for_others
 from paceline.launch.host_list import Host
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.request import Explain, HostCommand
@@ -51,15 +50,7 @@ class Finding:
 
 
 class Doctor:
-    """Opens an agent on each host and asks it.
-
-    Args:
-        hosts: hosts to check.
-        command: command that runs an agent on a host.
-        explain: explanation of a remote shell's end.
-        timeout_s: limit for each step.
-        shares: the hosts need this directory.
-    """
+    """Opens an agent on each host and asks it; each step has a limit. ``shares``: the hosts need this directory."""
 
     def __init__(
         self, hosts: Sequence[Host], command: HostCommand, explain: Explain, timeout_s: float, *, shares: bool = True
@@ -92,17 +83,13 @@ class Doctor:
             links = [self._open(finding, guardian) for finding in self._findings.values()]
             for link in links:
                 stack.callback(link.close)
-            self._wait(links, lambda one: bool(one.about))
-            live = [link for link in links if self._has_said(link, bool(self._findings[link.host].about))]
+            live = self._answered(links, lambda one: bool(one.about))
             for link in live:
                 link.send("facts", self._findings[link.host].host.interface, witness.name)
-            self._wait(live, lambda one: bool(one.facts))
-            live = [link for link in live if self._has_said(link, bool(self._findings[link.host].facts))]
+            live = self._answered(live, lambda one: bool(one.facts))
             for link in live:
                 link.send("reach", self._targets(link.host))
-            self._wait(live, lambda one: one.reached is not None)
-            for link in live:
-                self._has_said(link, self._findings[link.host].reached is not None)
+            self._answered(live, lambda one: one.reached is not None)
 
     def _open(self, finding: Finding, guardian: Guardian) -> AgentLink:
         host = finding.host
@@ -110,20 +97,20 @@ class Doctor:
             host.name, self._command(host), self._selector, guardian.register, self._heard, lambda text: None
         )
 
-    def _has_said(self, link: AgentLink, has: bool) -> bool:
-        """Return whether a host has answered the question; no answer is a problem."""
-        if not has:
-            finding = self._findings[link.host]
-            link.drain()
-            silent = f"host {link.host} did not answer within {self._timeout_s:g} s"
-            finding.problems.append(silent if link.code is None else self._explain(finding.host, link))
-        return has
+    def _answered(self, links: list[AgentLink], has: Callable[[Finding], bool]) -> list[AgentLink]:
+        """Wait for the hosts' answers, and return those that have one; no answer is a problem."""
 
-    def _wait(self, links: list[AgentLink], done: Callable[[Finding], bool]) -> None:
         def is_over() -> bool:
-            return all(link.code is not None or done(self._findings[link.host]) for link in links)
+            return all(link.code is not None or has(self._findings[link.host]) for link in links)
 
         serve(self._selector, self._timeout_s, is_over)
+        silent = [link for link in links if not has(self._findings[link.host])]
+        for link in silent:
+            finding = self._findings[link.host]
+            link.drain()
+            late = f"host {link.host} did not answer within {self._timeout_s:g} s"
+            finding.problems.append(late if link.code is None else self._explain(finding.host, link))
+        return [link for link in links if link not in silent]
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
         finding = self._findings[link.host]
@@ -182,12 +169,7 @@ def _versions(findings: Mapping[str, Finding]) -> dict[str, str]:
 
 
 def facts(interface: str, witness: str) -> dict[str, Any]:
-    """Return versions of packages, the interface's address, and whether a file of the launcher is in this directory.
-
-    Args:
-        interface: name, address or CIDR; empty: none is wanted.
-        witness: name of the file.
-    """
+    """Return versions of packages, the address of a wanted interface, and whether a file is in this directory."""
     from importlib import metadata  # a tenth of the start of an agent, most of which check nothing
 
     versions = {}
@@ -197,8 +179,7 @@ def facts(interface: str, witness: str) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = ""
     try:
-        here = [one.address for one in interfaces() if not ip_address(one.address).is_loopback]
-        found = address_of(interface) if interface else ", ".join(here[:2])
+        found = address_of(interface) if interface else ", ".join(addresses_for_others()[:2])
         problem = ""
     except PacelineError as error:
         found, problem = "", str(error)

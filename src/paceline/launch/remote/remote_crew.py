@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import LaunchError
 from paceline.interfaces import tcp
 from paceline.launch.host_list import LOCALHOST, Host
-from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec, address_parts
+from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.remote.agent_link import AgentLink, data, members
 from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.crew import Processes, serve
@@ -28,16 +28,11 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 #: Exit code of processes whose host was lost.
 LOST_CODE = 255
 
-_SCHEDULER = ProcessName("scheduler", 0)
-
 
 class RemoteCrew(Processes):
     """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
-    Args:
-        around: selector, console, and the taker of events.
-        request: the plan, with hosts and interfaces, and how hosts are reached. Each host's own interpreter takes the
-            place of the launcher's in commands.
+    Each host's own interpreter takes the place of the launcher's in commands.
     """
 
     def __init__(self, around: Surroundings, request: RemoteRequest) -> None:
@@ -152,8 +147,8 @@ class RemoteCrew(Processes):
 
     def ask_status(self) -> None:
         """Have the scheduler asked."""
-        if _SCHEDULER in self._host_of:
-            self._links[self._host_of[_SCHEDULER]].send("status")
+        if SCHEDULER in self._host_of:
+            self._links[self._host_of[SCHEDULER]].send("status")
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
@@ -236,7 +231,7 @@ class RemoteCrew(Processes):
 
     def _tell_scheduler(self, event: Exited | Runs) -> None:
         """Tell the scheduler of a process on another host; it knows those on its own."""
-        scheduler = self._host_of.get(_SCHEDULER)
+        scheduler = self._host_of.get(SCHEDULER)
         if scheduler is not None and scheduler != self._host_of[event.member]:
             told = replace(event, detail="") if isinstance(event, Exited) else event  # the line must fit the pipe
             self._links[scheduler].send(*words_of(told))

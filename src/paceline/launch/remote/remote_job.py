@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import LaunchError
 from paceline.launch.backends import Backend
 from paceline.launch.preflight import check_program
-from paceline.launch.remote.remote_crew import RemoteCrew
+from paceline.launch.remote.remote_crew import LOST_CODE, RemoteCrew
 from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.child import die_with_parent
 from paceline.launch.supervise.supervisor import SupervisedJob
@@ -37,12 +38,7 @@ class RemoteJob(SupervisedJob):
 
 
 class BrokeredJob(RemoteJob):
-    """A job whose remote shells reach the engine's processes through a broker; that ends with :meth:`wait`.
-
-    Args:
-        request: the job to run.
-        broker: the broker, not started yet.
-    """
+    """A job whose remote shells reach the engine's processes through a broker, which ends with the job."""
 
     def __init__(self, request: RemoteRequest, broker: Broker) -> None:
         self._broker = broker
@@ -80,7 +76,6 @@ class AgentBackend(Backend[RemoteRequest]):
 
     def submit(self, request: RemoteRequest) -> RemoteJob:
         """Return the job, which runs while its ``wait`` does."""
-        self.check(request)
         return RemoteJob(request)
 
 
@@ -89,8 +84,12 @@ def copy_all(copies: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return {host: _why(said, code) for host, code, said in run_all(copies) if code}
 
 
-def run_all(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int, str]]:
-    """Run the command of each host, side by side; give the host, exit code and output of one after the other."""
+def run_all(commands: Mapping[str, Sequence[str]], limit_s: float | None = None) -> Iterator[tuple[str, int, str]]:
+    """Run the command of each host, side by side; give the host, exit code and output of one after the other.
+
+    One that takes longer than the limit is killed; None: the commands have limits of their own.
+    """
+    until = None if limit_s is None else time.monotonic() + limit_s
     running = {
         host: subprocess.Popen(
             command,
@@ -103,8 +102,12 @@ def run_all(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int, s
     }
     try:
         for host, process in running.items():
-            said = process.communicate()[0].decode(errors="replace")
-            yield host, process.returncode, said
+            try:
+                said, _ = process.communicate(timeout=None if until is None else max(0.2, until - time.monotonic()))
+                yield host, process.returncode, said.decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                process.kill()
+                yield host, LOST_CODE, f"no answer within {limit_s:g} s"
     except BaseException:  # a signal has ended the launch
         for process in running.values():
             process.send_signal(signal.SIGTERM)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.launch.host_list import Host
-from paceline.launch.plan import JobPlan
+from paceline.launch.plan import JobPlan, describe
 from paceline.launch.planner import Machine
 from paceline.launch.process_environment import OWNED
 from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.render import describe
 
 HostCommand = Callable[[Host], Sequence[str]]
 """Gives the command that runs an agent on a host."""
@@ -45,13 +46,14 @@ _PREFIXES = (
 def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[str]:
     """Return the command that runs an agent in a directory. It has no secrets: they travel on the agent's stdin.
 
-    Args:
-        given: interpreter that the user names, and no other; empty: the first of these that the host has.
-        own: the launcher's interpreter.
-        directory: the job's directory.
-        pythonpath: ``PYTHONPATH`` on the host.
+    The interpreter is the one that the user names, else the launcher's own if the host has it, else ``python3``.
     """
     return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
+
+
+def agent_here(python: str = "") -> list[str]:
+    """Return the command that runs an agent in this directory, with an interpreter that the user names or this one."""
+    return agent_script(python, sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
 
 
 def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict[str, str]:
@@ -139,14 +141,9 @@ class RemoteRequest:
 def remote_request(
     plan: JobPlan, machine: Machine, python: str, reach: Callable[[Host, list[str]], list[str]], private: str = ""
 ) -> RemoteRequest:
-    """Return the request of a backend whose engine runs a command on a host.
+    """Return the request of a backend whose engine runs a command on a host: ``reach`` gives its words.
 
-    Args:
-        plan: the job's plan.
-        machine: where the launcher runs.
-        python: interpreter on the hosts that the user names; empty: the launcher's, or ``python3``.
-        reach: gives the command that runs another one on a host.
-        private: a variable that no other host gets.
+    No other host gets the variable ``private``.
     """
     environ = forwarded(machine.environ, OWNED | {private})
     script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))

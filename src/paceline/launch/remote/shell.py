@@ -87,6 +87,11 @@ def pack(kind: int, data: bytes) -> bytes:
     return b"".join(_HEAD.pack(kind, len(part)) + part for part in parts)
 
 
+def failure(text: str) -> bytes:
+    """Return the last frames of a shell that cannot be served."""
+    return pack(ERR, f"{text}\n".encode()) + pack(EXIT, str(LOST).encode())
+
+
 def unpack(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
     """Give the frames of a connection until it ends; a last one that is cut off is lost.
 
@@ -119,18 +124,8 @@ def read_request(connection: socket.socket) -> Any:
     return json.loads(text)
 
 
-def accept_all(
-    listener: socket.socket,
-    take: Callable[[socket.socket], None],
-    note: Callable[[socket.socket], None] = lambda connection: None,
-) -> None:
-    """Give every connection to ``take``, each in a thread; returns at once.
-
-    Args:
-        listener: accepts the connections.
-        take: is called with each of them, and ends with it.
-        note: is called with each of them first, one after the other, and does not wait.
-    """
+def accept_all(listener: socket.socket, take: Callable[[socket.socket], None]) -> None:
+    """Give every connection to ``take``, each in a thread, which ends with it; returns at once."""
 
     def accept() -> None:
         while listener.fileno() >= 0:
@@ -139,7 +134,6 @@ def accept_all(
             except OSError:  # no descriptor is free while others end; or this connection has ended already
                 time.sleep(_AGAIN_S)
                 continue
-            note(connection)
             threading.Thread(target=take, args=[connection], daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
@@ -166,12 +160,7 @@ def shell_command(python: str, request: str) -> list[str]:
 
 
 class Broker:
-    """A child process with a folder for its socket. It ends, with all that it holds, when its stdin is closed.
-
-    Args:
-        name: name for messages and the folder: ``hub``.
-        module: module that it runs.
-    """
+    """A child process that runs a module, and a folder for its socket. It ends, with all it holds, with its stdin."""
 
     def __init__(self, name: str, module: str) -> None:
         self._name, self._module = name, module
@@ -184,12 +173,7 @@ class Broker:
         self.socket = str(self._folder / "socket")
 
     def start(self, line: str, environ: Mapping[str, str] | None = None) -> None:
-        """Start the process.
-
-        Args:
-            line: its task, for its stdin.
-            environ: variables besides the launcher's own.
-        """
+        """Start the process, with a line for its stdin: its task."""
         with open(self._folder / "errors", "wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self._module],
@@ -200,8 +184,9 @@ class Broker:
                 env={**os.environ, **(environ or {})},
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has ended, and says() tells why
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
 
     def says(self, timeout_s: float) -> str:
         """Return the next line of its stdout; nothing if none comes in time.

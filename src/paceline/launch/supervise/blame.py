@@ -35,9 +35,7 @@ from dataclasses import dataclass
 
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.launch.host_list import LOCALHOST
-from paceline.launch.plan import ProcessName
-
-_SCHEDULER = ProcessName("scheduler", 0)
+from paceline.launch.plan import SCHEDULER, ProcessName
 
 
 @dataclass(frozen=True)
@@ -52,39 +50,27 @@ class Failure:
 
 @dataclass(frozen=True)
 class _End:
-    """How a process exited by itself."""
+    """The end of a process, as its exit tells it, or the word of another process."""
 
+    at: float
     code: int
-    detail: str
-    """Knowledge of whoever runs the process: the engine, or the launcher that lost its host."""
-    at: float
-
-
-@dataclass(frozen=True)
-class _Word:
-    """The news that a process has failed."""
-
+    """Its exit code, or that of the job where it has none."""
     reason: str
-    at: float
-    code: int = 1
-    """Counts where the process has no exit code."""
+    """Of an exit: the knowledge of whoever runs the process, the engine or the launcher that lost its host."""
 
 
 class Blame:
-    """The evidence on one job.
+    """The evidence on one job that began at a time in seconds; later times are on the same clock.
 
-    Args:
-        began: the time of the start, in seconds; later times are on the same clock.
-        has_scheduler: a scheduler runs, or will.
-        may_go_on: the scheduler says of each worker that dies whether the others go on without it.
+    ``may_go_on``: the scheduler says of each worker that dies whether the others go on without it.
     """
 
     def __init__(self, began: float, has_scheduler: bool, may_go_on: bool = False) -> None:
         self._began, self._scheduler_runs, self._may_go_on = began, has_scheduler, may_go_on
         self._ends: dict[ProcessName, _End] = {}
         """Exits that are evidence, and those after the failure, in order."""
-        self._survived: dict[ProcessName, _Word] = {}
-        self._named: tuple[ProcessName, _Word] | None = None
+        self._survived: dict[ProcessName, _End] = {}
+        self._named: tuple[ProcessName, _End] | None = None
         self._failed_at: float | None = None
         self._is_answered = False
         """The scheduler has told all that it knows of the failure."""
@@ -92,20 +78,13 @@ class Blame:
     # ---- evidence ----------------------------------------------------------------------------------------------------
 
     def note_exit(self, member: ProcessName, code: int, now: float, detail: str = "") -> None:
-        """Note that a process has exited by itself.
-
-        Args:
-            member: the process.
-            code: its exit code, 128 + n after signal n.
-            now: the time.
-            detail: knowledge of whoever runs the process.
-        """
-        if member == _SCHEDULER:
+        """Note that a process has exited by itself; ``detail`` is the knowledge of whoever runs it."""
+        if member == SCHEDULER:
             self._scheduler_runs = False
             self.stop_waiting(now)
-        if not self.has_failed and (not code or (member == _SCHEDULER and code == WORKER_LOST and self._survived)):
+        if not self.has_failed and (not code or (member == SCHEDULER and code == WORKER_LOST and self._survived)):
             return
-        self._ends[member] = _End(code, detail, now)
+        self._ends[member] = _End(now, code, detail)
         may_be_survived = self._may_go_on and self._scheduler_runs and member.role == "worker" and code != PEER_FAILED
         if member not in self._survived and not may_be_survived:
             self._fail(now)
@@ -121,14 +100,14 @@ class Blame:
         if member in self._ends and reason == why_ended(PEER_FAILED):
             self._is_answered = True
         else:
-            self._named = member, _Word(reason, now, code)
+            self._named = member, _End(now, code, reason)
         self._fail(now)
 
     def note_survived(self, member: ProcessName, reason: str, now: float) -> Failure | None:
         """Note that the others go on without a worker; returns how it died, None if the job has failed meanwhile."""
         if self.has_failed:
             return None
-        self._survived[member] = _Word(reason, now, WORKER_LOST)
+        self._survived[member] = _End(now, WORKER_LOST, reason)
         return self.survived[member]
 
     def stop_waiting(self, now: float) -> None:
@@ -142,7 +121,7 @@ class Blame:
         if cause is None or self.is_settled or not self._scheduler_runs:
             return
         if cause.code == PEER_FAILED or is_stopped:
-            self.name(_SCHEDULER, "the others lost it: it runs, but does not respond", now)
+            self.name(SCHEDULER, "the others lost it: it runs, but does not respond", now)
 
     def _fail(self, now: float) -> None:
         self._failed_at = now if self._failed_at is None else self._failed_at
@@ -177,7 +156,7 @@ class Blame:
             return self._failure(member, word, self._failed_at)
         ends = [(member, end) for member, end in self._ends.items() if end.code and member not in self._survived]
         member, end = next((one for one in ends if one[1].code != PEER_FAILED), ends[0])
-        return self._failure(member, _Word(why_ended(end.code), end.at), end.at)
+        return self._failure(member, _End(end.at, 1, why_ended(end.code)), end.at)
 
     @property
     def aftermath(self) -> dict[ProcessName, int]:
@@ -197,10 +176,10 @@ class Blame:
         cause = self.cause
         return cause.code if cause is not None else WORKER_LOST if self._survived else 0
 
-    def _failure(self, member: ProcessName, word: _Word, at: float) -> Failure:
+    def _failure(self, member: ProcessName, word: _End, at: float) -> Failure:
         """Return a failure with all that is known of it: the exit code, and what others saw."""
-        end = self._ends.get(member, _End(0, "", at))
-        reason = end.detail if end.code and word.reason == why_ended(end.code) else word.reason
+        end = self._ends.get(member, _End(at, 0, ""))
+        reason = end.reason if end.code and word.reason == why_ended(end.code) else word.reason
         return Failure(member, end.code or word.code, describe(end.code, reason), at - self._began)
 
 
@@ -225,14 +204,9 @@ def failure_block(
     host: str = LOCALHOST,
     story: str = "",
 ) -> bytes:
-    """Describe which process failed first, how, after how long, its last lines, and how the others exited.
+    """Describe which process failed first, how, after how long, its last lines, and how the others exited afterwards.
 
-    Args:
-        failure: the first failure.
-        tail: the last lines of the process that failed, as it printed them.
-        aftermath: exit codes of the processes that exited by themselves afterwards.
-        host: its host.
-        story: the job whose processes have left their last events; empty: none have.
+    ``story`` is the job whose processes have left their last events; empty: none have.
     """
     head = f"failed: {failure.reason}, {failure.after_s:.1f} s after the start"
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
@@ -242,13 +216,7 @@ def failure_block(
 
 
 def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> bytes:
-    """Describe a worker that died while the others went on.
-
-    Args:
-        lost: the worker, how it ended, and when.
-        tail: the last lines that it printed.
-        host: its host.
-    """
+    """Describe a worker that died while the others went on."""
     head = f"died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
     return _block(lost, host, head, _last_lines(tail))
 
@@ -263,7 +231,6 @@ def _last_lines(tail: Sequence[bytes]) -> list[bytes]:
 
 
 def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:
-    """Return what to do about failures that are known."""
     if failure.code == 137:
         return [b"something outside the job killed it; if the machine ran out of memory, dmesg says so"]
     if failure.member.role == "worker" and any(b"address already in use" in line.lower() for line in tail):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline import systems
+from paceline.errors import LaunchError
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
 from paceline.observe.table import plain
-from paceline.systems import os
+from paceline.systems import fcntl, os
 
 OUT, ERR = 1, 2
 
@@ -35,6 +38,9 @@ class Console:
 
     Attributes:
         panel: the panel, if there is one.
+
+    Raises:
+        LaunchError: another job writes into that folder now.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Console:
         self._log_dir = Path(log_dir) if log_dir else None
         self._files: dict[ProcessName, int] = {}
         self._unwritable: set[ProcessName] = set()
+        self._lock = _locked(log_dir) if log_dir else None
 
     @property
     def broken(self) -> bool:
@@ -97,9 +104,14 @@ class Console:
         self.panel, self._above = None, frozenset()
 
     def close_files(self) -> None:
-        """Close the log files."""
+        """Close the log files, and leave their folder to other jobs."""
         while self._files:
             os.close(self._files.popitem()[1])
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
+            os.close(self._lock)
+            self._lock = None
 
     def say(self, text: str) -> None:
         """Show a line of the launcher itself. It may quote a host, so it has no control characters."""
@@ -173,3 +185,22 @@ class Console:
                 self._gone.add(stream)
                 if not isinstance(error, BrokenPipeError):  # that is no news to whoever wrote `| head`
                     self.say(f"{'stdout' if stream == OUT else 'stderr'} cannot be written: {error.strerror}")
+
+
+def _locked(folder: str) -> int | None:
+    """Return an open descriptor of a folder, which other jobs find in use until it is closed; None: there is none.
+
+    Raises:
+        LaunchError: another job uses it.
+    """
+    fd = None
+    with contextlib.suppress(OSError):  # it is no folder, or its file system has no locks
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            systems.lock_file(fd, wait=False)
+        except BlockingIOError:
+            os.close(fd)
+            raise LaunchError(
+                f"another job writes into {folder} now, and their lines would mix: give each its own --log-dir"
+            ) from None
+    return fd

@@ -14,7 +14,7 @@ from typing import Protocol
 from paceline.errors import LaunchError
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import processes
-from paceline.launch.plan import Late, ProcessName, ProcessSpec, address_parts
+from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
@@ -24,7 +24,6 @@ _READ_BYTES = 64 * 1024
 _DRAIN_READS = 64
 
 _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
-_SCHEDULER = ProcessName("scheduler", 0)
 
 Take = Callable[[Event], None]
 
@@ -53,9 +52,9 @@ class Processes(abc.ABC):
         """
         return False
 
-    @abc.abstractmethod
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
         """Return the late values that follow from the scheduler's address (None: the job has no scheduler)."""
+        return {}
 
     @abc.abstractmethod
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
@@ -95,12 +94,8 @@ class Processes(abc.ABC):
 class LocalCrew(Processes):
     """The processes of one job on this host, and the pipes on which they print.
 
-    Args:
-        selector: gets a callable as the data of every pipe; the loop calls it when the pipe can be read.
-        output: target of output.
-        register: called in every new process before it becomes its command.
-        environ: variables that every process inherits.
-        take: is called with events.
+    The loop calls the data of each pipe of the selector that can be read. ``register`` is called in every new process
+    before it becomes its command, ``take`` with events.
     """
 
     def __init__(
@@ -229,7 +224,7 @@ class LocalCrew(Processes):
             ended = self._ready.ended
         except ValueError as error:
             ended = True
-            self._take(NotStarted(_SCHEDULER, str(error)))
+            self._take(NotStarted(SCHEDULER, str(error)))
         if ended:
             self._close_ready()
 

@@ -32,8 +32,6 @@ MOVED_S = 0.1
 
 @dataclass
 class _Seen:
-    """The progress of a process."""
-
     at: float
     cpu_s: float
     """Its CPU time at its last progress."""
@@ -42,12 +40,7 @@ class _Seen:
 
 
 class Exits:
-    """The processes that are to exit since a time.
-
-    Args:
-        graces: limits, with ``idle_s`` and ``leave_s``.
-        now: seconds on the caller's clock.
-    """
+    """The processes that are to exit since a time."""
 
     def __init__(self, graces: Graces, now: float) -> None:
         self._graces = graces

@@ -30,12 +30,9 @@ _RELEASED = b"."
 
 
 class _Survivor:
-    """A child that acts when the pipe to it has ended.
+    """A child that acts when the pipe to it has ended, on all that was written into it.
 
     Fork it first, while this process holds nothing that the child should not keep open.
-
-    Args:
-        act: gets all that was written into the pipe.
     """
 
     def __init__(self, act: Callable[[bytes], None]) -> None:
@@ -72,11 +69,7 @@ class Guardian(_Survivor):
 
 
 class Canceller(_Survivor):
-    """Runs a command when this process ends without :meth:`release`.
-
-    Args:
-        argv: the command, such as ``scancel 7``.
-    """
+    """Runs a command, such as ``scancel 7``, when this process ends without :meth:`release`."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(partial(_cancel, argv))

@@ -21,13 +21,7 @@ _SILENT_S = 5.0
 
 
 class Watch:
-    """Asks the scheduler how the job does, and shows it.
-
-    Args:
-        job: the job.
-        console: where it is shown; its panel, if it has one.
-        now: seconds.
-    """
+    """Asks the scheduler how the job does, and shows it on the console, in its panel if it has one."""
 
     def __init__(self, job: JobRecord, console: Console, now: float) -> None:
         self._job, self._console, self._began = job, console, now
@@ -45,12 +39,7 @@ class Watch:
         return self._next if redraw is None else min(self._next, redraw)
 
     def turn(self, now: float, phase: str) -> bool:
-        """Show the last status, if it is time; return whether to ask the scheduler now.
-
-        Args:
-            now: seconds.
-            phase: the reason why the scheduler is not asked; empty: it is.
-        """
+        """Show the last status, if it is time; return whether to ask the scheduler now: ``phase`` says why not."""
         self._console.redraw_panel()
         if now < self._next:
             return False
@@ -69,12 +58,7 @@ class Watch:
         return True
 
     def take(self, text: str, now: float) -> None:
-        """Take the scheduler's answer.
-
-        Args:
-            text: a ``Status`` as JSON; empty: it is too long to be shown.
-            now: seconds.
-        """
+        """Take the scheduler's answer: a ``Status`` as JSON; empty, if it is too long to be shown."""
         self._asked_at = None
         if not text:
             return

@@ -57,29 +57,9 @@ import enum
 from collections.abc import Sequence
 
 from paceline.launch.job_spec import Graces
-from paceline.launch.plan import ProcessName
+from paceline.launch.plan import SCHEDULER, ProcessName
+from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import Blame
-from paceline.launch.supervise.events import (
-    Action,
-    Complete,
-    Event,
-    Exited,
-    Interrupted,
-    JobEnded,
-    Look,
-    Lost,
-    NotStarted,
-    Over,
-    Ready,
-    Runs,
-    ShowLine,
-    Signal,
-    Started,
-    StartProcesses,
-    StatusSaid,
-    Stopped,
-    Tick,
-)
 from paceline.launch.supervise.exits import LOOK_S, Exits
 from paceline.start_clock import StartClock
 from paceline.systems import signal
@@ -101,18 +81,13 @@ class Phase(enum.Enum):
 #: How long servers and scheduler may stay if no worker is known to have joined: the news may be on its way.
 UNJOINED_S = 1.0
 
-_SCHEDULER = ProcessName("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
 class JobLifecycle:
-    """The state of one job.
+    """The state of one job that starts now, its members in that order; times are seconds on one clock.
 
-    Args:
-        members: every process of the plan, in the order they start.
-        graces: how long each phase may take.
-        now: the time of the start, in seconds; later times are on the same clock.
-        may_go_on: the job may go on when a worker dies; its scheduler decides.
+    ``may_go_on``: the job may go on when a worker dies; its scheduler decides.
     """
 
     def __init__(self, members: Sequence[ProcessName], graces: Graces, now: float, may_go_on: bool = False) -> None:
@@ -121,7 +96,7 @@ class JobLifecycle:
         self.phase = Phase.STARTING
         self.deadline: float | None = None
         """When a :class:`Tick` is due, if one is."""
-        self.blame = Blame(now, _SCHEDULER in self.members, may_go_on)
+        self.blame = Blame(now, SCHEDULER in self.members, may_go_on)
         self._exits: Exits | None = None
         """Exits of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
@@ -135,53 +110,53 @@ class JobLifecycle:
         """All members have joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
 
-    def begin(self) -> list[Action]:
+    def begin(self) -> list[e.Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
         scheduler = tuple(member for member in self.members if member.role == "scheduler")
         if not scheduler:
             self.phase = Phase.RUNNING
-            return [StartProcesses(self.members)]
+            return [e.StartProcesses(self.members)]
         self.deadline = self._began + self.graces.start_s
-        return [StartProcesses(scheduler)]
+        return [e.StartProcesses(scheduler)]
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: e.Event, now: float) -> list[e.Action]:
         """Handle an event and return what to do, in order."""
         if self.phase is Phase.OVER:
             return []
         match event:
-            case Started(member, place):
+            case e.Started(member, place):
                 self.alive[member], self._places[member] = None, place
                 self._started.append(member)
                 return []
-            case Ready():
+            case e.Ready():
                 return self._ready()
-            case NotStarted(member, reason, code):
+            case e.NotStarted(member, reason, code):
                 self._fail(member, reason, now, code)
                 return self._finish_if_empty()
-            case Stopped(members):
+            case e.Stopped(members):
                 self._stopped = members
                 self._watch_stopped(now)
                 return []
-            case Lost(member, reason, True):
+            case e.Lost(member, reason, True):
                 return self._survived(member, reason, now)
-            case Lost(member, reason):
+            case e.Lost(member, reason):
                 self._fail(member, reason, now)
                 return self._terminate_idle(now)
-            case Exited():
+            case e.Exited():
                 return self._exited(event, now)
-            case Complete():
+            case e.Complete():
                 self._is_complete = True
                 return []
-            case Over():
+            case e.Over():
                 self._wait_for_exits(now)
                 return []
-            case StatusSaid():
+            case e.StatusSaid():
                 return []
-            case Runs():
+            case e.Runs():
                 return self._runs(event, now)
-            case Interrupted(signum):
+            case e.Interrupted(signum):
                 return self._interrupted(signum, now)
-            case Tick():
+            case e.Tick():
                 return self._late(now) if self.deadline is not None and now >= self.deadline else []
 
     @property
@@ -196,13 +171,13 @@ class JobLifecycle:
         assert not self.blame.has_failed or self.phase not in _GOING_WELL
         assert self.phase is not Phase.LEAVING or self._exits is not None or not self._unfinished
 
-    def _ready(self) -> list[Action]:
+    def _ready(self) -> list[e.Action]:
         if self.phase is not Phase.STARTING:
             return []
         self.phase, self.deadline = Phase.RUNNING, None
-        return [StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
+        return [e.StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
-    def _exited(self, one: Exited, now: float) -> list[Action]:
+    def _exited(self, one: e.Exited, now: float) -> list[e.Action]:
         self.alive.pop(one.member, None)
         if self.phase in _GOING_WELL or self.phase is Phase.FAILING:
             self.blame.note_exit(one.member, one.code, now, one.detail)
@@ -214,9 +189,9 @@ class JobLifecycle:
         self._watch_stopped(now)
         return self._finish_if_empty() or self._terminate_idle(now)
 
-    def _go_on_after(self, one: Exited, now: float) -> None:
+    def _go_on_after(self, one: e.Exited, now: float) -> None:
         """Go on after an exit that is no failure, as far as is known."""
-        if one.member == _SCHEDULER:
+        if one.member == SCHEDULER:
             self._wait_for_exits(now)
         elif one.member.role == "worker" and (one.code == 0 or one.member in self.blame.survived):
             self._finish_worker(one.member, now)
@@ -239,9 +214,9 @@ class JobLifecycle:
 
     def _lacks_verdict(self) -> bool:
         """Tell whether a verdict is to come, and no worker runs or the scheduler is stopped."""
-        return self.blame.awaits_verdict and (not self._workers() or _SCHEDULER in self._stopped)
+        return self.blame.awaits_verdict and (not self._workers() or SCHEDULER in self._stopped)
 
-    def _terminate_idle(self, now: float) -> list[Action]:
+    def _terminate_idle(self, now: float) -> list[e.Action]:
         """End servers and scheduler if they have nobody left to work for, and can tell no more about why."""
         if self._workers() or self.phase not in (Phase.FAILING, Phase.INTERRUPTED) or not self.alive:
             return []
@@ -251,14 +226,13 @@ class JobLifecycle:
         self.deadline = min(self.deadline or latest, latest)
         return []
 
-    def _survived(self, member: ProcessName, reason: str, now: float) -> list[Action]:
-        """Go on without a worker."""
+    def _survived(self, member: ProcessName, reason: str, now: float) -> list[e.Action]:
         death = self.blame.note_survived(member, reason, now)
         if death is None:
             return []
         if member not in self.alive:
             self._finish_worker(member, now)
-        return [ShowLine(f"{member} died, the others go on: {death.reason}")]
+        return [e.ShowLine(f"{member} died, the others go on: {death.reason}")]
 
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
@@ -273,12 +247,12 @@ class JobLifecycle:
             self.blame.note_goodbyes()
             self.phase, self.deadline = Phase.LEAVING, now
 
-    def _runs(self, one: Runs, now: float) -> list[Action]:
+    def _runs(self, one: e.Runs, now: float) -> list[e.Action]:
         """Wait on for a scheduler that starts on a busy host, and judge the processes left.
 
         Workers are judged first, since servers and scheduler matter to nobody then.
         """
-        if self.phase is Phase.STARTING and one.member == _SCHEDULER:
+        if self.phase is Phase.STARTING and one.member == SCHEDULER:
             self._start_clock.note(one.cpu_s, now, one.is_ready)
             self.deadline = now + max(0.0, self.graces.start_s - self._start_clock.counted_s(now))
         if self._exits is None or self.phase is not Phase.LEAVING:
@@ -289,12 +263,12 @@ class JobLifecycle:
         if not all(why.values()) or (self._unfinished and not workers):  # a worker whose host is slow to say so
             return []
         if not workers:
-            warnings = [ShowLine(f"{member} is terminated: {reason}") for member, reason in why.items()]
+            warnings = [e.ShowLine(f"{member} is terminated: {reason}") for member, reason in why.items()]
             return [*warnings, *self._terminate(now)]
         self._fail(workers[0], why[workers[0]], now)
         return self._terminate(now)
 
-    def _interrupted(self, signum: int, now: float) -> list[Action]:
+    def _interrupted(self, signum: int, now: float) -> list[e.Action]:
         if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
             is_gone = signum in (signal.SIGHUP, signal.SIGPIPE)  # a terminal that closes, and its shell, send several
             return [] if is_gone else self._kill(now)
@@ -302,13 +276,13 @@ class JobLifecycle:
             return self._terminate(now)
         self._signum = signum
         self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.interrupt_s
-        warning = ShowLine(f"{signal.Signals(signum).name}: ending the job; a second signal kills it")
+        warning = e.ShowLine(f"{signal.Signals(signum).name}: ending the job; a second signal kills it")
         workers = self._workers()
         if not workers:
             return [warning, *self._terminate(now)]
-        return [warning, Signal(signal.SIGTERM if signum == signal.SIGPIPE else signum, workers)]
+        return [warning, e.Signal(signal.SIGTERM if signum == signal.SIGPIPE else signum, workers)]
 
-    def _late(self, now: float) -> list[Action]:
+    def _late(self, now: float) -> list[e.Action]:
         match self.phase:
             case Phase.STARTING:
                 reason = f"did not say within {self.graces.start_s:g} s where it listens"
@@ -328,7 +302,7 @@ class JobLifecycle:
             case Phase.LEAVING if self._exits is not None:
                 self.deadline = now + LOOK_S
                 line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
-                return [*([ShowLine(line)] if line else []), Look(tuple(self.alive))]
+                return [*([e.ShowLine(line)] if line else []), e.Look(tuple(self.alive))]
             case Phase.LEAVING:
                 warning = (
                     f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
@@ -336,35 +310,35 @@ class JobLifecycle:
                     else f"all workers have ended without joining the job; ending {self._names()}. If they should have "
                     "trained together, their store needs a type such as dist_sync; a command without one, -s 0"
                 )
-                return [ShowLine(warning), *self._terminate(now)]
+                return [e.ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
-                self.blame.suspect_scheduler(_SCHEDULER in self._stopped, now)
+                self.blame.suspect_scheduler(SCHEDULER in self._stopped, now)
                 if not self._workers():
                     return self._terminate(now)
                 interrupted = self.phase is Phase.INTERRUPTED
                 grace_s = self.graces.interrupt_s if interrupted else self.graces.survivors_s
                 warning = f"{self._names()} did not leave within {grace_s:g} s"
-                return [ShowLine(warning), *self._terminate(now)]
+                return [e.ShowLine(warning), *self._terminate(now)]
             case Phase.TERMINATING:
                 return self._kill(now)
             case _:
-                return [ShowLine(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+                return [e.ShowLine(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
 
-    def _terminate(self, now: float) -> list[Action]:
+    def _terminate(self, now: float) -> list[e.Action]:
         self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s
-        return [Signal(signal.SIGTERM, tuple(self._started))]
+        return [e.Signal(signal.SIGTERM, tuple(self._started))]
 
-    def _kill(self, now: float) -> list[Action]:
+    def _kill(self, now: float) -> list[e.Action]:
         self.phase, self.deadline = Phase.KILLING, now + self.graces.kill_s
-        return [Signal(signal.SIGKILL, tuple(self._started))]
+        return [e.Signal(signal.SIGKILL, tuple(self._started))]
 
-    def _finish_if_empty(self) -> list[Action]:
+    def _finish_if_empty(self) -> list[e.Action]:
         is_to_come = self.phase is Phase.LEAVING and bool(self._unfinished)  # a worker whose host is slow to say so
         return [] if self.alive or is_to_come or self.phase in (Phase.STARTING, Phase.RUNNING) else [self._over()]
 
-    def _over(self) -> JobEnded:
+    def _over(self) -> e.JobEnded:
         self.phase, self.deadline = Phase.OVER, None
-        return JobEnded(self.code)
+        return e.JobEnded(self.code)
 
     def _workers(self) -> tuple[ProcessName, ...]:
         return tuple(member for member in self.alive if member.role == "worker")

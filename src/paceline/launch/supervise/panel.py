@@ -61,12 +61,7 @@ class Panel:
         return self._drawing(now) if self.due is not None and now >= self.due else b""
 
     def under(self, data: bytes, now: float) -> bytes:
-        r"""Return output with the panel under it.
-
-        Args:
-            data: whole lines; the last one may end with ``\r``.
-            now: seconds.
-        """
+        r"""Return output with the panel under it: whole lines, of which the last may end with ``\r``."""
         above = (_ERASE if self._is_drawn and self._is_in_foreground() else b"") + data
         self._is_drawn = False
         return above + (self._drawing(now) if now >= self._drawn_at + _REST_S else b"")

@@ -20,26 +20,13 @@ from paceline.exitcodes import WORKER_LOST
 from paceline.launch import runtime
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
-from paceline.launch.plan import JobPlan, Late, ProcessName
+from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
+from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import failure_block, lost_block
 from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.console import Console
-from paceline.launch.supervise.crew import LocalCrew, Processes, Take
-from paceline.launch.supervise.events import (
-    Action,
-    Complete,
-    Event,
-    Interrupted,
-    JobEnded,
-    Look,
-    Ready,
-    ShowLine,
-    Signal,
-    StartProcesses,
-    StatusSaid,
-    Tick,
-)
+from paceline.launch.supervise.crew import Processes, Take
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.naming import listed
@@ -101,23 +88,8 @@ class Surroundings:
 CrewMaker = Callable[[Surroundings], Processes]
 
 
-def local_crew(environ: Mapping[str, str]) -> CrewMaker:
-    """Return the maker of crews on this host; every process inherits ``environ``."""
-
-    def make(around: Surroundings) -> Processes:
-        return LocalCrew(around.selector, around.console, around.register, environ, around.take)
-
-    return make
-
-
 class Supervisor:
-    """Runs one plan to its end and leaves nothing running.
-
-    Args:
-        plan: the plan to run.
-        known: the late values known before the start.
-        make_crew: maker of the crew that starts the processes.
-    """
+    """Runs one plan to its end and leaves nothing running; ``known`` are the late values known before the start."""
 
     def __init__(self, plan: JobPlan, known: Mapping[Late, str], make_crew: CrewMaker) -> None:
         self._processes = {process.member: process for process in plan}
@@ -125,7 +97,10 @@ class Supervisor:
         self._known = dict(known)
         self._make_crew = make_crew
         self._code: int | None = None
-        self._interrupted = self._signalled = False
+        self.interrupted = False
+        """Whether a signal ended the job."""
+        self._is_hurried = False
+        """A signal came, that leftover processes are not waited for."""
         self._lifecycle: JobLifecycle | None = None
         self._next_look = math.inf
         self._watch: Watch | None = None
@@ -164,25 +139,15 @@ class Supervisor:
         self._watch = None
         self._console.close_panel()
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal ended the job."""
-        return self._signalled
-
     def _run(self) -> int:
-        code = self._open()
-        return self._supervise() if code is None else code
-
-    def _open(self) -> int | None:
-        """Wait until the crew can start processes; return the exit code if a signal came first."""
-        while self._code is None and self._crew.opening():
+        while self._code is None and self._crew.opening():  # a signal may come first
             self._wait(None)
-        return self._code
+        return self._supervise() if self._code is None else self._code
 
     def _supervise(self) -> int:
         may_go_on = self._crew.hears_scheduler and self._plan.may_go_on(os.environ)
         self._lifecycle = JobLifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
-        if ProcessName("scheduler", 0) in self._processes:
+        if SCHEDULER in self._processes:
             self._next_look = time.monotonic() + _START_LOOK_S
         else:
             self._learn(None)
@@ -190,7 +155,7 @@ class Supervisor:
         while self._code is None:
             self._wait(min(self._next_look, math.inf if self._lifecycle.deadline is None else self._lifecycle.deadline))
             self._look_at_start(self._lifecycle, time.monotonic())
-            self._take(Tick())
+            self._take(e.Tick())
         self._end_leftovers()
         return self._code
 
@@ -238,10 +203,10 @@ class Supervisor:
         if self._crew.deadline() is not None:
             self._crew.check()
         self._show_progress(None)
-        if self._console.broken and not self._interrupted:  # as in: paceline launch … | head
+        if self._console.broken and not self._is_hurried:  # as in: paceline launch … | head
             self._interrupt(signal.SIGPIPE)
 
-    def _show_progress(self, said: StatusSaid | None) -> None:
+    def _show_progress(self, said: e.StatusSaid | None) -> None:
         """Show how the job does, from the scheduler's answer or as time passes. The job goes on where that fails."""
         if self._watch is None:
             return
@@ -267,29 +232,29 @@ class Supervisor:
                 return ""
         return f"the job ends: waiting for {plural(len(self._lifecycle.alive), 'process', 'processes')} to exit"
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, StatusSaid):
+    def _take(self, event: e.Event) -> None:
+        if isinstance(event, e.StatusSaid):
             self._show_progress(event)
             return
-        if isinstance(event, Ready):
+        if isinstance(event, e.Ready):
             self._learn(event.address)
-        if isinstance(event, Complete):
+        if isinstance(event, e.Complete):
             self._next_look = math.inf
         if self._lifecycle is not None:
             self._act(self._lifecycle.handle(event, time.monotonic()))
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[e.Action]) -> None:
         for action in actions:
             match action:
-                case StartProcesses(members):
+                case e.StartProcesses(members):
                     self._start(members)
-                case Signal(signum, members):
+                case e.Signal(signum, members):
                     self._crew.send(signum, members)
-                case Look(members):
+                case e.Look(members):
                     self._crew.look(members)
-                case ShowLine(text):
+                case e.ShowLine(text):
                     self._console.say(text)
-                case JobEnded(code):
+                case e.JobEnded(code):
                     self._code = code
 
     def _start(self, members: tuple[ProcessName, ...]) -> None:
@@ -304,15 +269,15 @@ class Supervisor:
         self._crew.check()
 
     def _interrupt(self, signum: int) -> None:
-        self._interrupted = self._signalled = True
+        self.interrupted = self._is_hurried = True
         if self._lifecycle is None:
             self._code = 128 + signum
         else:
-            self._take(Interrupted(signum))
+            self._take(e.Interrupted(signum))
 
     def _end_leftovers(self) -> None:
         """Let leftover processes exit by themselves, then terminate them. The guardian kills the rest."""
-        self._interrupted = False
+        self._is_hurried = False
         if self._wait_for_leftovers():
             return
         members = self._crew.living()
@@ -324,7 +289,7 @@ class Supervisor:
         """Return whether none is left."""
         until = time.monotonic() + _LEFTOVERS_S
         while self._crew.living():
-            if self._interrupted or time.monotonic() > until:
+            if self._is_hurried or time.monotonic() > until:
                 return False
             self._wait(time.monotonic() + _LEFTOVERS_CHECK_S)
         return True
@@ -333,10 +298,7 @@ class Supervisor:
 class SupervisedJob(Job):
     """A job that this process supervises; it runs while :meth:`wait` does.
 
-    Args:
-        plan: the plan to run.
-        make_crew: maker of the crew that starts the processes, for each run anew.
-        known: late values that are alike in all runs.
+    Each run has a crew of its own; ``known`` are late values that are alike in all.
     """
 
     def __init__(self, plan: JobPlan, make_crew: CrewMaker, known: Mapping[Late, str] | None = None) -> None:

@@ -35,8 +35,8 @@ def hub(key: str) -> ContainerHub:
 
 @pytest.fixture
 def container(hub: ContainerHub, key: str) -> Iterator[AgentChannel]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=lambda: hub.admit(listener.accept()[0]), daemon=True).start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    with contextlib.closing(hub.listen(listener)):
         channel = connect("127.0.0.1", listener.getsockname()[1], key, "worker-0")
         yield channel
         channel.close()

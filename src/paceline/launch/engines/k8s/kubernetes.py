@@ -33,6 +33,7 @@ from paceline.launch.backends import Job
 from paceline.launch.engines.k8s.kubectl import Kubectl, Pod, pods, verdict
 from paceline.launch.engines.k8s.manifests import Manifests, documents, make_manifests
 from paceline.launch.engines.k8s.pods import LAYOUTS
+from paceline.launch.engines.programs import Patience
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
@@ -60,13 +61,7 @@ _KINDS = {
 
 
 class KubernetesCrew(Processes):
-    """Creates the objects of a job, follows its pods, and deletes everything.
-
-    Args:
-        around: the supervisor's objects.
-        manifests: objects to create in the first run.
-        kubectl: calls the cluster.
-    """
+    """Creates the objects of a job, follows its pods, and deletes everything; ``manifests`` are those of run 0."""
 
     hears_scheduler = False
 
@@ -77,9 +72,9 @@ class KubernetesCrew(Processes):
         self._graces = manifests.spec.graces
         self._label = f"app.kubernetes.io/instance={manifests.name}"
         self._judge = JUDGES.get(manifests.options.layout)
-        self._is_created = self._is_gone = False
+        self._is_gone = False
         self._poll_at = 0.0
-        self._began = self._heard = time.monotonic()
+        self._began, self._patience = time.monotonic(), Patience(self._graces.start_s, around.console.say)
         self._failed_at: float | None = None
         """When the engine has judged that the job has failed."""
         self._ended: set[ProcessName] = set()
@@ -91,17 +86,11 @@ class KubernetesCrew(Processes):
 
     def opening(self) -> bool:
         """Create the Secret and all objects; return False."""
-        if not self._is_created:
-            self._is_created = True
-            key = self._around.known.get(Late.JOB_KEY)
-            if key:
-                self._kubectl.run(["create", "-f", "-"], documents([self._manifests.secret(key)]))
-            self._kubectl.run(["apply", "-f", "-"], documents(self._manifests.objects))
+        key = self._around.known.get(Late.JOB_KEY)
+        if key:
+            self._kubectl.run(["create", "-f", "-"], documents([self._manifests.secret(key)]))
+        self._kubectl.run(["apply", "-f", "-"], documents(self._manifests.objects))
         return False
-
-    def late(self, scheduler: str | None) -> Mapping[Late, str]:
-        """Return nothing: the objects have all values."""
-        return {}
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Do nothing: the pod exists already, and finds the scheduler by its name. Joins are not reported."""
@@ -123,20 +112,20 @@ class KubernetesCrew(Processes):
         if self._is_gone or time.monotonic() < self._poll_at:
             return
         try:
-            found = pods(self._kubectl.get(["pods", "--selector", self._label]))
-            ended_well = verdict(self._kubectl.get([self._judge, self._manifests.name])) if self._judge else None
-            self._heard = time.monotonic()
-        except LaunchError as error:
-            if time.monotonic() - self._heard > self._graces.start_s:
-                raise
-            self._around.console.say(str(error))
-            return
+            seen = self._patience.ask(self._look_at_cluster, None)
         finally:
             self._poll_at = time.monotonic() + _POLL_S
-        for pod in found:
-            if pod.has_started:
-                self._follow(pod)
-        self._report(found, ended_well)
+        if seen is not None:
+            found, ended_well = seen
+            for pod in found:
+                if pod.has_started:
+                    self._follow(pod)
+            self._report(found, ended_well)
+
+    def _look_at_cluster(self) -> tuple[list[Pod], bool | None]:
+        """Return the pods, and whether the job has ended well, where the engine decides."""
+        found = pods(self._kubectl.get(["pods", "--selector", self._label]))
+        return found, verdict(self._kubectl.get([self._judge, self._manifests.name])) if self._judge else None
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell that servers and scheduler use no CPU time, as far as is known; workers may take their time."""
@@ -185,7 +174,6 @@ class KubernetesCrew(Processes):
             raise LaunchError(f"{name} failed, and no pod says why: kubectl describe {self._judge} {name}")
 
     def _end(self, member: ProcessName, code: int, what: str = "") -> None:
-        """Report that a process has ended, once."""
         if member not in self._ended:
             self._ended.add(member)
             self._around.take(Exited(member, code, what))
@@ -210,7 +198,6 @@ class KubernetesCrew(Processes):
         self._canceller.release()
 
     def _drain(self) -> None:
-        """Show the remaining output of pods that have ended."""
 
         def is_shown() -> bool:
             return all(pod.name not in self._over for pod, _ in self._following.values())

@@ -72,12 +72,9 @@ class Manifests:
 
 
 def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifests:
-    """Turn a job spec into objects.
+    """Turn a job spec into objects; the interpreter and cores of this machine do not count.
 
-    Args:
-        spec: the user's request.
-        machine: where the launcher runs; its interpreter and cores do not count.
-        restart: how often the launcher has started the job again, in layouts where it does.
+    ``restart`` says how often the launcher has started the job again, in layouts where it does.
 
     Raises:
         ValueError: an option is impossible, or the layout cannot satisfy the spec.
@@ -257,6 +254,5 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return a character as YAML escapes it."""
     text = match.group()
     return f"\\U{ord(json.loads(chr(34) + text + chr(34))):08x}"

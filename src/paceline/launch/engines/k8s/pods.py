@@ -128,14 +128,9 @@ def labels(name: str) -> dict[str, str]:
 def pod_template(
     job: str, part: JobPart, options: KubernetesOptions, places: Places, process: ProcessSpec | None = None
 ) -> Object:
-    """Return the template of the pods of a part of a job.
+    """Return the template of the pods of a part of a job, or of one process, in layouts with a template for each.
 
-    Args:
-        job: name of the job.
-        part: the part.
-        options: the user's options.
-        places: how the scheduler is found.
-        process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
+    Pods of one template are told apart by the completion index.
     """
     indexed = process is None
     one = process or part.processes[0]

@@ -14,10 +14,10 @@ Errors before ``ready`` are one text on stderr, and exit code 1.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.launch.engines.ray_cluster.actor import Shell
 from paceline.launch.engines.ray_cluster.ray_backend import PlacementRequest
-from paceline.launch.remote.shell import ERR, EXIT, LOST, READ_BYTES, accept_all, pack, read_request
+from paceline.launch.remote.shell import READ_BYTES, accept_all, failure, pack, read_request
 from paceline.systems import socket
 
 _REACH_S = 10.0
@@ -35,10 +35,10 @@ _REACH_S = 10.0
 
 def main() -> int:
     """Run until stdin ends."""
-    request = PlacementRequest(**json.loads(sys.stdin.readline()))
+    request = PlacementRequest.of(sys.stdin.readline())
     try:
-        _reach(request.address)
-        ray.init(request.address or "auto", namespace=request.job, log_to_driver=False, logging_level="error")
+        _reach(request.options.address)
+        ray.init(request.options.address or "auto", namespace=request.job, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as error:
         print(f"no Ray cluster: {error}", file=sys.stderr)
         return 1
@@ -69,24 +69,21 @@ def _reach(address: str) -> None:
 
 def _reserve(request: PlacementRequest) -> PlacementGroup:
     """Return the placement group when all its bundles are reserved."""
+    labels = [dict(bundle.labels) for bundle in request.bundles]
     group = placement_group(
-        request.resources,
-        strategy=request.strategy,
+        [dict(bundle.resources) for bundle in request.bundles],
+        strategy=request.options.strategy,
         name=request.job,
-        bundle_label_selector=request.labels if any(request.labels) else None,
+        bundle_label_selector=labels if any(labels) else None,
     )
     try:
-        ray.get(group.ready(), timeout=request.wait_s)
+        ray.get(group.ready(), timeout=request.options.wait)
     except GetTimeoutError:
         raise ValueError(_no_room(request)) from None
     return group
 
 
 def _no_room(request: PlacementRequest) -> str:
-    asked = [
-        " ".join([*(f"{name}={amount:g}" for name, amount in one.items()), *(f"{k}={v}" for k, v in labels.items())])
-        for one, labels in zip(request.resources, request.labels, strict=True)
-    ]
     there = [
         f"  {node['NodeManagerAddress']}: "
         + ", ".join(f"{name}={amount:g}" for name, amount in sorted(node["Resources"].items()) if ":" not in name)
@@ -98,8 +95,8 @@ def _no_room(request: PlacementRequest) -> str:
     )
     return "\n".join(
         [
-            f"the Ray cluster has had no room for the job for {request.wait_s:g} s ({request.strategy}).",
-            f"asked for: {'; '.join(asked)}",
+            f"the Ray cluster has had no room for the job for {request.options.wait:g} s ({request.options.strategy}).",
+            f"asked for: {'; '.join(map(str, request.bundles))}",
             f"free now: {free or 'nothing'}; nodes:",
             *there,
             "ask for less (cpus=, gpus=, select=, -o server-cpus=), or wait longer: -o wait=SECONDS",
@@ -108,23 +105,22 @@ def _no_room(request: PlacementRequest) -> str:
 
 
 def _serve(connection: socket.socket, group: PlacementGroup, request: PlacementRequest) -> None:
-    """Run one command for one remote shell."""
     actor = None
     with connection, contextlib.suppress(OSError):  # the remote shell is gone; the actor goes too
         try:
             bundle, argv = read_request(connection)
-            actor = _start(group, bundle, request.resources[bundle], argv)
+            actor = _start(group, bundle, request.bundles[bundle].resources, argv)
             threading.Thread(target=_pass_input, args=[connection, actor], daemon=True).start()
             for reference in actor.output.remote():
                 kind, data = ray.get(reference)
                 connection.sendall(pack(kind, data))
         except RayError as error:
-            connection.sendall(pack(ERR, f"Ray: {error}\n".encode()) + pack(EXIT, str(LOST).encode()))
+            connection.sendall(failure(f"Ray: {error}"))
     if actor is not None:
         ray.kill(actor)
 
 
-def _start(group: PlacementGroup, bundle: int, resources: dict[str, float], argv: list[str]) -> Any:
+def _start(group: PlacementGroup, bundle: int, resources: Mapping[str, float], argv: list[str]) -> Any:
     shell: Any = Shell  # ray.remote has made it more than a class
     own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
     return shell.options(

@@ -13,12 +13,11 @@ from paceline.errors import LaunchError
 from paceline.launch.backends import typed_options
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import JobPlan, ProcessSpec
+from paceline.launch.plan import JobPlan, ProcessSpec, describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
-from paceline.launch.render import describe
 from paceline.launch.worker_groups import WorkerGroup, amount
 
 #: How long ``ray.init`` may take, on top of the wait for room.
@@ -65,7 +64,6 @@ class RayBackend:
 
     def submit(self, request: RayRequest) -> RayJob:
         """Reserve the bundles."""
-        self.check(request)
         return RayJob(request)
 
 
@@ -81,15 +79,7 @@ class RayJob(BrokeredJob):
             raise
 
     def _start_driver(self, request: RayRequest) -> None:
-        asked = PlacementRequest(
-            job=f"paceline-{self.id}",
-            address=request.options.address,
-            socket=self._broker.socket,
-            strategy=request.options.strategy,
-            wait_s=request.options.wait,
-            resources=[dict(bundle.resources) for bundle in request.bundles],
-            labels=[dict(bundle.labels) for bundle in request.bundles],
-        )
+        asked = PlacementRequest(f"paceline-{self.id}", self._broker.socket, request.options, request.bundles)
         self._broker.start(asked.text, {"RAY_USAGE_STATS_ENABLED": "0"})
         timeout_s = _CONNECT_S + request.options.wait
         if self._broker.says(timeout_s) != "ready":
@@ -192,20 +182,21 @@ def _bundle(process: ProcessSpec, group: WorkerGroup | None, index: int, options
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A placement group, and where to serve the remote shells."""
+    """A placement group, and the path of the unix socket that serves the remote shells."""
 
     job: str
-    address: str
-    """The cluster's address; empty: the one of this machine."""
     socket: str
-    """Path of the unix socket."""
-    strategy: str
-    wait_s: float
-    """How long the cluster may take to find room."""
-    resources: list[dict[str, float]]
-    labels: list[dict[str, str]]
+    options: RayOptions
+    bundles: tuple[Bundle, ...]
 
     @property
     def text(self) -> str:
         """The request as a line."""
         return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> PlacementRequest:
+        """Return the request of a line."""
+        values = json.loads(text)
+        options, bundles = RayOptions(**values["options"]), tuple(Bundle(**one) for one in values["bundles"])
+        return cls(values["job"], values["socket"], options, bundles)

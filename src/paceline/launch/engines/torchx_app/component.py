@@ -18,8 +18,6 @@ _MB = 1024 * 1024
 
 
 class _Shared(NamedTuple):
-    """The settings that all roles share."""
-
     image: str
     python: str
     port: int

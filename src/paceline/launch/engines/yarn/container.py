@@ -19,15 +19,14 @@ from typing import IO
 
 from paceline.errors import PacelineError, ProtocolError
 from paceline.launch.remote.shell import LEAVE_S, READ_BYTES, end
-from paceline.net.aead import Cipher
-from paceline.net.handshake import GREETING_BYTES, HandshakeError, Initiator, Responder, Way
+from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Way
 from paceline.net.security import Security
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "PACELINE_HUB_KEY", "PACELINE_HUB_KEY_FILE"
 
 _LENGTH = struct.Struct("!I")
 _LARGEST = 1 << 20
-_WAY = Way(is_unix=False, listener="hub")
+WAY = Way(is_unix=False, listener="hub")
 _HANDSHAKE_S = 10.0
 #: An idle connection to a machine that is gone ends after 10 + 4 * 5 s.
 _KEEPALIVE = ((getattr(socket, "TCP_KEEPIDLE", 0x10), 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
@@ -102,22 +101,14 @@ def _send_output(stdout: IO[bytes], channel: AgentChannel) -> None:
 
 
 class AgentChannel:
-    """One connection after its handshake. One thread may send while another receives.
+    """One connection after its handshake. One thread may send while another receives."""
 
-    Args:
-        sock: connected, in blocking mode.
-        name: name of the container.
-        sending: seals messages of this side.
-        receiving: opens messages of the other side.
-    """
-
-    def __init__(self, sock: socket.socket, name: str, sending: Cipher, receiving: Cipher) -> None:
+    def __init__(self, sock: socket.socket, agreed: Agreed) -> None:
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self.name = name
-        self._sock, self._sending, self._receiving = sock, sending, receiving
+        self._sock, self._sending, self._receiving = sock, agreed.sending, agreed.receiving
 
     def send(self, data: bytes) -> None:
         """Send a frame; an empty one says that there is no more input."""
@@ -158,40 +149,17 @@ def connect(host: str, port: int, key: str, name: str) -> AgentChannel:
     """
     sock = socket.create_connection((host, port), _HANDSHAKE_S)
     try:
-        initiator = Initiator(Security(key).psk, name.encode(), True, _WAY)
+        initiator = Initiator(Security(key).psk, name.encode(), True, WAY)
         sock.sendall(initiator.hello())
-        join, agreed = initiator.take(_greeting(sock, GREETING_BYTES))
+        welcome = _exactly(sock, GREETING_BYTES)
+        if welcome is None:
+            raise HandshakeError("it ended the connection")
+        join, agreed = initiator.take(welcome)
         sock.sendall(join)
-        return AgentChannel(sock, name, agreed.sending, agreed.receiving)
+        return AgentChannel(sock, agreed)
     except BaseException:
         sock.close()
         raise
-
-
-def accept(sock: socket.socket, key: str) -> AgentChannel:
-    """Return the channel of a connection that the hub has accepted. The caller closes the socket after an error.
-
-    Raises:
-        OSError: it ended.
-        HandshakeError: it is no container of this job.
-    """
-    sock.settimeout(_HANDSHAKE_S)
-    responder = Responder(Security(key).psk, True, _WAY)
-    while responder.agreed is None:
-        try:
-            sock.sendall(responder.take(_greeting(sock, responder.wanted)))
-        except HandshakeError as error:
-            sock.sendall(error.reply)
-            raise
-    agreed = responder.agreed
-    return AgentChannel(sock, agreed.identity.decode(errors="replace"), agreed.sending, agreed.receiving)
-
-
-def _greeting(sock: socket.socket, size: int) -> bytes:
-    data = _exactly(sock, size)
-    if data is None:
-        raise HandshakeError("it ended the connection")
-    return data
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes | None:

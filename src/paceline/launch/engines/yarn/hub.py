@@ -19,69 +19,48 @@ import threading
 from collections.abc import Collection
 
 from paceline.errors import PacelineError
-from paceline.launch.engines.yarn.container import AgentChannel, accept
-from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, READ_BYTES, accept_all, pack, read_request
-from paceline.net.handshake import HandshakeError
+from paceline.launch.engines.yarn.container import WAY, AgentChannel
+from paceline.launch.remote.shell import EXIT, OUT, READ_BYTES, accept_all, failure, pack, read_request
+from paceline.net.admission import Gate
+from paceline.net.handshake import Agreed, Responder, Seen
+from paceline.net.security import Security
 from paceline.systems import socket
 
 #: How long a shell waits for its container, which connects again after each run of a job.
 _REJOIN_S = 60.0
-#: Connections that have not proven yet to hold the key. One more ends the oldest: each has a thread and a descriptor.
-_MOST_STRANGERS = 256
 _START = b"agent"
 
 
 class ContainerHub:
-    """The containers that have come.
-
-    Args:
-        key: key that containers prove to hold.
-        names: names of the containers.
-    """
+    """The containers that have come, and have proved that they hold the key."""
 
     def __init__(self, key: str, names: Collection[str]) -> None:
-        self._key, self._names = key, frozenset(names)
+        self._psk, self._names = Security(key).psk, frozenset(names)
         self._came: set[str] = set()
         self._waiting: dict[str, AgentChannel] = {}
-        self._strangers: dict[socket.socket, None] = {}
         self._changed = threading.Condition()
 
-    def note(self, sock: socket.socket) -> None:
-        """Make room for a connection that :meth:`admit` gets next."""
-        with self._changed:
-            if len(self._strangers) >= _MOST_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                with contextlib.suppress(OSError):  # its thread notices
-                    oldest.shutdown(socket.SHUT_RDWR)
-            self._strangers[sock] = None
+    def listen(self, listener: socket.socket) -> Gate:
+        """Let containers in that hold the key, on a thread."""
+        seen = Seen()
+        return Gate([listener], lambda is_unix: Responder(self._psk, True, WAY, seen), self._admit)
 
-    def admit(self, sock: socket.socket) -> None:
+    def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         """Let a container wait, if it is one of this job."""
-        try:
-            channel = accept(sock, self._key)
-        except (OSError, HandshakeError, PacelineError):  # a stranger, or a container that died
-            self._forget(sock)
-            sock.close()
-            return
-        self._forget(sock)
-        if channel.name not in self._names:
+        channel, name = AgentChannel(sock, agreed), agreed.identity.decode(errors="replace")
+        if name not in self._names:
             channel.close()
             return
         with self._changed:
-            old = self._waiting.pop(channel.name, None)
-            self._waiting[channel.name] = channel
-            complete = self._came != self._names and self._came | {channel.name} == self._names
-            self._came.add(channel.name)
+            old = self._waiting.pop(name, None)
+            self._waiting[name] = channel
+            complete = self._came != self._names and self._came | {name} == self._names
+            self._came.add(name)
             self._changed.notify_all()
         if old is not None:
             old.close()
         if complete:
             print("all", flush=True)
-
-    def _forget(self, sock: socket.socket) -> None:
-        with self._changed:
-            self._strangers.pop(sock, None)
 
     def serve(self, connection: socket.socket) -> None:
         """Join a remote shell and the container that it asks for, when that is there."""
@@ -95,8 +74,7 @@ class ContainerHub:
                 channel = self._waiting.pop(name) if came else None
             with contextlib.suppress(OSError):  # the remote shell has left
                 if channel is None:
-                    text = f"the container {name} has not connected within {_REJOIN_S:g} s\n"
-                    connection.sendall(pack(ERR, text.encode()) + pack(EXIT, str(LOST).encode()))
+                    connection.sendall(failure(f"the container {name} has not connected within {_REJOIN_S:g} s"))
                 else:
                     _join(connection, channel)
                     connection.sendall(pack(EXIT, b"0"))
@@ -136,7 +114,7 @@ def main() -> int:
             return 1
         door.bind(asked["socket"])
         door.listen(1024)
-        accept_all(listener, hub.admit, hub.note)
+        hub.listen(listener)
         accept_all(door, hub.serve)
         print(listener.getsockname()[1], flush=True)
         sys.stdin.read()

@@ -79,13 +79,6 @@ class YarnOptions:
 def make_service(spec: JobSpec, parts: list[JobPart], options: YarnOptions, directory: str, pythonpath: str) -> Service:
     """Return the service, without the values known when the launcher starts: its address and the key.
 
-    Args:
-        spec: the job spec.
-        parts: scheduler, servers and worker groups of its plan.
-        options: the user's options.
-        directory: processes' working directory on every node.
-        pythonpath: the launcher's ``PYTHONPATH``.
-
     Raises:
         ValueError: a group's request is beyond YARN, or a path cannot be a word of its commands.
     """
@@ -104,13 +97,7 @@ def make_service(spec: JobSpec, parts: list[JobPart], options: YarnOptions, dire
 
 
 def with_launcher(service: Service, address: str, key: Mapping[str, str]) -> Service:
-    """Return a service that can be submitted.
-
-    Args:
-        service: as :func:`make_service` makes it.
-        address: host and port of the launcher's hub.
-        key: the variable by which containers get the key that they prove to hold.
-    """
+    """Return a service that can be submitted: with the address of the launcher's hub, and the variable of its key."""
     components = [
         {**one, "launch_command": one["launch_command"].replace(ADDRESS, address)} for one in service["components"]
     ]
@@ -163,12 +150,7 @@ def _resource(part: JobPart, options: YarnOptions) -> Service:
 
 
 class Services:
-    """The services of one user.
-
-    Args:
-        url: the ResourceManager's web address, as in ``http://rm:8088``.
-        user: name that requests carry; clusters without Kerberos believe it.
-    """
+    """The services of one user, whose name requests carry; clusters without Kerberos believe it."""
 
     def __init__(self, url: str, user: str) -> None:
         self.url, self.user = url.rstrip("/"), user

@@ -21,12 +21,12 @@ from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIAB
 from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names, with_launcher
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import job_parts
+from paceline.launch.plan import describe, job_parts
 from paceline.launch.planner import Machine, make_plan
+from paceline.launch.processes import wait_for
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.shell import Broker, shell_command
-from paceline.launch.render import describe
 from paceline.launch.supervise.guardian import Canceller
 from paceline.net.security import new_job_key
 
@@ -147,7 +147,6 @@ class YarnJob(BrokeredJob):
                 canceller.release()
 
     def _start(self, key: str) -> None:
-        """Start the hub and ask for the service."""
         options = self._request.options
         port = self._start_hub(key)
         address = options.address or address_towards([urlsplit(options.rm).hostname or ""])
@@ -183,7 +182,6 @@ class YarnJob(BrokeredJob):
             raise LaunchError(f"the hub's key cannot be written: {error}: -o key-folder=FOLDER") from None
 
     def _start_hub(self, key: str) -> int:
-        """Start the hub and return its port."""
         asked = {
             "socket": self._broker.socket,
             "port": self._request.options.port,
@@ -197,7 +195,6 @@ class YarnJob(BrokeredJob):
         return int(line)
 
     def _wait_for_containers(self) -> None:
-        """Wait until all containers have connected."""
         until = time.monotonic() + self._request.options.wait
         while self._broker.says(_POLL_S) != "all":
             found = self._services.get(self.id) or {}
@@ -221,19 +218,19 @@ class YarnJob(BrokeredJob):
         return f"see `yarn logs -applicationId {self._application or '<its id>'}`"
 
     def _explain(self, host: Host, link: AgentLink) -> str:
-        """Return why the agent in a container ended."""
         text = "\n".join(link.errors) or link.noise
         return f"the container {self._request.names[host.name]} ended{': ' if text else ''}{text}; {self._log_hint()}"
 
     def _destroy(self) -> None:
-        """Destroy the service and wait until it is gone."""
-        until = time.monotonic() + _DESTROY_S
+
+        def is_gone() -> bool:
+            found = self._services.get(self.id)
+            return not found or found.get("state") in _OVER
+
         try:
             self._services.destroy(self.id)
-            while (found := self._services.get(self.id)) and found.get("state") not in _OVER:
-                if time.monotonic() > until:
-                    raise LaunchError(f"the service is still there {_DESTROY_S:g} s after it was destroyed")
-                time.sleep(_POLL_S)
+            if not wait_for(is_gone, _DESTROY_S, _POLL_S):
+                raise LaunchError(f"the service is still there {_DESTROY_S:g} s after it was destroyed")
         except LaunchError as error:
             raise LaunchError(f"{error}\nthe service may still exist: yarn app -destroy {self.id}") from None
 
