@@ -500,3 +500,45 @@ def test_workers_that_do_not_weigh_alike_are_an_error_that_names_them() -> None:
     with LocalJob(WORKERS) as job:
         assert all(re.search(MIXED, one) for one in job.run(told_on_worker_0, "dist_sync"))
     assert all(re.search(MIXED, one) for one in run_ranks(told_on_worker_0, WORKERS, "allreduce"))
+
+
+def lines_about_labels(told: bool, weighs: bool, **options: Any) -> list[str]:
+    """Train on labels of which some are ignored, or whose classes have weights; return what this worker logs."""
+    lines = Lines()
+    logging.getLogger("paceline").addHandler(lines)
+    rank = paceline.kvstore.create("dist_sync").rank
+    model = Net()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters()), "dist_sync", model=model, batch_dim=0, **options
+    )
+    for step in range(STEPS):
+        x, y = labelled(step, rank, unequal(step, rank))
+        if told:
+            optimizer.samples = len(y) - 1
+        optimizer.zero_grad()
+        classes = torch.tensor([1.0, 2.0, 3.0]) if weighs else None
+        (F.cross_entropy(model(x), y if weighs else y.index_fill(0, torch.tensor(0), -100), classes) / 2).backward()
+        optimizer.step()
+    logging.getLogger("paceline").removeHandler(lines)
+    optimizer.close()
+    return lines.lines
+
+
+def every_case_of_labels() -> list[list[str]]:
+    return [
+        lines_about_labels(False, False),
+        lines_about_labels(False, True, update="server"),
+        lines_about_labels(True, False),
+        lines_about_labels(False, True, reduction="sum"),
+    ]
+
+
+def test_a_mean_over_labels_is_said_once_unless_their_number_is_told() -> None:
+    with LocalJob(WORKERS) as job:
+        first, second = job.run(every_case_of_labels)
+    for lines in first[:2]:
+        assert len(lines) == 1
+        assert "mean over labels" in lines[0]
+        assert "optimizer.samples = " in lines[0]
+    assert first[2:] == second[2:] == [[], []]
+    assert second == [[]] * 4

@@ -35,11 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from paceline import dealt
-from paceline.c10d.losses import NO_MEAN, Reduced, reduced
 from paceline.data.fetching import Dealing
 from paceline.errors import ConfigError, PacelineError
 from paceline.hetero import Shares, Speed, SpeedMeter
 from paceline.hetero.batch_shares import columns_of
+from paceline.loss_graph import NO_MEAN, Reduced, reduced, tell_losses
 from paceline.optim.samples import hides_tensors, sizes_of, tensors_in
 from paceline.worker.session import Session
 
@@ -142,7 +142,7 @@ class MeasuredShares:
             BatchSampler.__iter__ = _dealing(BatchSampler.__iter__)  # type: ignore[method-assign]
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
                 setattr(DistributedDataParallel, name, _refused(getattr(DistributedDataParallel, name)))
-            torch.autograd.backward = _told(torch.autograd.backward)
+        tell_losses(self.before_backward)
         _current = self
 
     # ---- models ----------------------------------------------------------------------------------------------------
@@ -415,16 +415,6 @@ def _dealing(original: Callable[[BatchSampler], Iterator[list[int]]]) -> Callabl
         return _current.walk(self) if _current is not None and is_ours else original(self)
 
     return batches
-
-
-def _told(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if _current is not None:
-            _current.before_backward(tensors)
-        original(tensors, *args, **kwargs)
-
-    return backward
 
 
 def _refused(original: Callable[..., None]) -> Callable[..., None]:

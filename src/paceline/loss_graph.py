@@ -1,4 +1,4 @@
-"""Whether a loss is a mean over samples, or a sum: as far as its graph shows it.
+"""The losses of backward passes: whether each is a mean over samples, or a sum, as far as its graph shows it.
 
 | the last operation of the loss | the loss is |
 |---|---|
@@ -14,6 +14,9 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -40,6 +43,9 @@ NO_MEAN = {
     ),
 }
 
+#: Autograd's number of the backward pass that runs, where none does.
+_NO_PASS = -1
+
 #: The numbers by which losses of PyTorch save their ``reduction``.
 _MEAN = 1
 _SAVED = {_MEAN: Reduced.MEAN, 2: Reduced.SUM}
@@ -58,6 +64,30 @@ _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "
 def reduced(loss: torch.Tensor, samples: int) -> Reduced:
     """Return how a loss is made of those of its samples."""
     return _of(loss.grad_fn, samples)
+
+
+#: Methods that are called with the losses of every backward pass. They are held weakly.
+_listeners: list[weakref.WeakMethod[Callable[[Any], None]]] = []
+
+
+def tell_losses(listener: Callable[[Any], None]) -> None:
+    """Let a method be called with the losses of every outermost backward pass, before it: it frees what shows them."""
+    if not _listeners:
+        torch.autograd.backward = _telling(torch.autograd.backward)
+    _listeners[:] = [*(one for one in _listeners if one() is not None), weakref.WeakMethod(listener)]
+
+
+def _telling(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() == _NO_PASS:
+            for listener in list(_listeners):
+                call = listener()
+                if call is not None:
+                    call(tensors)
+        original(tensors, *args, **kwargs)
+
+    return backward
 
 
 def _of(node: Any, samples: int) -> Reduced:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from paceline.c10d.losses import Reduced, reduced
+from paceline.loss_graph import Reduced, reduced
 
 N = 8
 WEIGHT = torch.nn.Parameter(torch.rand(N, 3))

@@ -1,0 +1,79 @@
+"""Losses that are means over labels, of which batches have more or fewer than samples; and sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.oracle.registry import script
+from tests.oracle.run import Result, Run, Tensors
+from tests.oracle.scripts.parts import CLASSES, labelled, mlp
+
+#: Labels of padding, of which some batches have far more than others.
+IGNORED = -100
+WORDS, LENGTH = 11, 6
+
+
+def padded(count: int, generator: torch.Generator) -> Tensors:
+    """Texts of 1 to 6 words, with padding behind them."""
+    texts = torch.randint(1, WORDS, (count, LENGTH + 1), generator=generator)
+    lengths = torch.randint(1, LENGTH + 1, (count, 1), generator=generator)
+    texts[:, 1:] = (texts[:, :1] * 3 + torch.arange(LENGTH)) % WORDS
+    targets = texts[:, 1:].masked_fill(torch.arange(LENGTH) >= lengths, IGNORED)
+    return texts[:, :-1].contiguous(), targets
+
+
+def reader() -> nn.Module:
+    return nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS))
+
+
+@script("equal")
+def labels_left_out(run: Run) -> Result:
+    net = mlp()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
+    for inputs, targets in run.batches(labelled):
+        known = targets.masked_fill(inputs[:, 0] > 0, IGNORED)
+        optimizer.samples = (known != IGNORED).sum()
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), known).backward()
+        optimizer.step()
+    return net
+
+
+@script("equal")
+def weights_of_classes(run: Run) -> Result:
+    net = mlp()
+    weights = torch.linspace(0.2, 3.0, CLASSES)
+    optimizer = run.distribute(torch.optim.AdamW(net.parameters(), lr=0.01), net)
+    for inputs, targets in run.batches(labelled):
+        optimizer.samples = weights[targets].sum()
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss(weights)(net(inputs), targets).backward()
+        optimizer.step()
+    return net
+
+
+@script("equal")
+def texts_with_padding(run: Run) -> Result:
+    net = reader()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.5), net)
+    for inputs, targets in run.batches(padded):
+        optimizer.samples = (targets != IGNORED).sum()
+        loss = F.cross_entropy(net(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
+@script("refused in its step", worker="refused in its step")
+def summed_losses_untold(run: Run) -> Result:
+    """Losses are sums, and the optimizer takes means."""
+    net = mlp()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.01), net)
+    for inputs, targets in run.batches(labelled):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), targets, reduction="sum").backward()
+        optimizer.step()
+    return net
