@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("hetero", "observe"),
     ("agreement", "membership"),
-    ("updaters", "tensors", "batch_norm", "keys", "wrappers", "compression", "net"),
+    ("updaters", "tensors", "batch_norm", "keys", "loss_graph", "wrappers", "compression", "net"),
     ("arguments",),
     ("scheduler", "server", "worker"),
     ("hvd",),

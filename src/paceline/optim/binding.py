@@ -101,7 +101,7 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
         if not weights and one.absent and one.block.is_missing(one.index):
             continue
         target = one.target(weights)
-        values, targets = copies.setdefault(side_stream(target) if target.is_cuda else None, ([], []))
+        values, targets = copies.setdefault(side_stream(target), ([], []))
         values.append(one.value)
         targets.append(target)
     for side, (values, targets) in copies.items():

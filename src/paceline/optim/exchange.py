@@ -225,7 +225,7 @@ class ServerExchange(Exchange):
             raise one.converted()
         if self._brings_weights:
             self._check_unchanged(one)
-        side = side_stream(param) if param.is_cuda else None
+        side = side_stream(param)
         if side is not None:
             self._sides.add(side)
         one.put_grad(side)
