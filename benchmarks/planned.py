@@ -21,8 +21,9 @@ from rich.table import Table
 
 from benchmarks.network import payload_of, rate_of, run_workers
 from paceline.hetero import Speed
+from paceline.sim import SimulatedCluster, SimulatedWorker
 from paceline.sim.models import even
-from paceline.sim.scaling import ExchangePlan, Planner, Training, uniform
+from paceline.sim.scaling import ExchangePlan, Planner, Training
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 #: Servers on hosts of their own, by the number of workers.
@@ -60,7 +61,8 @@ class Result:
 
 def planned_s(layout: str, workers: int, work: Work, bandwidth: float) -> float:
     """Return the step time of a plan."""
-    cluster = uniform(Speed(0.0, work.compute_s), workers, bandwidth, bandwidth, 5e-5)
+    one = SimulatedWorker(Speed(0.0, work.compute_s), bandwidth)
+    cluster = SimulatedCluster((one,) * workers, bandwidth=bandwidth, latency_s=5e-5)
     planner = Planner(Training(tuple(even(work.layers * work.numel, work.layers)), cluster, batch=1))
     return planner.estimate(ExchangePlan(layout, overlap=True, merge=True), workers).step_s
 

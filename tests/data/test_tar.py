@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.data import TarSamples, TarWriter, decoded
+from paceline.data.tar import Archive, grouped
 from paceline.errors import PacelineError
 
 
@@ -219,3 +220,17 @@ def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert after < before + 50_000
     assert peak < before + 200_000, "a few samples of 20,000 bytes, of 8 MB"
+
+
+def test_places_of_files_are_found_without_their_bytes(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.tar", 3))
+    whole = path.read_bytes()
+    with open(path, "rb") as file:
+        places = list(grouped(Archive(file, str(path), places=True)))
+    for found, sample in zip(places, TarSamples([path]), strict=True):
+        for name in ("txt", "cls"):
+            offset, size = found[name]
+            assert whole[offset : offset + size] == sample[name]
+    path.write_bytes(whole[:-10_000])
+    with open(path, "rb") as file, pytest.raises(PacelineError, match="cut off"):
+        list(Archive(file, str(path), places=True))

@@ -159,15 +159,25 @@ def _text(field: bytes) -> str:
 
 
 class Archive:
-    """The files of a tar archive, in order: name and bytes. To be read once."""
+    """The files of a tar archive, in order: name and bytes. To be read once.
 
-    def __init__(self, file: BinaryIO, url: str) -> None:
-        self._file, self.url = file, url
-        self._offset = self._start = self._padding = 0
-        """Bytes that were read, where the header of the last file begins, and zeros behind that file."""
+    Args:
+        file: at its beginning.
+        url: its name, for errors.
+        places: yield (offset, size) of each file's bytes, not the bytes: of a file that can be sought in, only the
+            headers are read.
 
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Yield name and bytes of each file; folders are left out.
+    Attributes:
+        offset: bytes that were read.
+        start: where the header of the last file begins.
+    """
+
+    def __init__(self, file: BinaryIO, url: str, *, places: bool = False) -> None:
+        self._file, self.url, self._places = file, url, places
+        self.offset = self.start = self._padding = 0
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield name and bytes (or place) of each file; folders are left out.
 
         Raises:
             PacelineError: the archive is damaged or cut off.
@@ -179,14 +189,15 @@ class Archive:
                 name, size = extended.get("path", name), int(extended.get("size", size))
             if not 0 <= size <= _MAX_FILE_BYTES:
                 raise self.damage(f"{name} has {size} bytes; at most {_MAX_FILE_BYTES} are read")
-            data = self._read(size)
+            is_file = kind in _FILES
+            data = self._skip(size) if is_file and self._places else self._read(size)
             self._padding = -size % _BLOCK
-            if kind in _FILES and not (extended and any(one.startswith("GNU.sparse") for one in extended)):
+            if is_file and not (extended and any(one.startswith("GNU.sparse") for one in extended)):
                 yield name, data
                 extended = {}
-            elif kind == tarfile.XHDTYPE:
+            elif kind == tarfile.XHDTYPE and isinstance(data, bytes):
                 extended = self._records(data)
-            elif kind == tarfile.GNUTYPE_LONGNAME:
+            elif kind == tarfile.GNUTYPE_LONGNAME and isinstance(data, bytes):
                 extended = {"path": data.rstrip(b"\0").decode(errors="surrogateescape")}
             elif kind == tarfile.DIRTYPE:
                 extended = {}
@@ -195,11 +206,11 @@ class Archive:
 
     def damage(self, text: str) -> PacelineError:
         """Return an error about the last file."""
-        return PacelineError(f"{self.url}, at byte {self._start}: {text}")
+        return PacelineError(f"{self.url}, at byte {self.start}: {text}")
 
     def _header(self) -> tuple[str, int, bytes] | None:
         """Return the next header; None: the archive ends here, as it should."""
-        self._start = self._offset + self._padding
+        self.start = self.offset + self._padding
         block = self._read(self._padding + _BLOCK)[self._padding :]
         if block == _ZEROS:
             return None
@@ -207,16 +218,22 @@ class Archive:
             return _parse(block)
         except ValueError as error:
             text = "the archive is damaged: no file begins here; make it again"
-            raise self.damage(text if self._start else "this is no tar archive") from error
+            raise self.damage(text if self.start else "this is no tar archive") from error
+
+    def _skip(self, size: int) -> tuple[int, int]:
+        place = self.offset, size
+        self._file.seek(size, os.SEEK_CUR)
+        self.offset += size
+        return place
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
-        self._offset += len(data)
-        if not self._start and self._offset == len(data) and data.startswith(b"\x1f\x8b"):
+        self.offset += len(data)
+        if not self.start and self.offset == len(data) and data.startswith(b"\x1f\x8b"):
             raise self.damage("this is a compressed archive; give opener=gzip.open")
         if len(data) != size:
             raise self.damage(
-                f"the archive is cut off: it ends at byte {self._offset}, without a mark of its end; copy it again"
+                f"the archive is cut off: it ends at byte {self.offset}, without a mark of its end; copy it again"
             )
         return data
 
