@@ -1,4 +1,4 @@
-"""Files that have all of a text, or what they had before: a disk that is full leaves no half of one."""
+"""Writes text files whole: a full disk leaves a file as it was."""
 
 from __future__ import annotations
 

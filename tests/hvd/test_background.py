@@ -21,9 +21,9 @@ from paceline.hvd.negotiation.messages import (
     Batch,
     Down,
     Entered,
+    OperationRequest,
     RankEntered,
     RankLeft,
-    Request,
     Submission,
     ToCoordinator,
     ToRank,
@@ -85,7 +85,7 @@ def job(link: Link, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
 
 
 def reduction(name: str, numel: int = 4) -> Operation:
-    request = Request("allreduce", name, dtypes=("float32",), shapes=((numel,),))
+    request = OperationRequest("allreduce", name, dtypes=("float32",), shapes=((numel,),))
     return Operation(request, [torch.ones(numel)])
 
 

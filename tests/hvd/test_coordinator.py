@@ -9,11 +9,19 @@ import pytest
 
 from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace
-from paceline.hvd.negotiation.messages import VERSION, Down, RankEntered, Request, Submission, ToCoordinator, encode
+from paceline.hvd.negotiation.messages import (
+    VERSION,
+    Down,
+    OperationRequest,
+    RankEntered,
+    Submission,
+    ToCoordinator,
+    encode,
+)
 from paceline.hvd.timeline import Timeline
 from paceline.net.security import Security
 
-REQUEST = Request("allreduce", "x", dtypes=("float32",), shapes=((1,),))
+REQUEST = OperationRequest("allreduce", "x", dtypes=("float32",), shapes=((1,),))
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.hvd.execute import fuse, group_of, on_gpu_of, run
-from paceline.hvd.negotiation.messages import Request, Response
+from paceline.hvd.negotiation.messages import OperationRequest, Response
 from paceline.hvd.planes.base import Alone, Staged
 
 
 def one(name: str, numel: int = 4, **other: Any) -> Response:
     return Response(
-        Request(**({"kind": "allreduce", "name": name, "dtypes": ("float32",), "shapes": ((numel,),)} | other))
+        OperationRequest(**({"kind": "allreduce", "name": name, "dtypes": ("float32",), "shapes": ((numel,),)} | other))
     )
 
 

@@ -47,9 +47,9 @@ from paceline.hvd.negotiation.messages import (
     Down,
     Entered,
     Key,
+    OperationRequest,
     RankLeft,
     RankWeights,
-    Request,
     Response,
     ToCoordinator,
     ToRank,
@@ -97,7 +97,7 @@ class Background:
         self._next_handle = itertools.count(1)
         self._numbers: Counter[int] = Counter()
         self._operations: dict[Key, Operation] = {}
-        self._queue: dict[Key, Request] = {}
+        self._queue: dict[Key, OperationRequest] = {}
         self._urgent = False
         self._due = 0.0
         self._held_bytes, self._held_since = -1, 0.0
@@ -149,7 +149,7 @@ class Background:
         self._handles[handle] = operation
         return handle
 
-    def call(self, request: Request) -> Any:
+    def call(self, request: OperationRequest) -> Any:
         """Run an operation without tensors, and return its result; raises as :meth:`start` and :meth:`wait`."""
         operation = Operation(request)
         self._submit(operation)

@@ -11,7 +11,7 @@ import torch
 from paceline.hvd import world
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.execute import Operation
-from paceline.hvd.negotiation.messages import Request
+from paceline.hvd.negotiation.messages import OperationRequest
 from paceline.hvd.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 
@@ -110,7 +110,9 @@ def _start(
         dtypes = tuple([_dtype_name(one, with_bool) for one in tensors])
         shapes = tuple([tuple(one.shape) for one in tensors])
     first = tensors[0]
-    request = Request(kind, name, set_id, dtypes, shapes, "cpu" if first.is_cpu else first.device.type, **fields)
+    request = OperationRequest(
+        kind, name, set_id, dtypes, shapes, "cpu" if first.is_cpu else first.device.type, **fields
+    )
     # Operations in place need contiguous tensors, so these are their outputs, too.
     mine = [(one.detach() if one.requires_grad else one).contiguous() for one in tensors]
     operation = Operation(request, mine, mine if in_place else None, tensors if in_place else None, grouped)
@@ -366,7 +368,7 @@ def join(device: int = -1) -> int:
     background = running.background
     if background.gpu is None and (device >= 0 or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         background.gpu = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
-    last = int(background.call(Request("join", "")))
+    last = int(background.call(OperationRequest("join", "")))
     running.note_join()
     return last
 
@@ -374,7 +376,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set have called this."""
     set_id, _ = members_of(process_set)
-    world.current().background.call(Request("barrier", "barrier.noname", set_id))
+    world.current().background.call(OperationRequest("barrier", "barrier.noname", set_id))
 
 
 def poll(handle: int) -> bool:

@@ -29,7 +29,7 @@ def _apply(function: Any, *arguments: Any) -> Any:
 
 
 def _waiting(start: Callable[_P, int], name: str) -> Callable[_P, Any]:
-    """Return an asynchronous operation in place as one that waits, and returns what it has overwritten."""
+    """Return an asynchronous operation in place as one that waits, and returns the tensors that it has overwritten."""
 
     def run(*args: _P.args, **kwargs: _P.kwargs) -> Any:
         return synchronize(start(*args, **kwargs))

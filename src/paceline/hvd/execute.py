@@ -16,7 +16,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.machine import ProcessSets
-from paceline.hvd.negotiation.messages import UNLIKE, Batch, Key, Request, Response
+from paceline.hvd.negotiation.messages import UNLIKE, Batch, Key, OperationRequest, Response
 from paceline.hvd.planes.base import ADASUM, Plane, Reduction, Staged, adasum
 from paceline.tensors import copy_stream
 
@@ -38,7 +38,7 @@ class Operation:
         ready: event of their GPU after which ``tensors`` are complete.
     """
 
-    request: Request
+    request: OperationRequest
     tensors: list[torch.Tensor] = field(default_factory=list)
     outputs: list[torch.Tensor] | None = None
     given: Sequence[torch.Tensor] | None = None
@@ -132,7 +132,7 @@ class FusedOperations:
     packs: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
-    def request(self) -> Request:
+    def request(self) -> OperationRequest:
         """The common data of all requests."""
         return self.responses[0].request
 
@@ -231,7 +231,7 @@ def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) 
         torch.cuda.current_stream().synchronize()
 
 
-def _part_of_joined(request: Request, plane: Plane) -> Operation:
+def _part_of_joined(request: OperationRequest, plane: Plane) -> Operation:
     """Return the part of a rank that has joined: zeros in reductions, no rows elsewhere.
 
     The rank may lack the device of the others, where tensors meet in host memory.
@@ -282,7 +282,7 @@ def _allreduce_packed(sources: list[torch.Tensor], targets: list[torch.Tensor], 
     torch._foreach_copy_(targets, parts)
 
 
-def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane: Plane) -> None:
+def _adasum(source: torch.Tensor, target: torch.Tensor, request: OperationRequest, plane: Plane) -> None:
     gathered = source.new_empty(plane.size * source.numel())
     scaled = source if request.prescale == 1.0 else source * request.prescale
     plane.allgather(scaled.reshape(-1), gathered, [source.numel()] * plane.size)

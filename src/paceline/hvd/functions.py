@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from paceline.errors import ConfigError, MissingExtraError
 from paceline.hvd import world
 from paceline.hvd.collectives import broadcast_async_, synchronize
-from paceline.hvd.negotiation.messages import Request
+from paceline.hvd.negotiation.messages import OperationRequest
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -73,7 +73,7 @@ def broadcast_object(
     _check_key(running)
     is_root = running.rank == root_rank
     raw = dumps(obj) if is_root else b""
-    request = Request("broadcast_object", name or "object", set_id, root=root_rank, payload=raw)
+    request = OperationRequest("broadcast_object", name or "object", set_id, root=root_rank, payload=raw)
     [found] = running.background.call(request)
     return obj if is_root else pickle.loads(found)
 
@@ -91,7 +91,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """
     running = world.current()
     _check_key(running)
-    request = Request("allgather_object", name or "object", payload=dumps(obj))
+    request = OperationRequest("allgather_object", name or "object", payload=dumps(obj))
     return [pickle.loads(raw) for raw in running.background.call(request)]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.hvd import world
 from paceline.hvd.execute import shares
-from paceline.hvd.negotiation.messages import Request
+from paceline.hvd.negotiation.messages import OperationRequest
 from paceline.hvd.process_sets import ProcessSet, members_of
 
 #: Names and parameters.
@@ -87,7 +87,7 @@ def _split(count: int, named: Named, process_set: ProcessSet) -> list[list[torch
     if world.is_initialized() and process_set.included():
         set_id, members = members_of(process_set)
         raw = json.dumps(order).encode()
-        request = Request("broadcast_object", "order of parameters", set_id, root=members[0], payload=raw)
+        request = OperationRequest("broadcast_object", "order of parameters", set_id, root=members[0], payload=raw)
         order = json.loads(world.current().background.call(request)[0])
     rest = iter(order)
     return [[table[name] for name in islice(rest, size)] for size in shares(len(order), min(count, len(order)))]

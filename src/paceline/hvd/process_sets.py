@@ -8,7 +8,7 @@ from typing import Any
 from paceline.hvd import world
 from paceline.hvd.environment import ranks_of
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation.messages import GLOBAL_SET, Request
+from paceline.hvd.negotiation.messages import GLOBAL_SET, OperationRequest
 
 #: ``process_set_ids`` is none of Horovod's module ``mpi_ops``.
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
@@ -121,7 +121,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{one} is part of the job already")
     ranks = tuple(one.ranks or ())
     try:
-        one.process_set_id = world.current().background.call(Request("add_process_set", "process sets", ranks=ranks))
+        one.process_set_id = world.current().background.call(
+            OperationRequest("add_process_set", "process sets", ranks=ranks)
+        )
     except HorovodInternalError as error:
         if world.current().background.down is None:
             raise ValueError(str(error)) from error
@@ -140,7 +142,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set.process_set_id in (None, GLOBAL_SET):
         return False
     ranks = tuple(process_set.ranks or ())
-    removed: bool = world.current().background.call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
+    removed: bool = (
+        world.current().background.call(OperationRequest("remove_process_set", "process sets", ranks=ranks)) >= 0
+    )
     if removed:
         process_set.process_set_id = None
         _registered[:] = [one for one in _registered if one is not process_set]

@@ -22,7 +22,7 @@ from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
 from paceline.hvd.errors import NotInitializedError
 from paceline.hvd.negotiation.machine import ProcessSets
-from paceline.hvd.negotiation.messages import VERSION, RankEntered, RankWeights, Request
+from paceline.hvd.negotiation.messages import VERSION, OperationRequest, RankEntered, RankWeights
 from paceline.hvd.planes.base import Alone
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
@@ -117,7 +117,9 @@ class World:
         self.background.plane_for = base.planes.plane if base.planes is not None else lambda members, device: Alone()
 
     def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
-        payloads: Sequence[bytes] = self.background.call(Request("allgather_object", f"paceline {name}", payload=mine))
+        payloads: Sequence[bytes] = self.background.call(
+            OperationRequest("allgather_object", f"paceline {name}", payload=mine)
+        )
         return payloads
 
     def count_step(

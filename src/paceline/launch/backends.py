@@ -112,7 +112,7 @@ class Backend(Protocol[R]):
 
     @abstractmethod
     def submit(self, request: R) -> Job:
-        """Start the job; whoever calls this has called :meth:`check`.
+        """Start the job, after a call of :meth:`check`.
 
         Raises:
             paceline.errors.LaunchError: it could not be started.

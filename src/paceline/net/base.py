@@ -1,4 +1,4 @@
-"""Frames of messages, those for which there was no memory, and a count of what is refused."""
+"""Frames of messages, those for which there was no memory, and a count of refusals."""
 
 from __future__ import annotations
 

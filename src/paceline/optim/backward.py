@@ -1,4 +1,4 @@
-"""Watches backward passes: which gradient is complete, when the outermost pass ends, and what a loop does after that.
+"""Watches backward passes: complete gradients, the end of the outermost pass, and whether a loop keeps the gradients.
 
 | event of autograd                              | a pass inside another one? | callback                             |
 |------------------------------------------------|----------------------------|--------------------------------------|

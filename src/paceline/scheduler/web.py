@@ -60,7 +60,7 @@ _BLANK_LINE = re.compile(rb"\n\r?\n")
 
 
 @dataclass(frozen=True)
-class Reply:
+class WebReply:
     """An answer; a body in pieces ends with the connection."""
 
     kind: str
@@ -86,7 +86,7 @@ class Site:
         ConfigError: it cannot be bound.
     """
 
-    def __init__(self, name: str, host: str, port: int, answer: Callable[[SplitResult, str], Reply]) -> None:
+    def __init__(self, name: str, host: str, port: int, answer: Callable[[SplitResult, str], WebReply]) -> None:
         class Handler(_Handler):
             reply = staticmethod(answer)
 
@@ -108,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
     server_version = "paceline"
     sys_version = ""
-    reply: Callable[[SplitResult, str], Reply]
+    reply: Callable[[SplitResult, str], WebReply]
 
     def setup(self) -> None:
         """Read the whole request: all of it has one deadline, and is bounded."""
@@ -226,12 +226,12 @@ class Metrics:
         self._site = Site("metrics", host, port, self._answer)
         self.url, self.close = f"{self._site.address}/metrics", self._site.close
 
-    def _answer(self, target: SplitResult, host: str) -> Reply:
+    def _answer(self, target: SplitResult, host: str) -> WebReply:
         if self._is_loopback and not _LOOPBACK.fullmatch(host.lower()):
             return _text(HTTPStatus.FORBIDDEN, "the figures are at 127.0.0.1; give --metrics HOST:PORT for other names")
         if target.path != "/metrics":
             return _text(HTTPStatus.NOT_FOUND, "the figures are at /metrics")
-        return Reply(prometheus.CONTENT_TYPE, self._read().encode())
+        return WebReply(prometheus.CONTENT_TYPE, self._read().encode())
 
 
 class _Reader:
@@ -285,7 +285,7 @@ class Dashboard:
             reader.has_ended.wait(max(0.0, deadline - time.monotonic()))
         self._site.close()
 
-    def _answer(self, target: SplitResult, host: str) -> Reply:
+    def _answer(self, target: SplitResult, host: str) -> WebReply:
         token = parse_qs(target.query).get("token", [""])[0]
         is_right = hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
         if not is_right or not _LOOPBACK.fullmatch(host.lower()):
@@ -297,12 +297,12 @@ class Dashboard:
             "Content-Security-Policy": f"{page.policy()}; frame-ancestors 'none'",
         }
         if target.path == "/":
-            return Reply("text/html; charset=utf-8", page.page(), headers=headers, is_trusted=True)
+            return WebReply("text/html; charset=utf-8", page.page(), headers=headers, is_trusted=True)
         if target.path != "/events":
             return _text(HTTPStatus.NOT_FOUND, "the page is at /")
         if len(self._readers) >= MOST_READERS:
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_READERS} pages of this job are open; close one")
-        return Reply("text/event-stream", self._events(), headers=headers, is_trusted=True)
+        return WebReply("text/event-stream", self._events(), headers=headers, is_trusted=True)
 
     def _events(self) -> Iterator[bytes]:
         reader = _Reader()
@@ -325,5 +325,5 @@ class Dashboard:
             reader.has_ended.set()
 
 
-def _text(status: HTTPStatus, text: str) -> Reply:
-    return Reply("text/plain; charset=utf-8", f"{text}\n".encode(), status, text)
+def _text(status: HTTPStatus, text: str) -> WebReply:
+    return WebReply("text/plain; charset=utf-8", f"{text}\n".encode(), status, text)

@@ -20,24 +20,24 @@ from paceline.hvd.negotiation.messages import (
     Down,
     Key,
     NegotiationSettings,
-    Request,
+    OperationRequest,
     Response,
     Submission,
 )
 
 
-def allreduce(name: str, **other: Any) -> Request:
-    return Request("allreduce", name, **({"dtypes": ("float32",), "shapes": ((4,),)} | other))
+def allreduce(name: str, **other: Any) -> OperationRequest:
+    return OperationRequest("allreduce", name, **({"dtypes": ("float32",), "shapes": ((4,),)} | other))
 
 
-def allgather(name: str, rows: int, **other: Any) -> Request:
-    return Request("allgather", name, **({"dtypes": ("float32",), "shapes": ((rows, 2),)} | other))
+def allgather(name: str, rows: int, **other: Any) -> OperationRequest:
+    return OperationRequest("allgather", name, **({"dtypes": ("float32",), "shapes": ((rows, 2),)} | other))
 
 
 @dataclass
 class Rank:
     cache: RankCache = field(default_factory=RankCache)
-    own: dict[Key, Request] = field(default_factory=dict)
+    own: dict[Key, OperationRequest] = field(default_factory=dict)
     inbox: deque[Batch] = field(default_factory=deque)
     ran: list[Response] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class Job:
         self.outbox: list[deque[Submission]] = [deque() for _ in range(size)]
         self.other: list[Action] = []
 
-    def send(self, rank: int, *requests: Request) -> None:
+    def send(self, rank: int, *requests: OperationRequest) -> None:
         one = self.ranks[rank]
         one.own |= {request.key: request for request in requests}
         self.outbox[rank].append(one.cache.submission({request.key: request for request in requests}))
@@ -93,7 +93,7 @@ class Job:
             else:
                 self.other.append(action)
 
-    def all_at_once(self, *requests: Request, now: float = 0.0) -> list[Response]:
+    def all_at_once(self, *requests: OperationRequest, now: float = 0.0) -> list[Response]:
         """Send one request per rank, deliver everything, and return what the last rank ran."""
         before = len(self.ranks[-1].ran)
         for rank, request in enumerate(requests):
@@ -195,23 +195,31 @@ def test_gathered_rows_are_in_the_response_and_cached() -> None:
             allreduce("x", dtypes=("float32",) * 2, shapes=((4,), (4,))),
             "Mismatched numbers of tensors",
         ),
-        (Request("broadcast", "x", root=0), Request("broadcast", "x", root=1), "Mismatched root ranks"),
+        (
+            OperationRequest("broadcast", "x", root=0),
+            OperationRequest("broadcast", "x", root=1),
+            "Mismatched root ranks",
+        ),
         (allgather("x", 1), allgather("x", 1, shapes=((1, 3),)), "Mismatched shapes beyond the first"),
         (allgather("x", 1, shapes=((),)), allgather("x", 1, shapes=((),)), "rank-zero tensor"),
         (
-            Request("reducescatter", "x", dtypes=("int8",), shapes=((4,),), op=0),
-            Request("reducescatter", "x", dtypes=("int8",), shapes=((4,),), op=1),
+            OperationRequest("reducescatter", "x", dtypes=("int8",), shapes=((4,),), op=0),
+            OperationRequest("reducescatter", "x", dtypes=("int8",), shapes=((4,),), op=1),
             "Mismatched reduce operations",
         ),
         (
-            Request("add_process_set", "x", ranks=(0,)),
-            Request("add_process_set", "x", ranks=(1,)),
+            OperationRequest("add_process_set", "x", ranks=(0,)),
+            OperationRequest("add_process_set", "x", ranks=(1,)),
             "Mismatched process sets",
         ),
-        (Request("broadcast", "x", root=7), Request("broadcast", "x", root=7), "root rank 7 is not in the process set"),
+        (
+            OperationRequest("broadcast", "x", root=7),
+            OperationRequest("broadcast", "x", root=7),
+            "root rank 7 is not in the process set",
+        ),
     ],
 )
-def test_every_mismatch_is_an_error_on_all_ranks(ours: Request, theirs: Request, text: str) -> None:
+def test_every_mismatch_is_an_error_on_all_ranks(ours: OperationRequest, theirs: OperationRequest, text: str) -> None:
     job = Job(2)
     [response] = job.all_at_once(ours, theirs)
     assert text in response.error
@@ -224,7 +232,7 @@ def test_joined_ranks_are_not_waited_for_and_the_last_one_is_named() -> None:
     job = Job(3)
     job.all_at_once(*[allreduce("x")] * 3)
     job.send(0, allreduce("x"))
-    job.send(1, Request("join", ""))
+    job.send(1, OperationRequest("join", ""))
     job.send(2, allreduce("x"))
     job.settle()
     assert [one.request.name for one in job.ranks[1].ran] == ["x", "x"]
@@ -233,8 +241,8 @@ def test_joined_ranks_are_not_waited_for_and_the_last_one_is_named() -> None:
     job.send(2, allgather("y", 3))
     job.settle()
     assert job.ranks[1].ran[-1].dims == ((2, 0, 3),)
-    job.send(2, Request("join", ""))
-    job.send(0, Request("join", ""))
+    job.send(2, OperationRequest("join", ""))
+    job.send(0, OperationRequest("join", ""))
     job.settle()
     assert [one.ran[-1].value for one in job.ranks] == [2, 2, 2]
 
@@ -242,8 +250,8 @@ def test_joined_ranks_are_not_waited_for_and_the_last_one_is_named() -> None:
 @pytest.mark.parametrize("kind", ["add_process_set", "allgather_object", "broadcast"])
 def test_what_joined_ranks_cannot_bring_is_an_error(kind: str) -> None:
     job = Job(2)
-    job.send(0, Request(kind, "x", root=1, ranks=(0,), dtypes=("int8",), shapes=((1,),)))
-    job.send(1, Request("join", ""))
+    job.send(0, OperationRequest(kind, "x", root=1, ranks=(0,), dtypes=("int8",), shapes=((1,),)))
+    job.send(1, OperationRequest("join", ""))
     job.settle()
     assert "not supported with Join" in job.ranks[0].ran[0].error
     assert "rank 1" in job.ranks[0].ran[0].error
@@ -251,30 +259,32 @@ def test_what_joined_ranks_cannot_bring_is_an_error(kind: str) -> None:
 
 def test_process_sets_are_added_and_removed_by_all() -> None:
     job = Job(3, sets=((0, 1),))
-    add = Request("add_process_set", "2", ranks=(1, 2))
+    add = OperationRequest("add_process_set", "2", ranks=(1, 2))
     assert job.all_at_once(add, add, add)[0].value == 2
     assert "exists already" in job.all_at_once(add, add, add)[0].error
     for rank in (1, 2):
         job.send(rank, allreduce("x", process_set=2))
     job.settle()
     assert job.ranks[0].ran[-1].request.process_set == 2
-    remove = Request("remove_process_set", "2", ranks=(1, 2))
+    remove = OperationRequest("remove_process_set", "2", ranks=(1, 2))
     job.send(1, allreduce("x", process_set=2))
     job.settle()
     assert "pending operations" in job.all_at_once(remove, remove, remove)[0].error
     job.send(2, allreduce("x", process_set=2))
     job.settle()
     assert job.all_at_once(remove, remove, remove)[0].value == 2
-    everything = Request("remove_process_set", "0", ranks=(0, 1, 2))
+    everything = OperationRequest("remove_process_set", "0", ranks=(0, 1, 2))
     assert job.all_at_once(everything, everything, everything)[0].value == -1
     assert job.all_at_once(add, add, add)[0].value == 3
 
 
 def test_objects_reach_all_ranks() -> None:
     job = Job(2)
-    [one] = job.all_at_once(*[Request("broadcast_object", "o", root=1, payload=bytes([rank])) for rank in range(2)])
+    [one] = job.all_at_once(
+        *[OperationRequest("broadcast_object", "o", root=1, payload=bytes([rank])) for rank in range(2)]
+    )
     assert one.payloads == (b"\x01",)
-    [every] = job.all_at_once(*[Request("allgather_object", "o", payload=bytes([rank])) for rank in range(2)])
+    [every] = job.all_at_once(*[OperationRequest("allgather_object", "o", payload=bytes([rank])) for rank in range(2)])
     assert every.payloads == (b"\0", b"\x01")
 
 
@@ -354,13 +364,15 @@ def test_same_name_with_different_kinds_is_right_where_all_ranks_ask_for_both() 
     ("first", "second", "text"),
     [
         ([allreduce("x")], [allreduce("x")], "submitted twice"),
-        ([Request("join", "")], [Request("join", "")], "joined already"),
-        ([Request("join", "")], [allreduce("x")], "although it has joined"),
+        ([OperationRequest("join", "")], [OperationRequest("join", "")], "joined already"),
+        ([OperationRequest("join", "")], [allreduce("x")], "although it has joined"),
         ([], [allreduce("x", process_set=9)], "not in process set 9"),
-        ([], [Request("dance", "x")], "no kind of operation"),
+        ([], [OperationRequest("dance", "x")], "no kind of operation"),
     ],
 )
-def test_rank_that_breaks_the_protocol_ends_the_job(first: list[Request], second: list[Request], text: str) -> None:
+def test_rank_that_breaks_the_protocol_ends_the_job(
+    first: list[OperationRequest], second: list[OperationRequest], text: str
+) -> None:
     machine = Negotiation(2, NegotiationSettings())
     machine.submit(0, Submission(0, requests=tuple(first)), 0.0)
     [down] = machine.submit(0, Submission(0, requests=tuple(second)), 0.0)
@@ -390,8 +402,8 @@ def test_all_ranks_run_the_same_whatever_the_order(seed: int, size: int, capacit
     sets = ((0,), (0, 1), (1, 2, 3)) if size == 4 else ()
     job = Job(size, NegotiationSettings(cache_capacity=capacity, stall_warning_s=0), sets)
     steps = 6
-    plans: list[list[list[Request]]] = [[] for _ in range(size)]
-    wanted: list[Request] = []
+    plans: list[list[list[OperationRequest]]] = [[] for _ in range(size)]
+    wanted: list[OperationRequest] = []
     for _ in range(steps):
         operations = [step_request(chance, number) for number in range(chance.randrange(1, 5))]
         if sets:
@@ -414,18 +426,20 @@ def test_all_ranks_run_the_same_whatever_the_order(seed: int, size: int, capacit
     assert not [one.error for one in job.ranks[0].ran if one.error]
 
 
-def step_request(chance: random.Random, number: int) -> Request:
+def step_request(chance: random.Random, number: int) -> OperationRequest:
     name = f"t{number}"
     return chance.choice([allreduce(name), allreduce(name, shapes=((chance.randrange(1, 3),),)), allgather(name, 1)])
 
 
-def vary(request: Request, rank: int) -> Request:
+def vary(request: OperationRequest, rank: int) -> OperationRequest:
     if request.kind != "allgather":
         return request
     return allgather(request.name, rank + 1)
 
 
-def run(job: Job, plans: list[list[list[Request]]], leaves: list[int], chance: random.Random, joins: bool) -> None:
+def run(
+    job: Job, plans: list[list[list[OperationRequest]]], leaves: list[int], chance: random.Random, joins: bool
+) -> None:
     """Let ranks go step by step, each when its operations are done, with everything else in random order."""
     at = [0] * len(plans)
     has_joined = [False] * len(plans)
@@ -449,7 +463,7 @@ def run(job: Job, plans: list[list[list[Request]]], leaves: list[int], chance: r
             job.ranks[rank].take()
         elif move == "join":
             has_joined[rank] = True
-            job.outbox[rank].append(job.ranks[rank].cache.submission({(0, "join", ""): Request("join", "")}))
+            job.outbox[rank].append(job.ranks[rank].cache.submission({(0, "join", ""): OperationRequest("join", "")}))
         else:
             requests = plans[rank][at[rank]]
             at[rank] += 1

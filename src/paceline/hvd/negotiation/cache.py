@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from paceline.hvd.negotiation.messages import Batch, Key, Request, Response, Submission
+from paceline.hvd.negotiation.messages import Batch, Key, OperationRequest, Response, Submission
 
 
 def indices(bits: int) -> Iterator[int]:
@@ -44,11 +44,11 @@ class RankCache:
     """A rank's side of the cache."""
 
     def __init__(self) -> None:
-        self._by_index: dict[int, tuple[Request | None, Response]] = {}
+        self._by_index: dict[int, tuple[OperationRequest | None, Response]] = {}
         self._index_of: dict[Key, int] = {}
         self._seen = 0
 
-    def submission(self, requests: Mapping[Key, Request]) -> Submission:
+    def submission(self, requests: Mapping[Key, OperationRequest]) -> Submission:
         """Return what to send for requests."""
         bits, whole = 0, []
         for key, request in requests.items():
@@ -63,7 +63,7 @@ class RankCache:
         """Take a batch of nothing but bits whose operations are known."""
         self._seen = batch.number
 
-    def take(self, batch: Batch, own: Callable[[Key], Request | None]) -> list[Response]:
+    def take(self, batch: Batch, own: Callable[[Key], OperationRequest | None]) -> list[Response]:
         """Return the operations of the next batch in the order in which all ranks run them."""
         self.note(batch)
         # Bits were ready before anything was forgotten.
@@ -87,7 +87,7 @@ class CachedOperation:
 
     index: int
     key: Key
-    requests: dict[int, Request]
+    requests: dict[int, OperationRequest]
 
 
 @dataclass
@@ -109,7 +109,7 @@ class CoordinatorCache:
         """Note that operations ran."""
         self._recent |= bits
 
-    def add(self, key: Key, requests: Mapping[int, Request]) -> int:
+    def add(self, key: Key, requests: Mapping[int, OperationRequest]) -> int:
         """Add an entry; returns its index. There must be room."""
         index = self._lowest_free
         while index in self.entries or index in self.graves:

@@ -38,7 +38,7 @@ from paceline.hvd.negotiation.messages import (
     Down,
     Key,
     NegotiationSettings,
-    Request,
+    OperationRequest,
     Response,
     Submission,
 )
@@ -186,7 +186,7 @@ class Negotiation:
                 found |= mask
         return found
 
-    def _take(self, rank: int, request: Request, now: float) -> Key:
+    def _take(self, rank: int, request: OperationRequest, now: float) -> Key:
         key = request.key
         if request.kind not in KINDS:
             raise ValueError(f"{request.kind!r} is no kind of operation")
@@ -236,7 +236,7 @@ class Negotiation:
             touched = list(self._pending) + [key for key in touched if key in self._failed]
         found = [self._respond(key) for key in dict.fromkeys(touched)]
         if len(self._joined) == self.size:
-            found.append(Response(Request("join", ""), value=list(self._joined)[-1]))
+            found.append(Response(OperationRequest("join", ""), value=list(self._joined)[-1]))
             self._joined.clear()
         return [one for one in found if one is not None]
 
@@ -245,7 +245,7 @@ class Negotiation:
             text, missing = self._failed[key]
             if not missing:
                 del self._failed[key]
-            return Response(Request(key[1], key[2], key[0]), error=text)
+            return Response(OperationRequest(key[1], key[2], key[0]), error=text)
         pending = self._pending.get(key)
         if pending is None or self._missing(key, pending.requests):
             return None
@@ -260,7 +260,7 @@ class Negotiation:
         index = -1 if joined else self._index_for(key, pending)
         return answer(pending.requests, members, index)
 
-    def _change_sets(self, request: Request) -> Response:
+    def _change_sets(self, request: OperationRequest) -> Response:
         if request.kind == "add_process_set":
             value, error = self.sets.add(request.ranks)
         else:

@@ -33,7 +33,7 @@ Shape: TypeAlias = tuple[int, ...]
 UNLIKE = "unlike"
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class OperationRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An operation that one rank is ready for.
 
     Attributes:
@@ -90,7 +90,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         value: id of a new process set; 1 if a process set was removed; the last rank that joined.
     """
 
-    request: Request
+    request: OperationRequest
     index: int = -1
     error: str = ""
     dims: tuple[Shape, ...] = ()
@@ -110,7 +110,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True, tag="submit", for
 
     seen: int
     bits: bytes = b""
-    requests: tuple[Request, ...] = ()
+    requests: tuple[OperationRequest, ...] = ()
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch", forbid_unknown_fields=True):

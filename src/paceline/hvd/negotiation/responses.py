@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.hvd.negotiation.messages import OPS, UNLIKE, Key, NegotiationSettings, Request, Response
+from paceline.hvd.negotiation.messages import OPS, UNLIKE, Key, NegotiationSettings, OperationRequest, Response
 
 #: Kinds whose tensors have the same shape on all ranks.
 _SAME_SHAPE = ("allreduce", "broadcast", "reducescatter")
@@ -28,13 +28,13 @@ class Pending:
     """Requests of one key, until all ranks that it needs have sent theirs."""
 
     since: float
-    requests: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, OperationRequest] = field(default_factory=dict)
 
 
 # ---- response --------------------------------------------------------------------------------------------------------
 
 
-def answer(requests: Mapping[int, Request], members: Sequence[int], index: int) -> Response:
+def answer(requests: Mapping[int, OperationRequest], members: Sequence[int], index: int) -> Response:
     """Return the response to checked requests by rank. Members without one have joined and bring nothing."""
     first = requests[min(requests)]
     if any(one.device != first.device for one in requests.values()):
@@ -56,14 +56,14 @@ def answer(requests: Mapping[int, Request], members: Sequence[int], index: int) 
     return Response(first, index)
 
 
-def _bare(request: Request) -> Request:
-    return Request(request.kind, request.name, request.process_set, root=request.root)
+def _bare(request: OperationRequest) -> OperationRequest:
+    return OperationRequest(request.kind, request.name, request.process_set, root=request.root)
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------
 
 
-def mismatch(requests: Mapping[int, Request], members: Sequence[int], joined: Iterable[int] = ()) -> str:
+def mismatch(requests: Mapping[int, OperationRequest], members: Sequence[int], joined: Iterable[int] = ()) -> str:
     """Return why requests of one name cannot run together; an empty string if they can."""
     ranks = sorted(requests)
     first = requests[ranks[0]]
@@ -71,7 +71,7 @@ def mismatch(requests: Mapping[int, Request], members: Sequence[int], joined: It
     return f"{found} [{first.kind} {first.name!r}]" if found else ""
 
 
-def _difference(requests: Mapping[int, Request], ranks: Sequence[int]) -> str:
+def _difference(requests: Mapping[int, OperationRequest], ranks: Sequence[int]) -> str:
     first_rank, first = ranks[0], requests[ranks[0]]
     for rank in ranks[1:]:
         other = requests[rank]
@@ -87,7 +87,7 @@ def _difference(requests: Mapping[int, Request], ranks: Sequence[int]) -> str:
     return ""
 
 
-def _unusable(first: Request, members: Sequence[int], joined: set[int]) -> str:
+def _unusable(first: OperationRequest, members: Sequence[int], joined: set[int]) -> str:
     if first.kind in _NEEDS_DIMENSIONS and any(not shape for shape in first.shapes):
         return f"Rank zero tried to {first.kind} a rank-zero tensor: it has no first dimension"
     if first.kind in ("broadcast", "broadcast_object"):
@@ -100,12 +100,12 @@ def _unusable(first: Request, members: Sequence[int], joined: set[int]) -> str:
     return ""
 
 
-def _rest(request: Request) -> Any:
+def _rest(request: OperationRequest) -> Any:
     return [shape[1:] for shape in request.shapes] if request.kind in _SAME_REST else None
 
 
 #: What, how the text says it, and its value where it must be the same.
-_TRAITS: tuple[tuple[str, str, Callable[[Request], Any]], ...] = (
+_TRAITS: tuple[tuple[str, str, Callable[[OperationRequest], Any]], ...] = (
     ("numbers of tensors", "number", lambda one: len(one.shapes)),
     ("data types", "type", lambda one: list(one.dtypes)),
     ("reduce operations", "operation", lambda one: OPS[one.op] if one.kind in ("allreduce", "reducescatter") else None),
