@@ -295,16 +295,7 @@ AREAS = (
             ("starts = [start, *self._starts[first + 1 : last]]", "starts = self._starts[first:last]"),
             ("bisect_left(self._starts, stop)", "bisect_right(self._starts, stop)"),
             ("return (0, 1) if self.length == 0 else (0, 0)", "return 0, 0"),
-            ("return left if left == right else None", "return left"),
-        ),
-    ),
-    Area(
-        "worker/block.py",
-        ("worker/test_versions.py",),
-        (
-            ("touched(start, start + length)", "touched(start, start + length + 1)"),
-            ("self._versions.set(start, stop, version)", "self._versions.set(start, stop, 1)"),
-            ("self._versions = IntervalMap(length, 0)", "self._versions = IntervalMap(length, 1)"),
+            ("left if left == right else None)", "left)"),
         ),
     ),
     Area(
@@ -313,7 +304,7 @@ AREAS = (
         (
             ("        if len(rounds.values) == 1 and length == rounds.length:", "        if len(rounds.values) == 1:"),
             ("        if len(rounds.values) == 1 and length == rounds.length:", "        if length == rounds.length:"),
-            ("rounds.join(start - 1, stop + 1, same)", "pass"),
+            ("rounds.put(*one)", "pass"),
             ("for first, last, round in rounds.over(start, stop)]", "for first, last, round in rounds.over(0, stop)]"),
         ),
     ),

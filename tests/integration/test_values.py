@@ -266,7 +266,7 @@ def test_a_new_rate_counts_from_the_next_round_on(found):
     [
         ("unknown key", "KeyMismatchError", "'y' is not initialised"),
         ("initialised twice", "KeyMismatchError", "'x' is initialised already"),
-        ("wrong shape", "ValueError", "shape (3,), not (4,)"),
+        ("wrong shape", "ValueError", "has shape (3,), but the given value has (4,)"),
         ("integers", "TypeError", "not int64"),
         ("unknown optimizer", "ValueError", "did you mean 'adam'"),
         ("option", "TypeError", "has no option 'momentumm'"),

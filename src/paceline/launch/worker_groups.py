@@ -145,7 +145,7 @@ def amount(name: str, text: str, plain: float | None = 1) -> float:
     found = math.inf if match is None or unit is None else float(match[1]) * unit
     if found == math.inf:
         example = "500M" if plain is None else "2, 0.5"
-        raise ValueError(f"{name}={text!r:.100} is not an amount such as {example} or 8Gi")
+        raise ValueError(f"{name}={text[:100]!r} is not an amount such as {example} or 8Gi")
     return found
 
 

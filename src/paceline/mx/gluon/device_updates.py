@@ -173,5 +173,5 @@ class WorkerUpdates(DeviceUpdates):
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
         """Tell the servers the options, which they compare between workers; sum the gradients, then update."""
         self._options_of.samples = samples
-        self._options_of.set_options(self._plan.groups_at(step), self._plan.key_options())
+        self._options_of.optimizer.set_options(self._plan.groups_at(step), self._plan.key_options())
         super().step(trained, scale, step, samples)
