@@ -166,7 +166,7 @@ class DeviceUpdates:
 class WorkerUpdates(DeviceUpdates):
     """Sums gradients over the devices of all workers of a distributed store."""
 
-    def __init__(self, plan: OptimizerPlan, contexts: Sequence[Context], clip: GradientClip, store: KVStore) -> None:
+    def __init__(self, plan: OptimizerPlan, contexts: Sequence[Context], clip: GradientClip, store: DistStore) -> None:
         super().__init__(plan, contexts, clip, store)
         self._options_of = store
 

@@ -194,7 +194,7 @@ def choose_updates(
     | a third party's   | :class:`StoreUpdates`        | :class:`DeviceUpdates`  |
     """
     if not on_store:
-        if isinstance(store, KVStore) and is_distributed(store):
+        if isinstance(store, DistStore):
             return WorkerUpdates(plan, contexts, clip, store)
         return DeviceUpdates(plan, contexts, clip, store, prefix, takes_rows=isinstance(store, InProcessStore))
     if isinstance(store, InProcessStore):
