@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.keys import Key
 from paceline.kvstore.allreduce import AllReduceStore
-from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
