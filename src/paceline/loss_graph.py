@@ -46,6 +46,9 @@ NO_MEAN = {
 #: Autograd's number of the backward pass that runs, where none does.
 _NO_PASS = -1
 
+#: Attribute of a ``torch.autograd.backward`` that tells the listeners.
+_TELLS = "_paceline_tells"
+
 #: The numbers by which losses of PyTorch save their ``reduction``.
 _MEAN = 1
 _SAVED = {_MEAN: Reduced.MEAN, 2: Reduced.SUM}
@@ -66,15 +69,16 @@ def reduced(loss: torch.Tensor, samples: int) -> Reduced:
     return _of(loss.grad_fn, samples)
 
 
-#: Methods that are called with the losses of every backward pass. They are held weakly.
+#: Methods that are called with the losses of every backward pass. They are held weakly, and leave when they end.
 _listeners: list[weakref.WeakMethod[Callable[[Any], None]]] = []
 
 
 def tell_losses(listener: Callable[[Any], None]) -> None:
     """Let a method be called with the losses of every outermost backward pass, before it: it frees what shows them."""
-    if not _listeners:
+    if not hasattr(torch.autograd.backward, _TELLS):
         torch.autograd.backward = _telling(torch.autograd.backward)
-    _listeners[:] = [*(one for one in _listeners if one() is not None), weakref.WeakMethod(listener)]
+        setattr(torch.autograd.backward, _TELLS, True)
+    _listeners.append(weakref.WeakMethod(listener, _listeners.remove))
 
 
 def _telling(original: Callable[..., None]) -> Callable[..., None]:

@@ -78,7 +78,7 @@ def test_answer_that_cannot_be_used_ends_its_call_and_leaves_nothing_undone(kind
 
 
 class Damaging:
-    """Relays connections to the scheduler, and flips bits at the end of every tenth piece from there."""
+    """Relays connections to the scheduler, and flips bits at the beginning of every tenth piece from there."""
 
     def __init__(self):
         self._dial, self.flipped = sockets.dial, 0
@@ -100,7 +100,7 @@ class Damaging:
                 pieces += 1
                 if flips and pieces % 10 == 0:
                     self.flipped += 1
-                    piece = piece[:-16] + bytes(one ^ 0x55 for one in piece[-16:])
+                    piece = bytes(one ^ 0x55 for one in piece[:16]) + piece[16:]
                 target.sendall(piece)
         for sock in (source, target):
             with contextlib.suppress(OSError):
