@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from paceline.loss_graph import Reduced, reduced
+from paceline.loss_graph import Reduced, reduced, tell_losses
 
 N = 8
 WEIGHT = torch.nn.Parameter(torch.rand(N, 3))
@@ -68,3 +69,42 @@ CASES = [
 def test_loss_is_read_from_its_graph(wanted: Reduced, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
     outputs = torch.nn.Linear(4, 3)(torch.rand(N, 4))
     assert reduced(loss(outputs), N) is wanted
+
+
+@pytest.mark.parametrize("terms", [2, 5000])
+def test_a_sum_of_many_terms_is_read_as_far_as_that_takes_no_time(terms: int) -> None:
+    outputs = torch.nn.Linear(4, 3)(torch.rand(N, 4))
+    loss = F.cross_entropy(outputs, LABELS)
+    for _ in range(terms):
+        loss = loss + F.cross_entropy(outputs, LABELS)
+    assert reduced(loss, N) is Reduced.MEAN
+
+
+def test_terms_that_are_used_often_are_read_once() -> None:
+    loss = F.mse_loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)), TARGETS, reduction="sum")
+    for _ in range(100):  # a loss of 2 ** 100 paths
+        loss = loss + loss
+    assert reduced(loss) is Reduced.SUM
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def hear(self, losses: object) -> None:
+        self.heard.append(losses)
+
+
+def test_losses_of_outermost_passes_are_told_before_their_graph_is_gone() -> None:
+    listener, net, inputs = Listener(), torch.nn.Linear(4, 3), torch.rand(N, 4, requires_grad=True)
+    tell_losses(listener.hear)
+    tell_losses(Listener().hear)  # has ended
+    outputs = checkpoint(net, inputs, use_reentrant=True)  # its own pass runs inside of the other one
+    loss = F.cross_entropy(outputs, LABELS)
+    loss.backward()
+    torch.autograd.backward([F.cross_entropy(net(inputs), LABELS)])
+    assert [one is loss for one in listener.heard] == [True, False]
+    again = Listener()
+    tell_losses(again.hear)
+    net(inputs).sum().backward()
+    assert len(again.heard) == 1  # the function of torch is replaced once

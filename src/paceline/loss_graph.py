@@ -56,6 +56,9 @@ _SAVED = {_MEAN: Reduced.MEAN, 2: Reduced.SUM}
 #: A factor that is no larger may be one divided by a number of samples.
 _SMALL = 0.5
 
+#: Operations of one loss that are looked at: a loss may be the sum of thousands of terms, or use each of them often.
+_MOST_OPERATIONS = 200
+
 #: What the terms of a sum make of it.
 _STRONGEST = (Reduced.SUM, Reduced.OVER_LABELS, Reduced.MEAN)
 
@@ -64,9 +67,25 @@ _OF_ELEMENTS = ("PowBackward", "AbsBackward", "MulBackward")
 _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "ViewBackward", "CppFunction")
 
 
-def reduced(loss: torch.Tensor, samples: int) -> Reduced:
-    """Return how a loss is made of those of its samples."""
-    return _of(loss.grad_fn, samples)
+def reduced(loss: torch.Tensor, samples: int | None = None) -> Reduced:
+    """Return how a loss is made of those of its samples. Their number tells a sum by hand over them from others."""
+    waiting: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
+    seen: set[tuple[Any, bool]] = set()
+    found: set[Reduced] = set()
+    while waiting and len(seen) < _MOST_OPERATIONS:
+        node, is_small = one = waiting.pop()
+        name = "" if node is None else node.name()
+        if one in seen:
+            continue
+        seen.add(one)
+        if name.startswith(_OF_TERMS + _PLAIN):
+            waiting += [(term, is_small) for term, _ in node.next_functions]
+        elif name.startswith(("MulBackward", "DivBackward")):
+            waiting.append((node.next_functions[0][0], is_small or _makes_small(node)))
+        else:
+            kind = _of_term(node, name, samples)
+            found.add(Reduced.UNKNOWN if kind is Reduced.SUM and is_small else kind)
+    return next((one for one in _STRONGEST if one in found), Reduced.UNKNOWN)
 
 
 #: Methods that are called with the losses of every backward pass. They are held weakly, and leave when they end.
@@ -94,22 +113,13 @@ def _telling(original: Callable[..., None]) -> Callable[..., None]:
     return backward
 
 
-def _of(node: Any, samples: int) -> Reduced:
-    name = "" if node is None else node.name()
+def _of_term(node: Any, name: str, samples: int | None) -> Reduced:
     saved = getattr(node, "_saved_reduction", 0)
     if saved in _SAVED:
         return Reduced.OVER_LABELS if saved == _MEAN and _counts_labels(node) else _SAVED[saved]
     if name.startswith("MeanBackward"):
         return Reduced.MEAN
-    if name.startswith("SumBackward"):
-        return _of_sum(node, samples)
-    if name.startswith(_OF_TERMS + _PLAIN):
-        terms = {_of(term, samples) for term, _ in node.next_functions}
-        return next((one for one in _STRONGEST if one in terms), Reduced.UNKNOWN)
-    if name.startswith(("MulBackward", "DivBackward")):
-        found = _of(node.next_functions[0][0], samples)
-        return Reduced.UNKNOWN if found is Reduced.SUM and _makes_small(node) else found
-    return Reduced.UNKNOWN
+    return _of_sum(node, samples) if name.startswith("SumBackward") else Reduced.UNKNOWN
 
 
 def _counts_labels(node: Any) -> bool:
@@ -119,7 +129,7 @@ def _counts_labels(node: Any) -> bool:
     return node._saved_weight is not None or bool((node._saved_target == node._saved_ignore_index).any())
 
 
-def _of_sum(node: Any, samples: int) -> Reduced:
+def _of_sum(node: Any, samples: int | None) -> Reduced:
     """Tell a sum over samples from one over the terms of a loss."""
     before = node.next_functions[0][0]
     is_of_terms = before is not None and before.name().startswith(("StackBackward", "CatBackward"))

@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 #: Backward passes whose losses are looked at: a script makes them in one way.
 _LOOKS = 20
-#: Samples of a pass whose batch is not known.
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ class ExchangingStrategy(Strategy):
 
     def _note_losses(self, losses: Any) -> None:
         """Note how the losses of the pass that begins are made."""
-        self._losses = {reduced(one, _UNKNOWN) for one in tensors_in(losses)} if self._looks else set()
+        self._losses = set(map(reduced, tensors_in(losses))) if self._looks else set()
 
     def _check_losses(self) -> None:
         """Check the losses of a pass that has made a gradient: workers weigh by samples.

@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import paceline
 from paceline.config import Settings, metrics_address
@@ -22,6 +21,7 @@ from paceline.observe.page_history import PageHistory
 from paceline.observe.tracking import TrackerThread, by_step, overview
 from paceline.observe.verdicts import Verdict
 from paceline.scheduler.web import Dashboard, Metrics
+from paceline.text_files import write_text
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -129,13 +129,7 @@ class Exports:
             self.metrics.close()
 
     def _write_report(self) -> None:
-        new = Path(f"{self._report}.new")
         try:
-            new.unlink(missing_ok=True)
-            with new.open("xb") as file:  # in a folder of all users a link could stand there
-                file.write(page.page(self._history.copy()))
-            new.replace(self._report)
+            write_text(self._report, page.page(self._history.copy()).decode())
         except OSError as error:
             logger.error("the report %s of this job is not written: %s", self._report, error)
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)

@@ -107,7 +107,7 @@ def save(
         }
         with _Telling(store, "the common file", {}) as done:
             if rank == 0:
-                save_alone(store, path, kind, common(), step, content, listed)
+                write_common(store, path, kind, common(), step, content, listed)
         done.answers()
     except CheckpointError:  # after any other error worker 0 may have written the common file
         _remove(path, {mine["file"]} - before if "file" in mine else set())
@@ -116,7 +116,7 @@ def save(
     _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, before, names)
 
 
-def save_alone(
+def write_common(
     store: KVStoreBase | None,
     path: str | os.PathLike[str],
     kind: str,

@@ -47,7 +47,7 @@ def save(
         return Content(tensors, {"residuals": keys})
 
     if store is None or not store.keeps_residuals:
-        collective.save_alone(store, fname, KIND, content(), step)
+        collective.write_common(store, fname, KIND, content(), step)
     else:
         collective.save(store, fname, KIND, content, own, step)
 

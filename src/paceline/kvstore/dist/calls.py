@@ -41,7 +41,7 @@ def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRo
             raise ValueError(f"the value of key {one!r} is complex, but the key is not; give torch.view_as_real of it")
     by_rows = _by_rows(table, pushed)
     dense = {one: [_dense(tensor) for tensor in tensors] for one, tensors in pushed.items() if one not in by_rows}
-    return _planned(table, dense), by_rows
+    return _planned(table, dense, "given"), by_rows
 
 
 def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
@@ -59,7 +59,7 @@ def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows
         for tensor in sparse:
             check.same_shape(one, tensor, block.value_of(index).shape, "out")
     dense = {one: kept for one, tensors in targets.items() if (kept := [t for t in tensors if not t.is_sparse])}
-    return _planned(table, dense), rows
+    return _planned(table, dense, "out"), rows
 
 
 def _known(table: KeyTable, key: Keys, values: Values) -> Planned | None:
@@ -71,11 +71,11 @@ def _known(table: KeyTable, key: Keys, values: Values) -> Planned | None:
     return None
 
 
-def _planned(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> Planned:
+def _planned(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]], what: str) -> Planned:
     plan = table.plan(tuple(values))
     for (one, tensors), shape in zip(values.items(), plan.shapes, strict=True):
         for tensor in tensors:
-            check.same_shape(one, tensor, shape, "given")
+            check.same_shape(one, tensor, shape, what)
             if tensor.layout is not torch.strided:
                 raise TypeError(f"the tensor for key {one!r} is {tensor.layout}; a store takes dense tensors and rows")
     if all(len(tensors) == 1 for tensors in values.values()):

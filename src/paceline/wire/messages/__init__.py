@@ -20,4 +20,4 @@ PROTOCOL = 3
 REQUESTS: tuple[type[fields.Message], ...] = tuple(fields.Request.__subclasses__())
 REPLIES: tuple[type[fields.Message], ...] = tuple(fields.Reply.__subclasses__())
 #: By class: the number that says on the wire, and in records of events, which message it is.
-TAGS: Mapping[type, int] = {one: int(str(one.__struct_config__.tag)) for one in REQUESTS + REPLIES}
+TAGS: Mapping[type, int] = {one: tag for one in REQUESTS + REPLIES if isinstance(tag := one.__struct_config__.tag, int)}
