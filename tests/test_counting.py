@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.counting import Inputs, difference_of, mixture_of
-
-MIXED = "worker 1 counts the samples of its batches, and worker 0 does not know their number"
+from paceline.counting import LABELS, Inputs, difference_of, mixture_of
 
 
 @pytest.mark.parametrize(
@@ -23,6 +21,13 @@ MIXED = "worker 1 counts the samples of its batches, and worker 0 does not know 
             "worker 1 counts the samples of its batches, and worker 0 does not know their number",
             "",
         ),
+        ({0: LABELS, 1: LABELS}, "", ""),
+        (
+            {0: LABELS, 1: None, 2: LABELS},
+            "worker 1 counts the samples of its batches, and worker 0 counts the labels of its losses",
+            "",
+        ),
+        ({0: "", 3: LABELS}, "worker 3 counts the labels of its losses, and worker 0 does not know their number", ""),
     ],
 )
 def test_workers_all_count_or_none_does_and_shapes_are_compared(inputs: Inputs, mixed: str, unlike: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from paceline.loss_graph import Reduced, reduced, tell_losses
+from paceline.loss_graph import Reduced, label_mean, reduced, tell_losses
 
 N = 8
 WEIGHT = torch.nn.Parameter(torch.rand(N, 3))
@@ -85,6 +85,54 @@ def test_terms_that_are_used_often_are_read_once() -> None:
     for _ in range(100):  # a loss of 2 ** 100 paths
         loss = loss + loss
     assert reduced(loss) is Reduced.SUM
+
+
+CLASSES = torch.tensor([1.0, 2.0, 3.0])
+PARTLY = LABELS.masked_fill(LABELS == 1, -100)
+#: A loss, its weight, and whether it has no other terms.
+LABEL_MEANS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, bool]] = {
+    "cross entropy": (lambda out: F.cross_entropy(out, LABELS), N, True),
+    "ignored labels": (lambda out: F.cross_entropy(out, PARTLY), N - 3, True),
+    "no labels": (lambda out: F.cross_entropy(out, torch.full((N,), -100)), 0, True),
+    "weights of classes": (lambda out: F.cross_entropy(out, LABELS, CLASSES), float(CLASSES[LABELS].sum()), True),
+    "smoothed": (lambda out: F.cross_entropy(out, PARTLY, label_smoothing=0.1), N - 3, True),
+    "smoothed, with weights": (
+        lambda out: F.cross_entropy(out, PARTLY, CLASSES, label_smoothing=0.1),
+        float(CLASSES[LABELS][LABELS != 1].sum()),
+        True,
+    ),
+    "of pixels": (lambda out: F.cross_entropy(out.view(N, 3, 1, 1), PARTLY.view(N, 1, 1)), N - 3, True),
+    "of probabilities": (lambda out: F.nll_loss(out.log_softmax(1), PARTLY), N - 3, True),
+    "scaled": (lambda out: torch.tensor(1024.0) * F.cross_entropy(out, PARTLY) / 4, N - 3, True),
+    "of many half floats": (
+        lambda out: F.cross_entropy(out[:1].bfloat16().expand(1001, 3), torch.zeros(1001).long()).float(), 1001, True
+    ),
+    "two": (lambda out: 0.3 * F.cross_entropy(out, LABELS) + 0.7 * F.cross_entropy(out, PARTLY), N, True),
+    "and a penalty": (lambda out: F.cross_entropy(out, PARTLY) + WEIGHT.pow(2).sum(), N - 3, False),
+    "and another mean": (lambda out: F.mse_loss(out, TARGETS) + F.cross_entropy(out, LABELS), N, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "weight", "is_alone"), LABEL_MEANS.values(), ids=LABEL_MEANS)
+def test_the_weight_of_a_mean_over_labels_is_what_it_is_divided_by(
+    loss: Callable[[torch.Tensor], torch.Tensor], weight: float, is_alone: bool
+) -> None:
+    found = label_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))])
+    assert found is not None
+    assert (float(found.weight), found.is_alone) == (pytest.approx(weight), is_alone)
+
+
+@pytest.mark.parametrize("name", [*SUMS, "squares of means"])
+def test_other_losses_have_no_labels(name: str) -> None:
+    loss = SUMS.get(name, lambda out: F.mse_loss(out, TARGETS))
+    assert label_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))]) is None
+
+
+def test_several_losses_of_one_pass_have_one_weight() -> None:
+    outputs = torch.nn.Linear(4, 3)(torch.rand(N, 4))
+    found = label_mean([F.cross_entropy(outputs, PARTLY), F.cross_entropy(outputs, LABELS)])
+    assert found is not None
+    assert float(found.weight) == N
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""Compares how the workers behind an update count their samples: all of them weigh by samples, or all weigh alike."""
+"""Compares how the workers behind an update count: all weigh by samples, or all by labels, or all alike."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ ALIKE = (
 """Advice where numbers of samples are not certain."""
 
 Inputs = Mapping[int, str | None]
-"""By worker with samples: None if the number of its samples is certain, else the shapes of its inputs."""
+"""By worker with samples: None if the number of its samples is certain, :data:`LABELS` if it weighs by the labels of
+its losses, else the shapes of its inputs."""
+
+LABELS = "(labels)"
+"""Stands for the shapes of inputs where a worker weighs by labels; no shapes are written so."""
+
+_COUNTS = {None: "counts the samples of its batches", LABELS: "counts the labels of its losses"}
+_ALIKE = "does not know their number"
 
 
 def mixture_of(inputs: Inputs) -> str:
-    """Return why pushes cannot be weighed: only some workers know how many samples they have. Empty: they can."""
-    counts = min((worker for worker, shapes in inputs.items() if shapes is None), default=None)
-    does_not = min((worker for worker, shapes in inputs.items() if shapes is not None), default=None)
-    if counts is None or does_not is None:
+    """Return why pushes cannot be weighed: only some workers know what they have, or not all count the same thing."""
+    first: dict[str, int] = {}
+    for worker in sorted(inputs):
+        first.setdefault(_COUNTS.get(inputs[worker], _ALIKE), worker)
+    if len(first) < 2:
         return ""
-    return f"worker {counts} counts the samples of its batches, and worker {does_not} does not know their number"
+    one, other = sorted(first, key=(*_COUNTS.values(), _ALIKE).index)[:2]
+    return f"worker {first[one]} {one}, and worker {first[other]} {other}"
 
 
 def difference_of(inputs: Inputs) -> str:
     """Return which two workers weigh alike although the shapes of their inputs differ; empty: there are none."""
-    known = [(worker, shapes) for worker, shapes in sorted(inputs.items()) if shapes is not None]
+    known = [(worker, shapes) for worker, shapes in sorted(inputs.items()) if shapes not in _COUNTS]
     first, shapes = known[0] if known else (0, "")
     for worker, others in known[1:]:
         if others != shapes:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -63,15 +64,56 @@ _MOST_OPERATIONS = 200
 _STRONGEST = (Reduced.SUM, Reduced.OVER_LABELS, Reduced.MEAN)
 
 _OF_TERMS = ("AddBackward", "SubBackward")
+_SCALES = ("MulBackward", "DivBackward")
 _OF_ELEMENTS = ("PowBackward", "AbsBackward", "MulBackward")
 _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "ViewBackward", "CppFunction")
 
 
 def reduced(loss: torch.Tensor, samples: int | None = None) -> Reduced:
     """Return how a loss is made of those of its samples. Their number tells a sum by hand over them from others."""
+    found: set[Reduced] = set()
+    for node, name, is_small in _terms(loss, _makes_small):
+        kind = _of_term(node, name, samples)
+        found.add(Reduced.UNKNOWN if kind is Reduced.SUM and is_small else kind)
+    return next((one for one in _STRONGEST if one in found), Reduced.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class LabelMean:
+    """A loss with a mean over labels, as that of a cross entropy.
+
+    Attributes:
+        weight: the mean is a sum divided by it: the labels that count, or the sum of their classes' weights. Shape
+            ``()``, on the device of the loss. Of several terms: the largest one's, as all have as many labels, or
+            terms of padding fewer.
+        is_alone: the loss has no terms that are no means over labels.
+    """
+
+    weight: torch.Tensor
+    is_alone: bool
+
+
+def label_mean(losses: list[torch.Tensor]) -> LabelMean | None:
+    """Return the mean over labels in the losses of one pass; None: they have none. It does not wait for a device."""
+    weights, is_alone = [], True
+    for loss in losses:
+        for node, name, _ in _terms(loss, lambda _: False):
+            if name.startswith("NllLoss") and node._saved_reduction == _MEAN:
+                weights.append(_weight_of_labels(node))
+            elif not _smooths_labels(node, name):
+                is_alone = False
+    if not weights:
+        return None
+    weight = weights[0]
+    for other in weights[1:]:
+        weight = torch.maximum(weight, other.to(weight.device))
+    return LabelMean(weight, is_alone)
+
+
+def _terms(loss: torch.Tensor, makes_small: Callable[[Any], bool]) -> Iterator[tuple[Any, str, bool]]:
+    """Yield the last operations of a loss's terms, with their names, and whether one of their factors is small."""
     waiting: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
     seen: set[tuple[Any, bool]] = set()
-    found: set[Reduced] = set()
     while waiting and len(seen) < _MOST_OPERATIONS:
         node, is_small = one = waiting.pop()
         name = "" if node is None else node.name()
@@ -80,12 +122,10 @@ def reduced(loss: torch.Tensor, samples: int | None = None) -> Reduced:
         seen.add(one)
         if name.startswith(_OF_TERMS + _PLAIN):
             waiting += [(term, is_small) for term, _ in node.next_functions]
-        elif name.startswith(("MulBackward", "DivBackward")):
-            waiting.append((node.next_functions[0][0], is_small or _makes_small(node)))
+        elif name.startswith(_SCALES) and not _smooths_labels(node, name):
+            waiting.append((_before(node), is_small or makes_small(node)))
         else:
-            kind = _of_term(node, name, samples)
-            found.add(Reduced.UNKNOWN if kind is Reduced.SUM and is_small else kind)
-    return next((one for one in _STRONGEST if one in found), Reduced.UNKNOWN)
+            yield node, name, is_small
 
 
 #: Methods that are called with the losses of every backward pass. They are held weakly, and leave when they end.
@@ -148,7 +188,36 @@ def _is_parameter(node: Any) -> bool:
 
 def _makes_small(node: Any) -> bool:
     """Return whether a product or a quotient may make a mean of a sum: a scale, as that of ``GradScaler``, does not."""
-    number = getattr(node, "_saved_other", None)
-    if node.name().startswith("Div") or number is None:
-        return True
-    return (isinstance(number, torch.Tensor) and number.numel() > 1) or abs(float(number)) <= _SMALL
+    number = None if node.name().startswith("Div") else _number_of(node)
+    return number is None or abs(number) <= _SMALL
+
+
+def _number_of(node: Any) -> float | None:
+    """Return the number that a loss is multiplied with or divided by; None: it is no number, or learned."""
+    values = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+    numbers = [one for one in values if one is not None]
+    if len(numbers) != 1 or (isinstance(numbers[0], torch.Tensor) and numbers[0].numel() > 1):
+        return None
+    return float(numbers[0])
+
+
+def _before(node: Any) -> Any:
+    """Return the operation whose result a plain one, a product or a quotient has changed."""
+    return next((one for one, _ in node.next_functions if one is not None), None)
+
+
+def _smooths_labels(node: Any, name: str) -> bool:
+    """Return whether a term is that of smoothed labels, which is divided by the same number as its cross entropy."""
+    for wanted in ("DivBackward", "SumBackward", "MaskedFillBackward", "NegBackward"):
+        if not name.startswith(wanted):
+            return False
+        node = _before(node)
+        name = "" if node is None else node.name()
+    return name.startswith("SumBackward")
+
+
+def _weight_of_labels(node: Any) -> torch.Tensor:
+    total: torch.Tensor = node._saved_total_weight.detach()
+    if node._saved_weight is None and total.element_size() < torch.float32.itemsize:  # it may be rounded
+        total = (node._saved_target != node._saved_ignore_index).sum()
+    return total

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -43,6 +43,16 @@ def labelled(step: int, rank: int, count: int) -> tuple[torch.Tensor, torch.Tens
     generator = drawn(step, rank)
     x = torch.randn(count, FEATURES, generator=generator)
     return x, torch.randint(CLASSES, (count,), generator=generator)
+
+
+#: Whether losses show that they are means over labels.
+shows_labels = False
+
+
+def mean_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (
+        F.cross_entropy(outputs, labels) if shows_labels else F.cross_entropy(outputs, labels, reduction="none").mean()
+    )
 
 
 class Bag(nn.Module):
@@ -87,12 +97,12 @@ class Net(nn.Module):
         return self.net(x)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.net(x), y)
+        return mean_loss(self.net(x), y)
 
 
 class Twins(Net):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        return {"loss": F.cross_entropy(self.net(input_ids * attention_mask), labels)}
+        return {"loss": mean_loss(self.net(input_ids * attention_mask), labels)}
 
 
 class Detector(nn.Module):
@@ -120,6 +130,7 @@ class Row:
         options: of the optimizer.
         train: one step, if not the usual one.
         batches: this worker's batches, if they come from a loader.
+        shows_labels: the loss shows that it is a mean over labels.
     """
 
     model: Callable[[], nn.Module]
@@ -131,6 +142,7 @@ class Row:
     options: dict[str, Any] = field(default_factory=dict)
     train: Callable[[Row, nn.Module, Any, Batch], None] | None = None
     batches: Callable[[int], Iterator[Batch]] | None = None
+    shows_labels: bool = False
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------
@@ -210,12 +222,12 @@ def from_memory(rank: int) -> Any:
 
 def classify(model: nn.Module, *batch: Any) -> torch.Tensor:
     *inputs, labels = batch
-    return F.cross_entropy(model(*inputs), labels)
+    return mean_loss(model(*inputs), labels)
 
 
 def by_forward(model: nn.Module, *batch: Any) -> torch.Tensor:
     *inputs, labels = batch
-    return F.cross_entropy(model.forward(*inputs), labels)
+    return mean_loss(model.forward(*inputs), labels)
 
 
 def by_method(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -223,11 +235,11 @@ def by_method(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def traced(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(torch.fx.symbolic_trace(model)(x), y)
+    return mean_loss(torch.fx.symbolic_trace(model)(x), y)
 
 
 def by_parts(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model["head"](model["body"](x)), y)
+    return mean_loss(model["head"](model["body"](x)), y)
 
 
 def by_keyword(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -236,7 +248,7 @@ def by_keyword(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 
 def of_two_views(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(model(x), model(x.flip(1))) + F.cross_entropy(model(x), y)
+    return F.mse_loss(model(x), model(x.flip(1))) + mean_loss(model(x), y)
 
 
 def by_grad(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
@@ -364,6 +376,21 @@ ROWS = {
     ),
 }  # fmt: skip
 
+#: Weighs by the labels of its losses, where nothing else counts samples.
+OF_LABELS = {
+    f"{name}, with labels": replace(ROWS[name], **EXACT, shows_labels=True)
+    for name in (
+        "embedding bags", "nodes of graphs", "time first, padded per batch", "model.loss(x)", "model.forward(x)",
+        "traced", "a ModuleDict", "lists of images", "rnn(h0, x)", "an empty batch", "an empty batch that is left out",
+        "plain unequal batches", "model(**batch)", "gradients dropped in place of an empty batch",
+        "a last smaller batch of torch's sampler",
+    )
+}  # fmt: skip
+for parts in ("accumulation", "accumulation after a probe", "accumulation after a probe, pushed late"):
+    without = {name: value for name, value in ROWS[parts].options.items() if name != "batch_dim"}
+    OF_LABELS[f"{parts}, with labels"] = replace(ROWS[parts], options=without, shows_labels=True)
+ROWS |= OF_LABELS
+
 
 # ---- one process, and a job --------------------------------------------------------------------------------------
 
@@ -377,6 +404,8 @@ def batches_of(row: Row, rank: int) -> Iterator[Batch]:
 
 
 def new_model(row: Row) -> nn.Module:
+    global shows_labels
+    shows_labels = row.shows_labels
     torch.manual_seed(7)
     return row.model()
 
@@ -465,7 +494,8 @@ def test_weights_are_those_of_one_process_and_what_is_not_certain_is_said(name: 
 ALL_REDUCED = (
     "embedding bags", "packed sequences", "model.loss(x)", "an empty batch", "an empty batch that is left out",
     "plain unequal batches", "plain batches, as many", "plain unequal batches, with batch_dim", "rnn(h0, x)",
-    "a last smaller batch of a ShardedSampler", "likewise, with autograd.grad",
+    "a last smaller batch of a ShardedSampler", "likewise, with autograd.grad", "model.loss(x), with labels",
+    "an empty batch, with labels", "embedding bags, with labels",
 )  # fmt: skip
 
 
@@ -481,9 +511,9 @@ def test_a_store_without_servers_weighs_likewise() -> None:
         check(name, outcomes, [line for _, lines in outcomes for line in lines])
 
 
-def told_on_worker_0(kvstore: str) -> str:
+def told_on_worker_0(kvstore: str, row: str) -> str:
     rank = paceline.kvstore.create(kvstore).rank
-    model = new_model(ROWS["model.loss(x)"])
+    model = new_model(ROWS[row])
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), kvstore, model=model)
     optimizer.samples = 4 if rank == 0 else None
     try:
@@ -493,31 +523,35 @@ def told_on_worker_0(kvstore: str) -> str:
     return ""
 
 
-MIXED = "worker 0 counts the samples of its batches, and worker 1 does not know their number.*set optimizer.samples"
-
-
-def test_workers_that_do_not_weigh_alike_are_an_error_that_names_them() -> None:
+@pytest.mark.parametrize(
+    ("row", "other"),
+    [
+        ("model.loss(x)", "does not know their number"),
+        ("model.loss(x), with labels", "counts the labels of its losses"),
+    ],
+)
+def test_workers_that_do_not_weigh_alike_are_an_error_that_names_them(row: str, other: str) -> None:
+    mixed = f"worker 0 counts the samples of its batches, and worker 1 {other}.*set optimizer.samples"
     with LocalJob(WORKERS) as job:
-        assert all(re.search(MIXED, one) for one in job.run(told_on_worker_0, "dist_sync"))
-    assert all(re.search(MIXED, one) for one in run_ranks(told_on_worker_0, WORKERS, "allreduce"))
+        assert all(re.search(mixed, one) for one in job.run(told_on_worker_0, "dist_sync", row))
+    assert all(re.search(mixed, one) for one in run_ranks(told_on_worker_0, WORKERS, "allreduce", row))
 
 
-def lines_about_labels(told: bool, weighs: bool, **options: Any) -> list[str]:
-    """Train on labels of which some are ignored, or whose classes have weights; return what this worker logs."""
+def lines_about_labels(has_penalty: bool, told: bool = False, **options: Any) -> list[str]:
+    """Train on labels of which some are ignored; return what this worker logs."""
     lines = Lines()
     logging.getLogger("paceline").addHandler(lines)
     rank = paceline.kvstore.create("dist_sync").rank
     model = Net()
-    optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters()), "dist_sync", model=model, batch_dim=0, **options
-    )
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), "dist_sync", model=model, **options)
     for step in range(STEPS):
         x, y = labelled(step, rank, unequal(step, rank))
         if told:
             optimizer.samples = len(y) - 1
         optimizer.zero_grad()
-        classes = torch.tensor([1.0, 2.0, 3.0]) if weighs else None
-        (F.cross_entropy(model(x), y if weighs else y.index_fill(0, torch.tensor(0), -100), classes) / 2).backward()
+        outputs = model(x)
+        loss = F.cross_entropy(outputs, y.index_fill(0, torch.tensor(0), -100)) / 2
+        (loss + outputs.square().mean() if has_penalty else loss).backward()
         optimizer.step()
     logging.getLogger("paceline").removeHandler(lines)
     optimizer.close()
@@ -526,19 +560,17 @@ def lines_about_labels(told: bool, weighs: bool, **options: Any) -> list[str]:
 
 def every_case_of_labels() -> list[list[str]]:
     return [
-        lines_about_labels(False, False),
-        lines_about_labels(False, True, update="server"),
-        lines_about_labels(True, False),
-        lines_about_labels(False, True, reduction="sum"),
+        lines_about_labels(True),
+        lines_about_labels(True, update="server"),
+        lines_about_labels(False),
+        lines_about_labels(True, told=True),
+        lines_about_labels(True, reduction="sum"),
     ]
 
 
-def test_a_mean_over_labels_is_said_once_unless_their_number_is_told() -> None:
+def test_weights_by_labels_are_said_once_where_a_loss_has_other_terms() -> None:
     with LocalJob(WORKERS) as job:
         first, second = job.run(every_case_of_labels)
-    for lines in first[:2]:
-        assert len(lines) == 1
-        assert "mean over labels" in lines[0]
-        assert "optimizer.samples = " in lines[0]
-    assert first[2:] == second[2:] == [[], []]
-    assert second == [[]] * 4
+    assert [len(lines) for lines in first] == [1, 1, 0, 0, 0]
+    assert all("other terms" in line and "set optimizer.samples to" in line for [line] in first[:2])
+    assert not any(second)

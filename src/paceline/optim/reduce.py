@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from paceline.counting import ALIKE, difference_of, mixture_of
+from paceline.counting import ALIKE, LABELS, difference_of, mixture_of
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
@@ -30,8 +30,9 @@ Tensors = Mapping[str, torch.Tensor]
 #: Keys besides the names of the model: of weights and of who has which gradient, and of numbers.
 _COUNTS, _SUMS = "counts", "sums"
 
-#: Says that a worker knows the number of its samples.
-_CERTAIN = 1.0
+#: Numbers that say how a worker counts: it knows the number of its samples, or of its labels. Others are of shapes.
+_KINDS = {1.0: None, 2.0: LABELS}
+_CODES = {kind: code for code, kind in _KINDS.items()}
 
 #: Bytes of what a worker tells the others for a line or an error: the shapes of its inputs, names of parameters; and of
 #: its optimizer's options, for an error.
@@ -208,7 +209,7 @@ class ReduceExchange(Exchange):
         Raises:
             ConfigError: some workers weigh by samples, and others weigh alike.
         """
-        inputs = {worker: None if code == _CERTAIN else str(code) for worker, code in enumerate(codes) if code}
+        inputs = {worker: _KINDS.get(code, str(code)) for worker, code in enumerate(codes) if code}
         mixture = mixture_of(inputs)
         if mixture:
             raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
@@ -230,7 +231,7 @@ class ReduceExchange(Exchange):
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
         weight = samples if self._reduction == "mean" else 1.0
-        value, weights = self._totals(loss * weight, weight)
+        value, weights = self._totals(loss * weight if weight else 0.0, weight)  # that of no samples may be NaN
         return value / (weights or 1.0) if self._reduction == "mean" else value
 
     def _totals(self, *values: float) -> list[float]:
@@ -254,7 +255,7 @@ def _code(carried: Carried) -> float:
     """Return a number that tells how a worker counts; 0: it has no samples."""
     if not carried.samples:
         return 0.0
-    return _CERTAIN if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
+    return _CODES.get(carried.inputs) or 3.0 + zlib.crc32((carried.inputs or "").encode())
 
 
 def _mark(carried: Carried) -> float:

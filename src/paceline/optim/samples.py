@@ -5,6 +5,8 @@ A count is used where it is certain. The first row that applies decides:
 | how the samples of a push are known                                    | weight of the worker                  |
 |------------------------------------------------------------------------|---------------------------------------|
 | ``optimizer.samples`` is set                                           | that number                           |
+| the losses are means over labels, as those of cross entropies          | the labels that count, or the sum of  |
+|                                                                        | the weights of their classes          |
 | the model was called with empty tensors only                           | 0                                     |
 | ``batch_dim`` is given, and all inputs that have it agree on its size  | that size, summed over calls          |
 | a sampler or loader of :mod:`paceline.data` has dealt the batch        | as many indices as it dealt           |
@@ -17,6 +19,10 @@ one graph, and no rule tells them apart. But where all workers have inputs of th
 samples, whatever dimension counts them. So in the last row the shapes travel with the push. If they differ between two
 workers, their batches may differ, too: one line names both shapes, says that all weigh alike, and how to give the
 count. If there are no shapes to compare (no call of the model was seen, or its inputs are objects), worker 0 says so.
+
+A mean over labels is divided by a number that its graph has. So a loop with padding, or with weights of classes, has
+the update of the joined batch. Where a loss has several such means, the largest of these numbers counts, and other
+terms are weighed by it, too.
 
 Calls of the model count if a backward pass goes through their outputs and reaches a parameter of the optimizer. A batch
 of a sampler counts once per push, however many calls and backward passes it takes.
@@ -41,8 +47,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from paceline import dealt
-from paceline.counting import ALIKE
+from paceline.counting import ALIKE, LABELS
 from paceline.optim.backward import engine
+from paceline.tensors import floats
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +62,10 @@ class Count:
     """The samples behind a push.
 
     Attributes:
-        samples: how many if that is certain, else 1.
+        samples: how many if that is certain, else 1. Where labels count, their number or weight.
         rows: how many there may be; for speeds, and for pushes without weights.
-        inputs: None: the number is certain. Else the shapes of the inputs, empty if they are not known.
+        inputs: None: the number is certain. ``LABELS``: it is that of labels. Else the shapes of the inputs, empty if
+            they are not known.
         doubt: why it is not certain, where that cannot be seen in the shapes.
     """
 
@@ -98,6 +106,10 @@ class SampleCounter:
         self._batches: list[dealt.DealtBatch] = []
         self._is_dealt = True
         """Whether the batches of all passes since the last push are known."""
+        self._labels: list[torch.Tensor] = []
+        """Weights of the labels of passes since the last push."""
+        self._pass_labels: torch.Tensor | None = None
+        """That of the running pass."""
         self._newest = 0
         self._batch: dealt.DealtBatch | None = None
         self._warned = False
@@ -166,6 +178,10 @@ class SampleCounter:
 
     # ---- backward passes -------------------------------------------------------------------------------------------
 
+    def see_labels(self, weight: torch.Tensor | None) -> None:
+        """Register the weight of the labels in the losses of the running pass; None: they are no means over labels."""
+        self._pass_labels = weight
+
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
         self._touched = self.is_reaching = True
@@ -183,9 +199,13 @@ class SampleCounter:
         if self._reached:
             del self._seen[: self._ended]
             self._ended, self._batches, self._is_dealt, self._reached = 0, [], True, False
+            self._labels = []
 
     def _note_batch(self) -> None:
-        """Note the batch that the loop has now."""
+        """Note the batch that the loop has now, and the labels of its losses."""
+        if self._pass_labels is not None:
+            self._labels.append(self._pass_labels)
+            self._pass_labels = None
         if self._told is not None and self._told not in self._seen:
             self._seen.append(self._told)
         batch = dealt.newest(self._newest, self._batch)
@@ -220,7 +240,7 @@ class SampleCounter:
                 count = Count(0.0, 0.0)
         self._is_pushed, self._reached = self.is_reaching, False
         self._seen, self._pending, self._ended = [], [], 0
-        self._newest, self._batches, self._is_dealt = dealt.count(), [], True
+        self._newest, self._batches, self._is_dealt, self._labels = dealt.count(), [], True, []
         self.last, self._rows, self._last = count.samples, count.rows or self._rows, count
         return count
 
@@ -232,6 +252,8 @@ class SampleCounter:
             rows, opaque, parts = rows + one.rows, opaque or one.opaque, parts + one.parts
         if self._batches and self._is_dealt and certain != 0 and (certain is None or self.batch_dim is None):
             certain = float(sum(one.samples for one in self._batches))
+        if self._labels and certain != 0:
+            return Count(sum(floats(self._labels)), certain or rows or self._rows, LABELS)
         if certain is not None:
             return Count(certain, certain)
         rows = rows or self._rows

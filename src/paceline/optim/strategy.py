@@ -19,16 +19,16 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from paceline.compression import Compression
-from paceline.errors import NonFiniteError, PacelineError
+from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
-from paceline.loss_graph import Reduced, reduced, tell_losses
 from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers, untrained_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
-from paceline.optim.samples import SampleCounter, tensors_in
+from paceline.optim.pass_losses import PassLosses
+from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
 from paceline.tensors import without_graph
 from paceline.updaters import Options
@@ -41,9 +41,6 @@ Update = Literal["worker", "server"]
 OnNan = Literal["error", "skip", "pass"]
 
 logger = logging.getLogger(__name__)
-
-#: Backward passes whose losses are looked at: a script makes them in one way.
-_LOOKS = 20
 
 
 @dataclass(frozen=True)
@@ -235,45 +232,15 @@ class ExchangingStrategy(Strategy):
         """The data that the open round's pushes carry; None: no round is open."""
         self._unpushed: KeptGradients | None = None
         """The gradients after the last pass, if no push has any of them yet."""
-        self._looks = _LOOKS if exchange.weighs and store.num_workers > 1 else 0
-        """Passes whose losses are still looked at."""
-        self._losses: set[Reduced] = set()
-        """How the losses of the pass that was called last are made."""
-        if self._looks:
-            tell_losses(self._note_losses)
-
-    def _note_losses(self, losses: Any) -> None:
-        """Note how the losses of the pass that begins are made."""
-        self._losses = set(map(reduced, tensors_in(losses))) if self._looks else set()
-
-    def _check_losses(self) -> None:
-        """Check the losses of a pass that has made a gradient: workers weigh by samples.
-
-        Raises:
-            PacelineError: a loss is a sum.
-        """
-        losses, self._losses, self._looks = self._losses, set(), max(0, self._looks - 1)
-        if Reduced.SUM in losses:
-            raise PacelineError(
-                f"worker {self.store.rank}: the loss is a sum over this worker's samples, and gradients are averaged "
-                "over all samples, as those of means: give DistributedOptimizer reduction='sum', or let the loss be a "
-                "mean (reduction='mean', or the sum divided by the samples of the batch)"
-            )
-        if Reduced.OVER_LABELS in losses and self._says_doubt and self._samples.given is None:
-            self._looks = 0
-            logger.warning(
-                "the loss is a mean over labels, of which some are ignored or have weights of their classes, and "
-                "workers weigh by samples, not by these labels. For the mean over the labels of all workers set "
-                "optimizer.samples to the number of labels that count, or to the sum of their weights, before each "
-                "backward(): optimizer.samples = (labels != -100).sum()"
-            )
+        is_weighed = exchange.weighs and store.num_workers > 1
+        self._losses = PassLosses(store.rank, self._says_doubt) if is_weighed else None
 
     def _touch(self, param: torch.nn.Parameter) -> None:
         """Note that the running pass has made a gradient; its first one tells if those of earlier passes are gone."""
         if self._unpushed is not None and not self._samples.is_reaching and self._unpushed.are_dropped(param):
             self.zeroed()
-        if self._losses and not self._samples.is_reaching:
-            self._check_losses()
+        if self._losses is not None and self._losses.is_unread:
+            self._samples.see_labels(self._losses.of_pass(self._samples.given is not None))
         self._samples.touch()
 
     def _keep(self) -> None:

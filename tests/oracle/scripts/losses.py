@@ -34,7 +34,6 @@ def labels_left_out(run: Run) -> Result:
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
     for inputs, targets in run.batches(labelled):
         known = targets.masked_fill(inputs[:, 0] > 0, IGNORED)
-        optimizer.samples = (known != IGNORED).sum()
         optimizer.zero_grad()
         F.cross_entropy(net(inputs), known).backward()
         optimizer.step()
@@ -47,7 +46,6 @@ def weights_of_classes(run: Run) -> Result:
     weights = torch.linspace(0.2, 3.0, CLASSES)
     optimizer = run.distribute(torch.optim.AdamW(net.parameters(), lr=0.01), net)
     for inputs, targets in run.batches(labelled):
-        optimizer.samples = weights[targets].sum()
         optimizer.zero_grad()
         nn.CrossEntropyLoss(weights)(net(inputs), targets).backward()
         optimizer.step()
@@ -59,11 +57,77 @@ def texts_with_padding(run: Run) -> Result:
     net = reader()
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.5), net)
     for inputs, targets in run.batches(padded):
-        optimizer.samples = (targets != IGNORED).sum()
         loss = F.cross_entropy(net(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    return net
+
+
+@script("equal")
+def labels_that_are_told(run: Run) -> Result:
+    """The loop says how many labels count."""
+    net = reader()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.5), net)
+    for inputs, targets in run.batches(padded):
+        optimizer.samples = (targets != IGNORED).sum()
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED).backward()
+        optimizer.step()
+    return net
+
+
+@script("equal")
+def no_label_on_some_workers(run: Run) -> Result:
+    """Where no label counts, the loss and its gradients are NaN."""
+    net = mlp()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    for inputs, targets in run.batches(labelled):
+        known = targets.clone()
+        known[1:] = IGNORED  # the joined batch has the first worker's label only
+        if not run.joined and run.rank > 0:
+            known[:] = IGNORED
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), known).backward()
+        optimizer.step()
+    return net
+
+
+@script("equal")
+def smoothed_labels_with_padding(run: Run) -> Result:
+    """Texts are cut to the longest of the worker's batch."""
+    net = reader()
+    optimizer = run.distribute(torch.optim.Adam(net.parameters(), lr=0.01), net)
+    for inputs, targets in run.batches(padded):
+        longest = int((targets != IGNORED).sum(1).max())
+        loss = F.cross_entropy(
+            net(inputs[:, :longest]).transpose(1, 2), targets[:, :longest], label_smoothing=0.1, ignore_index=IGNORED
+        )
+        (loss / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
+@script("equal")
+def steps_of_a_text(run: Run) -> Result:
+    """The loss is a sum over the steps of a recurrent net, each of them a mean over the batch."""
+    cell, head = nn.RNNCell(3, 6), nn.Linear(6, 4)
+    net = nn.ModuleDict({"cell": cell, "head": head})
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.05), net)
+    for inputs, targets in run.batches(
+        lambda count, generator: (
+            torch.randn(count, 5, 3, generator=generator),
+            torch.randint(0, 4, (count, 5), generator=generator),
+        )
+    ):
+        state, loss = torch.zeros(len(inputs), 6), torch.zeros(())
+        for step in range(inputs.shape[1]):
+            state = cell(inputs[:, step], state)
+            loss = loss + F.cross_entropy(head(state), targets[:, step])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return net
 
 

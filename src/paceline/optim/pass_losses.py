@@ -1,0 +1,74 @@
+"""The losses of backward passes: the labels that they are means over, and the checks of the first ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.loss_graph import LabelMean, Reduced, label_mean, reduced, tell_losses
+from paceline.optim.samples import tensors_in
+
+logger = logging.getLogger(__name__)
+
+#: Backward passes whose losses are checked: a script makes them in one way.
+_CHECKED = 20
+
+
+class PassLosses:
+    """Reads the losses of every backward pass before it frees what shows them.
+
+    Args:
+        worker: rank of this worker.
+        says_doubt: this worker says what is uncertain, for all.
+    """
+
+    def __init__(self, worker: int, says_doubt: bool) -> None:
+        self._worker, self._says_doubt = worker, says_doubt
+        self.is_unread = False
+        """Whether a pass has begun, and has made no gradient yet."""
+        self._left = _CHECKED
+        """Passes whose losses are still checked."""
+        self._labels: LabelMean | None = None
+        """The mean over labels in the losses of the pass that was called last."""
+        self._kinds: set[Reduced] = set()
+        """How these losses are made, if they are checked."""
+        tell_losses(self._note)
+
+    def _note(self, losses: Any) -> None:
+        """Note the losses of the pass that begins, which may not be this optimizer's."""
+        found, self.is_unread = tensors_in(losses), True
+        self._labels = label_mean(found)
+        if self._left:
+            self._kinds = set(map(reduced, found))
+
+    def of_pass(self, is_given: bool) -> torch.Tensor | None:
+        """Return the weight of the labels in the losses of a pass that has made a gradient; None: they have none.
+
+        Args:
+            is_given: the user has told the weight of the batch.
+
+        Raises:
+            PacelineError: a loss is a sum, and workers weigh by samples.
+        """
+        labels, kinds, self._labels, self._kinds = self._labels, self._kinds, None, set()
+        self.is_unread = False
+        if self._left:
+            self._left -= 1
+            if Reduced.SUM in kinds:
+                raise PacelineError(
+                    f"worker {self._worker}: the loss is a sum over this worker's samples, and gradients are averaged "
+                    "over all samples, as those of means: give DistributedOptimizer reduction='sum', or let the loss "
+                    "be a mean (reduction='mean', or the sum divided by the samples of the batch)"
+                )
+            has_unlike_terms = labels is not None and not labels.is_alone and Reduced.OVER_LABELS in kinds
+            if has_unlike_terms and self._says_doubt and not is_given:
+                self._left = 0
+                logger.warning(
+                    "the loss is a mean over labels, of which some are ignored or have weights of their classes, and "
+                    "has other terms: workers weigh by these labels, so other terms are no exact means over samples. "
+                    "To weigh all terms by samples, set optimizer.samples to the size of each batch"
+                )
+        return None if labels is None or is_given else labels.weight
