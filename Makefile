@@ -122,7 +122,7 @@ test-wheel: $(READY)
 	PACELINE_TEST_WHEEL=$(WHEEL) $(BIN)/python -m pytest --timeout 1200 tests/docs/test_wheel.py
 
 test-ssh: $(READY)
-	$(BIN)/python -m pytest -m "not slow" tests/engines
+	$(BIN)/python -m pytest $(TWO_CORES) -m "not slow" tests/engines
 
 test-hvd: $(READY)
 	PACELINE_TEST_HVD=1 PACELINE_TEST_ENDS=200 $(BIN)/python -m pytest --timeout 1800 tests/hvd
