@@ -86,6 +86,24 @@ def test_loads_of_a_published_network_are_even(servers: int, most: float) -> Non
     assert len(layout.buckets) <= max(50, 5 * servers), "each bucket costs its messages"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "servers", "lengths"),
+    [
+        ([10] * 161, 2, [800, 810]),
+        ([10] * 161, 3, [530, 530, 550]),
+        ([10] * 161, 1, [1610]),
+        ([32, 8, 24, 3], 2, [32, 35]),
+        ([500, 20, 25_000, 50, 400_000, 500, 5000, 10], 2, [25_570, 405_510]),
+        ([500, 20, 25_000, 50, 400_000, 500, 5000, 10], 4, [25_570, 400_000, 5510]),  # each server has something
+        ([60, 60, 30], 2, [60, 60, 30]),  # no crumb
+        ([500_000, 999_500, 600], 1, [500_000, 999_500, 600]),  # too large together
+    ],
+)  # fmt: skip
+def test_a_small_model_has_one_bucket_for_each_server(sizes: list[int], servers: int, lengths: list[int]) -> None:
+    layout = place([KeySize(number, one) for number, one in enumerate(sizes)], servers, bound=1_000_000)
+    assert [bucket.length for bucket in layout.buckets] == lengths
+
+
 def test_large_keys_are_cut_where_they_end() -> None:
     layout = place([KeySize("embedding", 4000), KeySize("head", 4000)], 1, bound=1000, largest=2000)
     assert [bucket.length for bucket in layout.buckets] == [2000] * 4

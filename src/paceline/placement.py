@@ -27,6 +27,10 @@ SMALLEST = 1 / 8
 #: than uneven loads.
 SMALL_MODEL = 4
 
+#: Where servers have pieces enough, a last pack of no more than this part of the limit joins the one before it: it is
+#: not worth a message.
+CRUMB = 1 / 8
+
 #: Servers are few where the share of each is more than so many times the bound.
 FEW_SERVERS = 2
 
@@ -113,7 +117,7 @@ def place(
     if len(weights) != num_servers or len(held) != num_servers or min(weights) <= 0:
         raise ValueError(f"placement needs one positive speed and one load for each of {num_servers} servers")
     limits = _Limits(sum(key.numel for key in keys), num_servers, bound, max(bound, largest))
-    pieces = _pieces(keys, limits, bound, whole)
+    pieces = _pieces(keys, limits, bound, whole, num_servers)
     owners = {"balanced": _balanced, "layered": _layered, "hash": _hashed}[policy](pieces, keys, held, weights)
     return _layout(pieces, owners, len(keys))
 
@@ -144,22 +148,29 @@ class _Limits:
         return min(self._high, max(self._low, position))
 
 
-def _pieces(keys: Sequence[KeySize], limits: _Limits, bound: int, whole: bool) -> list[_Piece]:
+def _pieces(keys: Sequence[KeySize], limits: _Limits, bound: int, whole: bool, num_servers: int) -> list[_Piece]:
     """Cut large keys, pack small ones of equal tag; in forward order."""
     pieces: list[_Piece] = []
-    packs: dict[int, tuple[_Piece, int]] = {}
+    packs: dict[int, list[_Piece]] = {}
+    full: dict[int, int] = {}
     position = 0
     for index, key in enumerate(keys):
         limit = limits.at(position + key.numel)  # all of its gradient is there at once
         if key.numel > max(bound, limit) and not whole:
             pieces.extend([part] for part in _cut(index, key.numel, limit))
         else:
-            pack, limit = packs.get(key.tag, ([], 0))
-            if sum(part[2] for part in pack) + key.numel > limit or not pack:
-                pack, limit = packs[key.tag] = [], limits.at(position)
-                pieces.append(pack)
-            pack.append((index, 0, key.numel))
+            of_tag = packs.setdefault(key.tag, [])
+            if not of_tag or _size(of_tag[-1]) + key.numel > full[key.tag]:
+                full[key.tag] = limits.at(position)
+                of_tag.append([])
+                pieces.append(of_tag[-1])
+            of_tag[-1].append((index, 0, key.numel))
         position += key.numel
+    for tag, (*_, before, last) in ((tag, of_tag) for tag, of_tag in packs.items() if len(of_tag) > 1):
+        is_crumb = _size(last) <= CRUMB * full[tag] and _size(before) + _size(last) <= bound
+        if is_crumb and len(pieces) > num_servers:
+            pieces.remove(last)
+            before.extend(last)
     return pieces
 
 
