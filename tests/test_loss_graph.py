@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from paceline.loss_graph import Reduced, label_mean, reduced, tell_losses
+from paceline.loss_graph import PassLosses, Reduced, label_mean, reduced, tell_losses
 
 N = 8
 WEIGHT = torch.nn.Parameter(torch.rand(N, 3))
@@ -137,9 +137,9 @@ def test_several_losses_of_one_pass_have_one_weight() -> None:
 
 class Listener:
     def __init__(self) -> None:
-        self.heard: list[object] = []
+        self.heard: list[PassLosses] = []
 
-    def hear(self, losses: object) -> None:
+    def hear(self, losses: PassLosses) -> None:
         self.heard.append(losses)
 
 
@@ -151,7 +151,7 @@ def test_losses_of_outermost_passes_are_told_before_their_graph_is_gone() -> Non
     loss = F.cross_entropy(outputs, LABELS)
     loss.backward()
     torch.autograd.backward([F.cross_entropy(net(inputs), LABELS)])
-    assert [one is loss for one in listener.heard] == [True, False]
+    assert [one.tensors[0] is loss for one in listener.heard] == [True, False]
     again = Listener()
     tell_losses(again.hear)
     net(inputs).sum().backward()

@@ -93,6 +93,24 @@ class LabelMean:
     is_alone: bool
 
 
+class PassLosses:
+    """The losses of one backward pass. They are read once, for all listeners."""
+
+    def __init__(self, tensors: Any) -> None:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        self.tensors = [one for one in given if isinstance(one, torch.Tensor)]
+
+    @functools.cached_property
+    def labels(self) -> LabelMean | None:
+        """Their mean over labels."""
+        return label_mean(self.tensors)
+
+    @functools.cached_property
+    def kinds(self) -> set[Reduced]:
+        """How they are made."""
+        return set(map(reduced, self.tensors))
+
+
 def label_mean(losses: list[torch.Tensor]) -> LabelMean | None:
     """Return the mean over labels in the losses of one pass; None: they have none. It does not wait for a device."""
     weights, is_alone = [], True
@@ -129,10 +147,10 @@ def _terms(loss: torch.Tensor, makes_small: Callable[[Any], bool]) -> Iterator[t
 
 
 #: Methods that are called with the losses of every backward pass. They are held weakly, and leave when they end.
-_listeners: list[weakref.WeakMethod[Callable[[Any], None]]] = []
+_listeners: list[weakref.WeakMethod[Callable[[PassLosses], None]]] = []
 
 
-def tell_losses(listener: Callable[[Any], None]) -> None:
+def tell_losses(listener: Callable[[PassLosses], None]) -> None:
     """Let a method be called with the losses of every outermost backward pass, before it: it frees what shows them."""
     if not hasattr(torch.autograd.backward, _TELLS):
         torch.autograd.backward = _telling(torch.autograd.backward)
@@ -143,11 +161,12 @@ def tell_losses(listener: Callable[[Any], None]) -> None:
 def _telling(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() == _NO_PASS:
+        if _listeners and torch._C._current_graph_task_id() == _NO_PASS:
+            losses = PassLosses(tensors)
             for listener in list(_listeners):
                 call = listener()
                 if call is not None:
-                    call(tensors)
+                    call(losses)
         original(tensors, *args, **kwargs)
 
     return backward

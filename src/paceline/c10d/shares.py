@@ -39,7 +39,7 @@ from paceline.data.fetching import Dealing
 from paceline.errors import ConfigError, PacelineError
 from paceline.hetero import Shares, Speed, SpeedMeter
 from paceline.hetero.batch_shares import columns_of
-from paceline.loss_graph import NO_MEAN, Reduced, reduced, tell_losses
+from paceline.loss_graph import NO_MEAN, PassLosses, Reduced, reduced, tell_losses
 from paceline.optim.samples import hides_tensors, sizes_of, tensors_in
 from paceline.worker.session import Session
 
@@ -261,10 +261,10 @@ class MeasuredShares:
             self._meter.add(*self._step)
         self._step = (0.0, 0.0)
 
-    def before_backward(self, losses: Any) -> None:
+    def before_backward(self, losses: PassLosses) -> None:
         """Note how the losses whose gradients are asked for are made: the pass frees the nodes that show it."""
         samples = 0 if self._batch is None else self._batch.samples
-        self._reduced = {reduced(one, samples) for one in tensors_in(losses)} if self._checks else set()
+        self._reduced = {reduced(one, samples) for one in losses.tensors} if self._checks else set()
 
     def _check_loss(self) -> None:
         """Check that the loss is a mean over samples.

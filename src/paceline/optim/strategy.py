@@ -26,8 +26,8 @@ from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers, untrained_of
 from paceline.optim.exchange import Exchange
+from paceline.optim.loss_reader import LossReader
 from paceline.optim.names import NamedParameter
-from paceline.optim.pass_losses import PassLosses
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
 from paceline.tensors import without_graph
@@ -233,7 +233,7 @@ class ExchangingStrategy(Strategy):
         self._unpushed: KeptGradients | None = None
         """The gradients after the last pass, if no push has any of them yet."""
         is_weighed = exchange.weighs and store.num_workers > 1
-        self._losses = PassLosses(store.rank, self._says_doubt) if is_weighed else None
+        self._losses = LossReader(store.rank, self._says_doubt) if is_weighed else None
 
     def _touch(self, param: torch.nn.Parameter) -> None:
         """Note that the running pass has made a gradient; its first one tells if those of earlier passes are gone."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
-from paceline.loss_graph import LabelMean, Reduced, label_mean, reduced, tell_losses
-from paceline.optim.samples import tensors_in
+from paceline.loss_graph import LabelMean, PassLosses, Reduced, tell_losses
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +15,7 @@ logger = logging.getLogger(__name__)
 _CHECKED = 20
 
 
-class PassLosses:
+class LossReader:
     """Reads the losses of every backward pass before it frees what shows them.
 
     Args:
@@ -37,12 +35,12 @@ class PassLosses:
         """How these losses are made, if they are checked."""
         tell_losses(self._note)
 
-    def _note(self, losses: Any) -> None:
+    def _note(self, losses: PassLosses) -> None:
         """Note the losses of the pass that begins, which may not be this optimizer's."""
-        found, self.is_unread = tensors_in(losses), True
-        self._labels = label_mean(found)
+        self.is_unread = True
+        self._labels = losses.labels
         if self._left:
-            self._kinds = set(map(reduced, found))
+            self._kinds = losses.kinds
 
     def of_pass(self, is_given: bool) -> torch.Tensor | None:
         """Return the weight of the labels in the losses of a pass that has made a gradient; None: they have none.
