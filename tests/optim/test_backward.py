@@ -139,3 +139,24 @@ def test_pass_in_a_forward_is_one_of_its_own() -> None:
     log = Log(net)
     BackwardFirst.apply(net[0](torch.ones(2, 3)), net[1]).backward()
     assert log.said == ["1.weight", "end", "0.weight", "end"]
+
+
+def test_a_net_keeps_its_watch_alive_and_both_are_freed_together() -> None:
+    net = new_net()
+    log = Log(net)
+    watch, said = weakref.ref(log.watch), log.said
+    del log
+    gc.collect()
+    net(torch.ones(2, 3)).sum().backward()
+    assert said == ["1.weight", "0.weight", "end"]
+    del net
+    gc.collect()
+    assert watch() is None
+
+
+def test_a_watch_that_another_one_replaces_is_freed() -> None:
+    net = new_net()
+    watch = weakref.ref(Log(net).watch)
+    Log(net)
+    gc.collect()
+    assert watch() is None

@@ -9,6 +9,10 @@
 | end of a pass                                  | no                         | ``ended()``                          |
 
 Autograd has one thread per device, so ``arrived`` runs under a lock. One optimizer at a time watches a parameter.
+
+A parameter keeps its watch alive, and so the optimizer, also after a loop has dropped that. The garbage collector does
+not see which objects the hooks hold that run after a gradient was added, so these hold the watch weakly, and the table
+of the parameter's other hooks holds it: a net and its optimizers are freed together.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paceline.tensors import without_graph
 
 #: The watch of each parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again.
-#: The parameter's hooks keep the watch alive; this table holds both weakly.
+#: The parameter keeps the watch alive; this table holds both weakly.
 _watches: MutableMapping[torch.nn.Parameter, weakref.ref[BackwardWatch]] = WeakIdKeyDictionary()
 
 engine = torch.autograd.Variable._execution_engine
@@ -57,6 +61,7 @@ class BackwardWatch:
         self._lock = threading.RLock()
         self._queued: set[int] = set()
         self._handles: dict[torch.nn.Parameter, list[Any]] = {}
+        self._hook = _weakly(weakref.WeakMethod(self._on_gradient))
 
     def watch(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Watch parameters, also those that need no gradient yet. An earlier watch of them ends."""
@@ -67,7 +72,8 @@ class BackwardWatch:
             _watches[param] = weakref.ref(self)
             needed = param.requires_grad
             param.requires_grad_(True)  # torch needs it to add hooks; they stay when it is reset
-            handles = [param.register_post_accumulate_grad_hook(self._on_gradient)]  # type: ignore[no-untyped-call]
+            handles = [param.register_post_accumulate_grad_hook(self._hook)]  # type: ignore[no-untyped-call]
+            _table_of(param).watch = self
             if self._starting is not None:
                 handles.append(param.register_hook(partial(self._on_start, param)))  # type: ignore[no-untyped-call]
             self._handles[param] = handles
@@ -80,6 +86,7 @@ class BackwardWatch:
                 handle.remove()
             if _watch_of(param) is self:
                 del _watches[param]
+                _table_of(param).watch = None
 
     def close(self) -> None:
         """Stop watching."""
@@ -131,6 +138,22 @@ class BackwardWatch:
 def is_watched(param: torch.nn.Parameter) -> bool:
     """Return whether a DistributedOptimizer trains this parameter."""
     return _watch_of(param) is not None
+
+
+def _weakly(method: weakref.WeakMethod[Callable[[torch.nn.Parameter], None]]) -> Callable[[torch.nn.Parameter], None]:
+    def call(param: torch.nn.Parameter) -> None:
+        known = method()
+        if known is not None:
+            known(param)
+
+    return call
+
+
+def _table_of(param: torch.nn.Parameter) -> Any:
+    """Return a parameter's table of hooks that run before a gradient is added: an object that can have attributes."""
+    if param._backward_hooks is None:  # it stays when the parameter needs no gradient later
+        param.register_hook(lambda grad: None).remove()  # type: ignore[no-untyped-call]
+    return param._backward_hooks
 
 
 def _watch_of(param: torch.nn.Parameter) -> BackwardWatch | None:
