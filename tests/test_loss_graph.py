@@ -135,6 +135,20 @@ def test_several_losses_of_one_pass_have_one_weight() -> None:
     assert float(found.weight) == N
 
 
+def test_a_loss_in_a_checkpointed_segment_is_not_read_as_that_would_compute_it_again() -> None:
+    head, calls = torch.nn.Linear(4, 3), 0
+
+    def segment(inputs: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return F.cross_entropy(head(inputs), PARTLY) * torch.tensor(0.25)
+
+    loss = checkpoint(segment, torch.rand(N, 4), use_reentrant=False)
+    assert label_mean([loss]) is None
+    assert reduced(loss, N) is Reduced.UNKNOWN
+    assert calls == 1
+
+
 class Listener:
     def __init__(self) -> None:
         self.heard: list[PassLosses] = []

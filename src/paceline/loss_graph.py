@@ -9,7 +9,7 @@
 | a sum of terms | a sum if one of them is, else a mean over labels, else a mean if one of them is |
 | a term times a number | as the term; unknown if that is a sum, and the number small |
 | a term divided by a number | a mean if the term is, else unknown |
-| anything else | unknown |
+| a cross entropy in a checkpointed segment with ``use_reentrant=False``; anything else | unknown |
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def label_mean(losses: list[torch.Tensor]) -> LabelMean | None:
     weights, is_alone = [], True
     for loss in losses:
         for node, name, _ in _terms(loss, lambda _: False):
-            if name.startswith("NllLoss") and node._saved_reduction == _MEAN:
+            if name.startswith("NllLoss") and node._saved_reduction == _MEAN and not _is_packed(node, "target"):
                 weights.append(_weight_of_labels(node))
             elif not _smooths_labels(node, name):
                 is_alone = False
@@ -174,6 +174,8 @@ def _telling(original: Callable[..., None]) -> Callable[..., None]:
 
 def _of_term(node: Any, name: str, samples: int | None) -> Reduced:
     saved = getattr(node, "_saved_reduction", 0)
+    if name.startswith("NllLoss") and _is_packed(node, "target"):
+        return Reduced.SUM if _SAVED.get(saved) is Reduced.SUM else Reduced.UNKNOWN
     if saved in _SAVED:
         return Reduced.OVER_LABELS if saved == _MEAN and _counts_labels(node) else _SAVED[saved]
     if name.startswith("MeanBackward"):
@@ -213,11 +215,17 @@ def _makes_small(node: Any) -> bool:
 
 def _number_of(node: Any) -> float | None:
     """Return the number that a loss is multiplied with or divided by; None: it is no number, or learned."""
-    values = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+    names = [name for name in ("other", "self") if not _is_packed(node, name)]
+    values = [getattr(node, f"_saved_{name}", None) for name in names]
     numbers = [one for one in values if one is not None]
     if len(numbers) != 1 or (isinstance(numbers[0], torch.Tensor) and numbers[0].numel() > 1):
         return None
     return float(numbers[0])
+
+
+def _is_packed(node: Any, name: str) -> bool:
+    """Return whether a saved tensor is somewhere else: that of a checkpointed segment would be computed once more."""
+    return getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", None) is not None
 
 
 def _before(node: Any) -> Any:
