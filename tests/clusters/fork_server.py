@@ -1,7 +1,8 @@
 """Forks processes that have torch and paceline imported already; each starts two seconds earlier for it.
 
 A child leads its own session, has its own environment, arguments and open files, and runs ``python -m MODULE`` like a
-program that was started as such. But all children have the same hash seed, and they exit without tearing modules down.
+program that was started as such; it enters the network namespace of its host first, if ``nsenter`` would have. But all
+children have the same hash seed, and they exit without tearing modules down.
 Where the environment holds what an interpreter or a library reads when it starts, :meth:`ForkServer.can_run` says no.
 """
 
@@ -56,6 +57,14 @@ _END_TIMEOUT_S = 10.0
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that an interpreter or a library reads when it starts."""
     return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+
+
+def network_and_rest(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the file of the network namespace that ``nsenter`` enters, "" where it is this one's, and the command."""
+    words = list(argv)
+    if words[:1] == ["nsenter"] and words[1].startswith("--net=") and words[2] == "--":
+        return words[1].removeprefix("--net="), words[3:]
+    return "", words
 
 
 class ForkedProcess:
@@ -122,7 +131,7 @@ class ForkServer:
     def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether a command can be forked: ``python -m``, with the same variables that are read at the start."""
         mine = self._process.poll() is None and self._owner == os.getpid()
-        return mine and list(argv[:2]) == [sys.executable, "-m"] and read_at_start(env) == self._start
+        return mine and network_and_rest(argv)[1][:2] == [sys.executable, "-m"] and read_at_start(env) == self._start
 
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], output: int, register: int, pass_fds: Sequence[int]
@@ -130,7 +139,7 @@ class ForkServer:
         """Run ``python -m MODULE ARGUMENTS`` in a new child.
 
         Args:
-            argv: the command.
+            argv: the command; ``nsenter --net=FILE --`` before it names the network namespace.
             env: its whole environment.
             output: file descriptor for its stdout and stderr.
             register: file descriptor to which the child writes its process id first.
@@ -139,7 +148,10 @@ class ForkServer:
         Raises:
             RuntimeError: the forking process has ended, or a busy host forked no child in time.
         """
-        task = {"argv": list(argv[2:]), "env": dict(env), "fds": list(pass_fds), "directory": os.getcwd()}
+        network, command = network_and_rest(argv)
+        task = {
+            "argv": command[2:], "env": dict(env), "fds": list(pass_fds), "directory": os.getcwd(), "network": network,
+        }  # fmt: skip
         fds = array.array("i", [output, register, *pass_fds])
         with self._lock:
             self._socket.sendmsg([json.dumps(task).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -36,6 +37,7 @@ PRELOADED = (
 )
 
 _MAX_FDS = 32
+_CLONE_NEWNET = 0x40000000
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -79,9 +81,11 @@ def _say(channel: socket.socket, **said: int) -> None:
 
 
 def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
-    """Set up this process as a task describes: session, output, files, environment, arguments."""
+    """Set up this process as a task describes: session, network, output, files, environment, arguments."""
     os.setsid()
     os.write(fds[1], b"%d\n" % os.getpid())
+    if task["network"]:
+        _enter_network(task["network"])
     # Files are moved twice, so that none overwrites another one that is still to be moved.
     free = 3 + max([*fds, *task["fds"], 0])
     moved: list[int] = []
@@ -99,6 +103,15 @@ def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
     os.chdir(task["directory"])
     sys.path[0] = task["directory"]
     sys.argv = list(task["argv"])
+
+
+def _enter_network(file: str) -> None:
+    """Enter a network namespace, as ``nsenter --net=FILE`` does."""
+    namespace = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), file)
+    os.close(namespace)
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from typing import Any, Self
 
 from paceline import config
 from paceline.testing import Faults, LocalJob
-from paceline.testing.process import start_program
 
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _INTERFACE = "eth0"
@@ -255,9 +254,6 @@ class HostsJob(LocalJob):
         faults: of the network and the processes.
         **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
     """
-
-    #: Never forked: a process enters its host's namespace before it becomes Python.
-    start_process = staticmethod(start_program)
 
     def __init__(
         self,

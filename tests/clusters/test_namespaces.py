@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters.fork_server import ForkedProcess
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
@@ -53,6 +54,10 @@ def namespaces_of_children():
         except OSError:
             continue
     return found - {os.readlink("/proc/self/ns/net")}
+
+
+def network_of_this_process():
+    return os.readlink("/proc/self/ns/net")
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -118,3 +123,12 @@ def test_numbers_that_make_no_hosts_are_refused():
         Hosts(0)
     with Hosts(2) as hosts, pytest.raises(ValueError, match=r"workers=\[1\] has 1 numbers for 2 hosts"):
         HostsJob(hosts, workers=[1])
+
+
+def test_processes_of_a_job_are_forked_into_the_networks_of_their_hosts():
+    with Hosts(2) as hosts, HostsJob(hosts, workers=[1, 1], servers=[1, 0]) as job:
+        networks = job.run(network_of_this_process)
+        link = ["readlink", "/proc/self/ns/net"]
+        assert networks == [subprocess.check_output(host.command(link), text=True).strip() for host in hosts]
+        assert len({*networks, network_of_this_process()}) == 3
+        assert all(isinstance(one._handle, ForkedProcess) for one in (job.scheduler, *job.servers, *job.workers))
