@@ -190,7 +190,7 @@ mutations: $(READY)
 	$(BIN)/python tests/mutations.py
 
 oracle: $(READY)
-	$(BIN)/python -m tests.oracle $(ORACLE)
+	ORACLE_STEPS=50 $(BIN)/python -m tests.oracle $(ORACLE)
 
 blame: $(READY)
 	$(BIN)/python -m tests.blame --load 10 $(BLAME)

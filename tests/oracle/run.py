@@ -9,14 +9,15 @@ process gets whole batches, ``distribute`` returns the optimizer as it is, and n
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-#: Steps of a script, unless it says otherwise.
-STEPS = 50
+#: Steps of a script, unless it says otherwise. ``make oracle`` makes more of them than the tests.
+STEPS = int(os.environ.get("ORACLE_STEPS", "24"))
 
 Tensors = tuple[torch.Tensor, ...]
 #: Makes a batch: of so many samples, by this generator.

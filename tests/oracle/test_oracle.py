@@ -47,7 +47,7 @@ SOME_REFUSED = {
 }
 #: The batch with which what is refused happens first, where that is not the first.
 FIRST_BATCH = {
-    "accumulation_no_sync": -1, "accumulation_untold": 1, "back_to_earlier_weights": 30,
+    "accumulation_no_sync": -1, "accumulation_untold": 1, "back_to_earlier_weights": 20,
     "group_added_in_the_middle": 20, "state_cleared": 20, "wgan_with_clamped_weights": 1,
     "state_of_the_wrapped_optimizer_cleared": 20,
 }  # fmt: skip

@@ -126,7 +126,7 @@ def back_to_earlier_weights(run: Run) -> Result:
     for step, batch in enumerate(run.batches(labelled)):
         if step == 10:
             best = copy.deepcopy(net.state_dict())
-        if step == 30:
+        if step == 20:
             net.load_state_dict(best)
         train_step(net, optimizer, *batch)
     return net
@@ -150,7 +150,7 @@ def state_kept_and_loaded(run: Run) -> Result:
     """Net and optimizer go through their state dicts into new ones in the middle."""
     net, optimizer = start(run)
     for step, batch in enumerate(run.batches(labelled)):
-        if step == 25:
+        if step == 15:
             states = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
             net = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
             net.load_state_dict(states[0])

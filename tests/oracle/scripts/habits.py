@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.oracle.registry import script
-from tests.oracle.run import Result, Run, Tensors
+from tests.oracle.run import STEPS, Result, Run, Tensors
 from tests.oracle.scripts.parts import CLASSES, FEATURES, labelled, loss_of, mlp
 
 
@@ -25,7 +25,7 @@ def train(run: Run, net: nn.Module, optimizer: torch.optim.Optimizer, **options:
 
 @script("equal")
 def stochastic_weight_averaging(run: Run) -> Result:
-    """The second half has a rate of its own, and each tenth weights are averaged."""
+    """After ten steps each fifth has a rate of its own, and its weights are averaged."""
     net = mlp()
     averaged = torch.optim.swa_utils.AveragedModel(net)
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9), net)
@@ -34,7 +34,7 @@ def stochastic_weight_averaging(run: Run) -> Result:
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()
         optimizer.step()
-        if step >= 25 and step % 5 == 0:
+        if step >= 10 and step % 5 == 0:
             averaged.update_parameters(net)
             schedule.step()
     return averaged.module
@@ -44,7 +44,7 @@ def stochastic_weight_averaging(run: Run) -> Result:
 def one_cycle_of_rate_and_momentum(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.AdamW(net.parameters(), lr=1e-2), net)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=51)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS + 1)
     for inputs, targets in run.batches(labelled):
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()

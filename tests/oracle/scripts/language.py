@@ -134,7 +134,7 @@ def recurrent_language_model(run: Run) -> Result:
         net.zero_grad()
         F.cross_entropy(net(text).transpose(1, 2), targets).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 0.25)
-        if step == 30:
+        if step == 15:
             optimizer.param_groups[0]["lr"] = rate / 4
         optimizer.step()
     return net

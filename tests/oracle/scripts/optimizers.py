@@ -150,13 +150,13 @@ def schedules(run: Run) -> Result:
     net = mlp()
     inner = optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     optimizer = run.distribute(inner, net)
-    cycle = optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=30)
+    cycle = optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=15)
     plateau = optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.7)
     for step, (inputs, targets) in enumerate(run.batches(labelled)):
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()
         optimizer.step()
-        if step < 29:
+        if step < 14:
             cycle.step()
         else:
             plateau.step(net[2].bias.detach().norm())

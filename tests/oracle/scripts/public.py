@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from tests.oracle.registry import script
-from tests.oracle.run import Result, Run, Tensors, sizes
+from tests.oracle.run import STEPS, Result, Run, Tensors, sizes
 from tests.oracle.scripts.parts import CLASSES, FEATURES, labelled, loss_of, mlp
 
 
@@ -28,7 +28,7 @@ def same_for_all(run: Run, count: int) -> Tensors:
     return inputs.to(run.device), targets.to(run.device)
 
 
-def train(run: Run, net: nn.Module, optimizer: Any, steps: int = 50) -> nn.Module:
+def train(run: Run, net: nn.Module, optimizer: Any, steps: int = STEPS) -> nn.Module:
     for inputs, targets in run.batches(labelled, steps):
         optimizer.zero_grad()
         loss_of(net, inputs, targets).backward()
