@@ -55,8 +55,13 @@ _END_TIMEOUT_S = 10.0
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an interpreter or a library reads when it starts."""
-    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+    """Return the variables that an interpreter or a library reads when it starts, but not where modules are."""
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START) and name != "PYTHONPATH"}
+
+
+def module_folders(env: Mapping[str, str]) -> list[str]:
+    """Return the folders of ``PYTHONPATH``, each once."""
+    return list(dict.fromkeys(os.path.abspath(one) for one in env.get("PYTHONPATH", "").split(os.pathsep) if one))
 
 
 def network_and_rest(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -113,7 +118,7 @@ class ForkServer:
     """
 
     def __init__(self, env: Mapping[str, str], modules: Sequence[str] = ()) -> None:
-        self._start = read_at_start(env)
+        self._start, self._folders = read_at_start(env), set(module_folders(env))
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
@@ -129,9 +134,13 @@ class ForkServer:
         atexit.register(self.close)
 
     def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether a command can be forked: ``python -m``, with the same variables that are read at the start."""
+        """Whether a command can be forked: ``python -m``, with the same variables that are read at the start.
+
+        It may find modules in more folders.
+        """
         mine = self._process.poll() is None and self._owner == os.getpid()
-        return mine and network_and_rest(argv)[1][:2] == [sys.executable, "-m"] and read_at_start(env) == self._start
+        alike = read_at_start(env) == self._start and self._folders <= set(module_folders(env))
+        return mine and alike and network_and_rest(argv)[1][:2] == [sys.executable, "-m"]
 
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], output: int, register: int, pass_fds: Sequence[int]

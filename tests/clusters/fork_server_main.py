@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.testing.channel import readable
-from tests.clusters.fork_server import MAX_MESSAGE_BYTES
+from tests.clusters.fork_server import MAX_MESSAGE_BYTES, module_folders
 
 #: Imported before the first fork: what servers, workers, the scheduler and test files need. The first torch optimizer
 #: imports ``torch._dynamo``, which takes as long as torch itself; the first kernel numba, which takes half of that.
@@ -98,10 +98,12 @@ def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
         os.dup2(high, wanted, inheritable=True)
     for high in moved:
         os.close(high)
+    before = module_folders(os.environ)
     os.environ.clear()
     os.environ.update(task["env"])
     os.chdir(task["directory"])
-    sys.path[0] = task["directory"]
+    others = [one for one in sys.path[1:] if one not in before]
+    sys.path[:] = [task["directory"], *module_folders(os.environ), *others]
     sys.argv = list(task["argv"])
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import fcntl
+import importlib
 import os
 import signal
 import socket
@@ -92,6 +93,18 @@ def test_what_a_library_reads_at_its_start_needs_a_program(job):
     worker = job.start(0, say_who_i_am, environment={"OMP_NUM_THREADS": "2"})
     assert not is_forked(worker)
     assert worker.result()[3] is False
+
+
+def import_a_neighbour(name):
+    return [importlib.import_module(name).WHAT, sys.path[0] == os.getcwd()]
+
+
+def test_modules_are_found_in_more_folders(job, tmp_path):
+    (tmp_path / "neighbour_of_a_test.py").write_text("WHAT = 'found'\n")
+    path = os.pathsep.join([job.environment("worker", 0)["PYTHONPATH"], str(tmp_path)])
+    worker = job.start(0, import_a_neighbour, "neighbour_of_a_test", environment={"PYTHONPATH": path})
+    assert is_forked(worker)
+    assert worker.result() == ["found", True]
 
 
 def test_jobs_are_forked_too_after_a_library_has_set_a_variable(job, monkeypatch):
