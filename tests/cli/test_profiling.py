@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.hetero.files import parse_speeds
+from tests.clusters import programs
 
 SCRIPT = """
 import time
@@ -31,8 +31,7 @@ for _ in range(100_000):
 def test_speeds_of_all_workers_are_written_and_the_job_ends(tmp_path: Path, store: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(store=store))
     words = ["profile", "-n", "2", "-s", "1", "--speeds", "found", "--rounds", "8", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "paceline", *words]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    done = programs.run(["-m", "paceline", *words], cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stderr
     speeds = parse_speeds((tmp_path / "found").read_text())
     assert [name.rpartition(":")[2] for name in speeds] == ["0", "1"]
@@ -46,8 +45,7 @@ def test_script_that_ends_too_early_is_said_to(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(store="dist_sync").replace("100_000", "4"))
     (tmp_path / "speeds").write_text("from before")
     words = ["profile", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "paceline", *words]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    done = programs.run(["-m", "paceline", *words], cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert "was not written here" in done.stdout
     assert "the script ended before enough rounds were measured" in done.stdout

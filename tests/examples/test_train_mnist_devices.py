@@ -1,13 +1,13 @@
 """train_mnist.py with several logical CPU devices."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.clusters import programs
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ("-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable)
@@ -16,9 +16,7 @@ LAUNCH = ("-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable
 def train(folder: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> dict[str, Any]:
     file = folder / "result.json"
     script = [ROOT / "examples" / "train_mnist.py", "--network", "mlp", "--result", file, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *launcher, *map(str, script)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = programs.run([*launcher, *script], timeout_s=300)
     assert done.returncode == 0, done.stderr
     return json.loads(file.read_text())
 

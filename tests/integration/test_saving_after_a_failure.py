@@ -3,22 +3,19 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-import paceline
 from paceline import DistributedOptimizer, Module, gluon, kvstore
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.mx.context import cpu
 from paceline.testing import LocalJob, listen, tell
+from tests.clusters import programs
 
-SOURCES = str(Path(paceline.__file__).parents[1])
 WAYS = {"shared": {}, "tcp": {"shared_memory": False, "unix_sockets": False}}
 
 
@@ -310,10 +307,9 @@ sys.exit(code)
 def test_script_that_saves_what_it_has_finds_it_in_its_file(shape, kind, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(kind=kind, folder=tmp_path, shape=SHAPES[shape]))
-    env = os.environ | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "2", "--grace", "20"]
-    argv += ["--env", "PACELINE_BIGARRAY_BOUND=1000", "--", sys.executable, str(script)]
-    ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    words = ["-m", "paceline", "launch", "-n", "2", "-s", "2", "--grace", "20"]
+    words += ["--env", "PACELINE_BIGARRAY_BOUND=1000", "--", sys.executable, script]
+    ended = programs.run(words, timeout_s=300)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 128 + signal.SIGKILL, output
     assert "server 1" in output
