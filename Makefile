@@ -22,19 +22,21 @@ PURE = */paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.p
 
 # Processes that are killed, stopped, cut off, lied to, or change their speed, and whole jobs that take long: mostly waits.
 FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profiling.py tests/net/test_connections.py \
-  tests/examples/test_train_mnist_devices.py $(patsubst %,tests/integration/test_%.py,auto_revised damage ddp_hosts \
-  eavesdropper failures fork fuzz pool_resume regroup relayed saving_after_a_failure strangers tampering worker_death)
-# The same, with limits of a few seconds for noticing: they run alone.
-TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,blame hosts local_merge noticing)
+  tests/examples/test_train_mnist_devices.py $(patsubst %,tests/integration/test_%.py,auto_revised blame damage \
+  ddp_hosts eavesdropper failures fork fuzz pool_resume regroup relayed saving_after_a_failure strangers tampering \
+  worker_death)
+# The same, with limits of a few seconds for noticing: nothing else runs beside them.
+TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,hosts local_merge noticing)
 
-.PHONY: help demo test test-faults test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
+.PHONY: help demo test test-faults test-noticing test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
   test-trackers test-trainers test-browser test-c10d check check-style check-linux check-darwin check-win32 format docs fuzz \
   mutations oracle blame slow slow-peers busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests; those of the pure core enter every line and branch of it"
-	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 12 minutes)"
+	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 8 minutes)"
+	@echo "make test-noticing  how many seconds it takes to notice and name them, with nothing beside it (about 4 minutes)"
 	@echo "make test-examples  every example with every store on small real data (about an hour)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
 	@echo "make dist   sdist and wheel in dist/, with a list of the packages that the wheel was tried with (some minutes)"
@@ -111,7 +113,9 @@ dist: $(READY)
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest $(TWO_CORES) $(FAULTS)
-	$(BIN)/python -m pytest $(TIMED_FAULTS)
+
+test-noticing: $(READY)
+	$(BIN)/python -m pytest $(TWO_CORES) $(TIMED_FAULTS)
 
 test-examples: $(READY)
 	PACELINE_TEST_EXAMPLES=1 $(BIN)/python -m pytest --timeout 600 tests/examples
