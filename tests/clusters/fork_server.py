@@ -118,7 +118,7 @@ class ForkServer:
     """
 
     def __init__(self, env: Mapping[str, str], modules: Sequence[str] = ()) -> None:
-        self._start, self._folders = read_at_start(env), set(module_folders(env))
+        self._start, self._sources = read_at_start(env), module_folders(env)[:1]
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
@@ -136,10 +136,10 @@ class ForkServer:
     def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether a command can be forked: ``python -m``, with the same variables that are read at the start.
 
-        It may find modules in more folders.
+        It may find modules elsewhere, but paceline where the forking process found it.
         """
         mine = self._process.poll() is None and self._owner == os.getpid()
-        alike = read_at_start(env) == self._start and self._folders <= set(module_folders(env))
+        alike = read_at_start(env) == self._start and module_folders(env)[:1] == self._sources
         return mine and alike and network_and_rest(argv)[1][:2] == [sys.executable, "-m"]
 
     def fork(
