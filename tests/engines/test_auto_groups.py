@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.clusters import programs
 
 SCRIPT = """
 import time
@@ -28,8 +28,7 @@ print("trained in groups", store.policy.groups)
 def test_workers_are_measured_before_the_job_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["launch", "-n", "2", "-s", "1", "--groups", "auto", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "paceline", *words]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    done = programs.run(["-m", "paceline", *words], cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("trained in groups") == 2
     groups = done.stdout.rpartition("trained in groups ")[2].strip()
@@ -62,9 +61,8 @@ def test_dist_auto_trains_as_it_chose_and_status_says_why(tmp_path: Path) -> Non
     """Batches by speed or a pool: on a busy machine the measurement may speak for either."""
     (tmp_path / "train.py").write_text(AUTO.replace("import paceline\n", "import paceline.cli\n"))
     words = ["launch", "-n", "2", "-s", "1", "--groups", "auto", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "paceline", *words]
-    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150, env=env)
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    done = programs.run(["-m", "paceline", *words], env=env, cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     [said] = [line for line in done.stdout.splitlines() if line.startswith("dist_auto: ")]
     assert "worker 0 takes up to" in said

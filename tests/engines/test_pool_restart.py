@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.clusters import programs
 
 #: The weights count how often each sample was trained on.
 SCRIPT = """
@@ -37,8 +38,7 @@ store.close()
 def test_job_that_is_started_again_trains_on_each_sample_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["launch", "-n", "2", "-s", "1", "--max-restarts", "1", "--on-worker-death", "stop", "--"]
-    command = [sys.executable, "-m", "paceline", *words, sys.executable, "train.py"]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = programs.run(["-m", "paceline", *words, sys.executable, "train.py"], cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[launch] restart 1 of 1" in done.stderr
     assert "trained [-2.0] 8" in done.stdout
