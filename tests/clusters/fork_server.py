@@ -44,6 +44,9 @@ _READ_AT_START = (
     "CUDA_",
 )
 
+#: Read when a process first asks for GPUs, which no preloaded module does.
+_READ_LATER = ("CUDA_VISIBLE_DEVICES",)
+
 _ROOT = Path(__file__).parents[2]
 
 #: A task, with the whole environment.
@@ -55,7 +58,7 @@ _END_TIMEOUT_S = 10.0
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that an interpreter or a library reads when it starts."""
-    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START) and name not in _READ_LATER}
 
 
 class ForkedProcess:
@@ -104,9 +107,7 @@ class ForkServer:
         parent: forks that process, which then has the usual modules at once; without one it is a program.
     """
 
-    def __init__(
-        self, env: Mapping[str, str], modules: Sequence[str] = (), parent: ForkServer | None = None
-    ) -> None:
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = (), parent: ForkServer | None = None) -> None:
         self._start = read_at_start(env)
         self._owner = os.getpid()
         self._lock = threading.Lock()
