@@ -274,7 +274,7 @@ def close(one, other):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """Trains with two workers, once for each kind; returns the folder of the checkpoints, and what each worker found."""
+    """Train with two workers, once for each kind: the folder of the checkpoints, and what each worker found."""
 
     @functools.cache
     def run(kind):
