@@ -34,7 +34,9 @@ from tests.clusters.fork_server import jobs_have
 
 @pytest.fixture(autouse=True, scope="module")
 def jobs_have_the_tools() -> Iterator[None]:
-    with jobs_have(__name__, "torch.distributed.checkpoint.state_dict", "torch._functorch.aot_autograd"):
+    with jobs_have(
+        "tests.c10d.test_torch_tools", "torch.distributed.checkpoint.state_dict", "torch._functorch.aot_autograd"
+    ):
         yield
 
 
