@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,15 @@ from torch.utils.data import DistributedSampler
 from paceline.net import lifeline
 from paceline.testing import LocalJob
 from tests.c10d.test_backend import open_group
+from tests.clusters.fork_server import jobs_have
+
+
+@pytest.fixture(autouse=True, scope="module")
+def jobs_have_the_tools() -> Iterator[None]:
+    with jobs_have(
+        "tests.c10d.test_torch_tools", "torch.distributed.checkpoint.state_dict", "torch._functorch.aot_autograd"
+    ):
+        yield
 
 
 def wrapped(**options: Any) -> DistributedDataParallel:

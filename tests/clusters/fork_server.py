@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ _READ_AT_START = (
     "CUDA_",
 )
 
+#: The first is read when a process asks for GPUs, which no preloaded module does; a child follows the second.
+_READ_LATER = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+
 _ROOT = Path(__file__).parents[2]
 
 #: A task, with the whole environment.
@@ -55,8 +58,8 @@ _END_TIMEOUT_S = 10.0
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an interpreter or a library reads when it starts, but not where modules are."""
-    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START) and name != "PYTHONPATH"}
+    """Return the variables that an interpreter or a library reads when it starts, and a child cannot follow."""
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START) and name not in _READ_LATER}
 
 
 def module_folders(env: Mapping[str, str]) -> list[str]:
@@ -115,9 +118,10 @@ class ForkServer:
     Args:
         env: its environment; children may differ from it in variables that are not read at the start.
         modules: what it imports beside the usual modules.
+        parent: forks that process, which then has the usual modules at once; without one it is a program.
     """
 
-    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = (), parent: ForkServer | None = None) -> None:
         self._start, self._sources = read_at_start(env), module_folders(env)[:1]
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -126,11 +130,17 @@ class ForkServer:
         """Children that nobody waits for any more, whose ids are still to come."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
+        argv = [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno()), *modules]
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno()), *modules],
-                cwd=_ROOT, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
+            if parent is not None:
+                with open(os.devnull, "wb") as register:
+                    self._process = parent.fork(argv, env, 2, register.fileno(), [theirs.fileno()])
+            else:
+                self._process = subprocess.Popen(
+                    argv, cwd=_ROOT, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )  # fmt: skip
         atexit.register(self.close)
 
     def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -220,24 +230,44 @@ class ForkServer:
             try:
                 self._process.wait(_END_TIMEOUT_S)
             except subprocess.TimeoutExpired:  # a busy host: it may still import
-                self._process.kill()
-                self._process.wait()
+                self._process.send_signal(signal.SIGKILL)
+                self._process.wait(_START_TIMEOUT_S)
+            atexit.unregister(self.close)
 
 
 @functools.cache
 def _server_of(owner: int, start: tuple[tuple[str, str], ...]) -> ForkServer:
-    """Return the fork server of a process, made when it starts its first job.
+    return ForkServer(common_environment())
+
+
+def common_server() -> ForkServer:
+    """Return the fork server of this process, made when it starts its first job.
 
     Some libraries set variables when they are imported, such as scikit-learn; then jobs get another server.
     """
-    return ForkServer(common_environment())
+    return _server_of(os.getpid(), tuple(sorted(read_at_start(common_environment()).items())))
+
+
+_with_modules: list[ForkServer] = []
+
+
+@contextlib.contextmanager
+def jobs_have(*modules: str) -> Iterator[None]:
+    """Fork processes of jobs in the ``with`` block from one that has these modules too, and itself is a fork."""
+    server = ForkServer(common_environment(), modules, common_server())
+    _with_modules.append(server)
+    try:
+        yield
+    finally:
+        _with_modules.remove(server)
+        server.close()
 
 
 def fork_or_start(
     argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
 ) -> Any:
     """Fork a process if possible, else start it as a program; see :data:`paceline.testing.process.Start`."""
-    server = _server_of(os.getpid(), tuple(sorted(read_at_start(common_environment()).items())))
+    server = _with_modules[-1] if _with_modules else common_server()
     if server.can_run(argv, env):
         return server.fork(argv, env, output, guardian.fd, pass_fds)
     return start_program(argv, env, output, guardian, pass_fds)

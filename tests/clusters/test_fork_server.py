@@ -15,7 +15,7 @@ from paceline.launch.supervise.guardian import Guardian
 from paceline.testing import LocalJob, Process, WorkerFailedError
 from paceline.testing.channel import readable
 from tests.clusters import fork_server, fork_server_main
-from tests.clusters.fork_server import ForkedProcess, ForkServer
+from tests.clusters.fork_server import ForkedProcess, ForkServer, common_server, jobs_have
 
 
 def say_who_i_am():
@@ -115,10 +115,22 @@ def test_jobs_are_forked_too_after_a_library_has_set_a_variable(job, monkeypatch
         assert is_forked(later.scheduler)
 
 
+def name_modules():
+    return [name in sys.modules for name in ("torch", "this")]
+
+
+def test_jobs_are_forked_from_a_process_with_further_modules(job):
+    with jobs_have("this"), LocalJob(num_workers=1, num_servers=1) as other:
+        worker = other.start(0, name_modules)
+        assert worker.result() == [True, True]
+        assert is_forked(worker)
+    assert job.start(0, name_modules).result() == [True, False]
+
+
 def test_files_are_inherited_under_their_numbers(tmp_path):
     """The scheduler's pipe is one; here several, so close that they could overwrite each other."""
     env = dict(os.environ)
-    fork_server, guardian = ForkServer(env), Guardian()
+    fork_server, guardian = ForkServer(env, parent=common_server()), Guardian()
     ends = [os.pipe() for _ in range(4)]
     try:
         code = f"import os; [os.write(fd, str(fd).encode()) for fd in {[write for _, write in ends]}]"
@@ -141,7 +153,7 @@ def test_files_are_inherited_under_their_numbers(tmp_path):
 
 
 def test_a_child_that_came_too_late_is_ended_and_not_taken_for_the_next(monkeypatch):
-    fork_server, guardian = ForkServer(dict(os.environ)), Guardian()
+    fork_server, guardian = ForkServer(dict(os.environ), parent=common_server()), Guardian()
     read, write = os.pipe()
 
     def fork(module):
@@ -164,8 +176,8 @@ def test_a_child_that_came_too_late_is_ended_and_not_taken_for_the_next(monkeypa
 
 
 def test_a_fork_server_that_ended_forks_nothing_more():
-    fork_server = ForkServer(dict(os.environ))
-    fork_server._process.kill()
+    fork_server = ForkServer(dict(os.environ), parent=common_server())
+    fork_server._process.send_signal(signal.SIGKILL)
     fork_server._process.wait(10)
     assert not fork_server.can_run([sys.executable, "-m", "paceline"], dict(os.environ))
     fork_server.close()

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import paceline
 from paceline.compression import DDPState
+from tests.compression import ddp_worker
+from tests.hvd.ranks import run
 
-SCRIPT = Path(__file__).with_name("ddp_worker.py")
 NUMEL, STEPS = 8 * 48 + 48 + 48 * 48 + 48 + 48 + 1, 60
 
 
@@ -21,22 +16,7 @@ NUMEL, STEPS = 8 * 48 + 48 + 48 * 48 + 48 + 48 + 1, 60
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two gloo processes measured, by way of training."""
     folder = tmp_path_factory.mktemp("ddp")
-    environment = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent), "GLOO_SOCKET_IFNAME": "lo"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), folder], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=150)
-            assert worker.returncode == 0, errors
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return run(ddp_worker.train_in_every_way, 2, str(folder), environment={"GLOO_SOCKET_IFNAME": "lo"})
 
 
 def weights(result: dict[str, Any], way: str) -> torch.Tensor:

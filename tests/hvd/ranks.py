@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.clusters.fork_server import ForkedProcess, ForkServer
+from tests.clusters.fork_server import ForkedProcess, common_server
 
 _numbers = itertools.count()
-_servers: list[ForkServer] = []
 #: Whether all jobs run (`make test-hvd`), or those of `make test`.
 LONG = bool(os.environ.get("PACELINE_TEST_HVD"))
 TIMEOUT_S = 300.0 if LONG else 90.0
@@ -56,8 +55,6 @@ class Ranks:
     def _start(
         self, rank: int, function: Callable[..., Any], arguments: list[Any], env: dict[str, str]
     ) -> ForkedProcess:
-        if not _servers:
-            _servers.append(ForkServer(env))
         task = self._folder / f"task-{rank}.json"
         content = {
             "file": function.__code__.co_filename,
@@ -68,7 +65,7 @@ class Ranks:
         task.write_text(json.dumps(content))
         argv = [sys.executable, "-m", "paceline.testing.worker", str(task)]
         with (self._folder / f"output-{rank}").open("wb") as output, open(os.devnull, "wb") as register:
-            return _servers[0].fork(argv, env, output.fileno(), register.fileno(), [])
+            return common_server().fork(argv, env, output.fileno(), register.fileno(), [])
 
     def output(self, rank: int) -> str:
         """Return what a rank has printed."""

@@ -1,8 +1,7 @@
-"""A relay between two ranks, as a program: ``python relay.py TARGET PATH [STORE ENTRY]``, with ports of this host.
+"""A relay between two ranks, as a program: ``python relay.py TARGET PATH``, with ports of this host.
 
 It holds no key. It changes what it passes on to who has connected: where it finds the pickle of :data:`MARK`, else in
-the middle of what is large, it puts a pickle whose loading makes a file PATH. It prints its port. With STORE it first
-writes its own address into that entry of the TCPStore there, which asks nobody for a key.
+the middle of what is large, it puts a pickle whose loading makes a file PATH. It prints its port.
 """
 
 import contextlib
@@ -46,18 +45,11 @@ def pass_on(source: socket.socket, target: socket.socket, evil: bytes) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-def main(target: int, path: str, store: int = 0, entry: str = "") -> None:
+def main(target: int, path: str) -> None:
     """Relay connections until killed."""
     evil = f"cposix\nsystem\n(S'touch {path}'\ntR.".encode()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        if store:
-            from torch.distributed import TCPStore
-
-            there = TCPStore("127.0.0.1", store, is_master=False)
-            there.wait([entry])
-            there.set(entry, f"tcp://127.0.0.1:{port}")
-        print(port, flush=True)
+        print(server.getsockname()[1], flush=True)
         while True:
             near, _ = server.accept()
             far = socket.create_connection(("127.0.0.1", target))
@@ -66,4 +58,4 @@ def main(target: int, path: str, store: int = 0, entry: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:4]), *sys.argv[4:5])
+    main(int(sys.argv[1]), sys.argv[2])

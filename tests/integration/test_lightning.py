@@ -1,5 +1,6 @@
 """LightningModules on workers of a job, with Lightning's own Trainer, against one process with the joined batch."""
 
+import functools
 import time
 import warnings
 from pathlib import Path
@@ -22,9 +23,18 @@ from paceline.observe import reports, tracking  # noqa: E402
 from paceline.testing import LocalJob  # noqa: E402
 from paceline.wire import messages as m  # noqa: E402
 from paceline.worker.current import current_session  # noqa: E402
+from tests.clusters.fork_server import jobs_have  # noqa: E402
 
 SAMPLES, BATCH = 64, 16
 CLIPPING = {"gradient_clip_val": 0.2}
+#: Of the strategy, for each kind of module or training.
+OPTIONS = {"regression": {}, "adversaries": {}, "servers step": {"update": "server"}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def jobs_have_lightning():
+    with jobs_have("lightning.pytorch", "paceline.lightning"):
+        yield
 
 
 # ---- what runs in the workers --------------------------------------------------------------------------------------
@@ -232,6 +242,10 @@ def refuse():
     return found
 
 
+def refuse_then_exchange():
+    return refuse(), reduce_and_broadcast()
+
+
 def fit_twice():
     module = Regression()
     trainer(PacelineStrategy(), 1).fit(module, loader(BATCH // 2))
@@ -245,6 +259,7 @@ def fit_twice():
 # ---- tests ---------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def alone(kind):
     module = Adversaries() if kind == "adversaries" else Regression()
     more = CLIPPING if kind == "regression" else {}
@@ -257,12 +272,22 @@ def close(one, other):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [("regression", {}), ("adversaries", {}), ("servers step", {"update": "server"})]
-)
-def test_module_trains_as_in_one_process_and_only_rank_0_writes(kind, options, tmp_path):
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        found = job.run(fit, kind, str(tmp_path), options)
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """Train with two workers, once for each kind: the folder of the checkpoints, and what each worker found."""
+
+    @functools.cache
+    def run(kind):
+        folder = tmp_path_factory.mktemp("checkpoints")
+        with LocalJob(num_workers=2, num_servers=1) as job:
+            return folder, job.run(fit, kind, str(folder), OPTIONS[kind])
+
+    return run
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_module_trains_as_in_one_process_and_only_rank_0_writes(kind, fitted):
+    folder, found = fitted(kind)
     expected = alone(kind)
     assert [one["ranks"] for one in found] == [[0, 2, True, 0], [1, 2, False, 1]]
     assert [one["samples"] for one in found] == [SAMPLES // 2] * 2
@@ -271,28 +296,33 @@ def test_module_trains_as_in_one_process_and_only_rank_0_writes(kind, options, t
         assert one["losses"] == pytest.approx(expected.losses, rel=1e-5)
     assert [one["written"] for one in found] == [2, 0]
     assert len({one["same directory"] for one in found}) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["rank0"]
+    assert [path.name for path in folder.iterdir()] == ["rank0"]
 
 
-def test_training_goes_on_from_a_checkpoint(tmp_path):
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        whole = job.run(fit, "regression", str(tmp_path), {})[0]["values"]
+def test_training_goes_on_from_a_checkpoint(fitted):
+    folder, (whole, _) = fitted("regression")
     with LocalJob(num_workers=2, num_servers=2) as job:
-        for values in job.run(go_on, str(tmp_path / "rank0" / "epoch=0.ckpt")):
-            close(values, whole)
+        for values in job.run(go_on, str(folder / "rank0" / "epoch=0.ckpt")):
+            close(values, whole["values"])
 
 
-def test_workers_exchange_numbers_and_plain_data():
+@pytest.fixture(scope="module")
+def exchanged():
+    """What two workers found that were refused some calls, and exchange values then."""
     with LocalJob(num_workers=2, num_servers=1) as job:
-        for found in job.run(reduce_and_broadcast):
-            assert found == {
-                "from 1": {"path": "of 1", "epoch": 1},
-                "sum": [3.0, 6.0],
-                "mean": 0.5,
-                "max": [2.0, 3.0],
-                "all": [[1.0, 3.0], [2.0, 3.0]],
-                "any": [False, True],
-            }
+        return job.run(refuse_then_exchange)
+
+
+def test_workers_exchange_numbers_and_plain_data(exchanged):
+    for _, found in exchanged:
+        assert found == {
+            "from 1": {"path": "of 1", "epoch": 1},
+            "sum": [3.0, 6.0],
+            "mean": 0.5,
+            "max": [2.0, 3.0],
+            "all": [[1.0, 3.0], [2.0, 3.0]],
+            "any": [False, True],
+        }
 
 
 def test_workers_may_have_unequal_steps_before_an_exchange():
@@ -300,12 +330,11 @@ def test_workers_may_have_unequal_steps_before_an_exchange():
         assert job.run(exchange_after_unequal_steps) == [{"steps": 5}] * 2
 
 
-def test_what_cannot_be_done_is_refused():
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        for found in job.run(refuse):
-            assert len(found) == 4
-            for text, part in zip(found, ("plain data only", "'product'", "sync_grads", "sets samples"), strict=True):
-                assert part in text
+def test_what_cannot_be_done_is_refused(exchanged):
+    for found, _ in exchanged:
+        assert len(found) == 4
+        for text, part in zip(found, ("plain data only", "'product'", "sync_grads", "sets samples"), strict=True):
+            assert part in text
 
 
 def test_second_fit_of_a_module_is_refused():

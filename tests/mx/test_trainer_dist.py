@@ -16,7 +16,7 @@ from paceline.mx.module import Module
 from paceline.testing import LocalJob
 from paceline.updaters.lamb import LAMB
 
-STEPS, BATCH = 30, 16
+STEPS, BATCH = 15, 16
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
     "adam": (torch.optim.Adam, {"lr": 0.01}),
@@ -129,7 +129,7 @@ def rates(store):
     trainer = Trainer(net, "sgd", {"lr": 0.1, "momentum": 0.9}, store)
     optimizer = torch.optim.SGD([{"params": [one]} for one in reference.parameters()], lr=0.1, momentum=0.9)
     for step in range(STEPS):
-        rate = 0.1 if step < 10 else 0.02
+        rate = 0.1 if step < 5 else 0.02
         trainer.set_learning_rate(rate)
         for index, group in enumerate(optimizer.param_groups):
             group["lr"] = rate * (0.5 if index == 0 else 1.0)
@@ -149,8 +149,8 @@ def multipliers(store):
     optimizer = torch.optim.Adam(groups, lr=0.02, weight_decay=0.1)
     weight, bias = net.collect_params()["0.weight"], net.collect_params()["2.bias"]
     for step in range(STEPS):
-        if step in (0, 10, 20):
-            weight.lr_mult, bias.wd_mult = {0: (0.5, 1.0), 10: (1.0, 0.0), 20: (1.0, 1.0)}[step]
+        if step in (0, 5, 10):
+            weight.lr_mult, bias.wd_mult = {0: (0.5, 1.0), 5: (1.0, 0.0), 10: (1.0, 1.0)}[step]
         for group, one in zip(optimizer.param_groups, net.collect_params().values(), strict=True):
             group["lr"], group["weight_decay"] = 0.02 * one.lr_mult, 0.1 * one.wd_mult
         trainer.step(my_gradients(net, store, step))
@@ -348,7 +348,7 @@ def resumed(store):
         for step in range(STEPS):
             plain_step(reference, optimizer, step)
             trainer.step(my_gradients(net, store, step))
-            if step == 10:
+            if step == 5:
                 path = Path(folder) / "states"
                 trainer.save_states(path)
                 store.barrier()

@@ -57,6 +57,9 @@ _WAY_OUT = (
 #: exceed it.
 TICK_S = 0.5
 
+#: How long a busy machine may let the thread wait for a processor at the end, before its sockets are closed.
+_END_S = 10.0
+
 
 def identity(rank: int) -> bytes:
     """Return the identity of a rank's connection."""
@@ -241,7 +244,7 @@ class Coordinator:
         """Stop; messages under way have ``linger_s`` to be sent."""
         self._closed = True
         self._listener.wake()
-        self._thread.join(2 * TICK_S)
+        self._thread.join(_END_S)
         self._listener.close(linger_s)
         if self.size > 1 and self._place.on_one_host:
             withdraw(self._place, self.meeting)
