@@ -14,21 +14,26 @@ import torch
 from paceline.cli.app import main
 from paceline.config import ALIASES, Settings
 from paceline.kvstore.checkpoint.tensor_file import read
+from tests.clusters import programs
 from tests.docs.pages import ROOT, TEXTS, blocks, rows
 
 
 def run(script: str, launch: str, folder: Path) -> str:
-    """Return the output of a script, alone or under ``paceline launch`` with these options."""
+    """Return the output of a script, alone or under ``paceline launch`` with these options; processes are forked."""
     (folder / "train.py").write_text(script)
-    words = [sys.executable, "-m", "paceline", "launch", *launch.split(), "--"] if launch else []
-    command = [*words, sys.executable, "train.py"]
-    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=150)
+    words = ["-m", "paceline", "launch", *launch.split(), "--", sys.executable] if launch else []
+    done = programs.run([*words, "train.py"], cwd=folder, timeout_s=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
-    shown = run(blocks("README.md", "python")[0], "-n 2 -s 1", tmp_path)
+    """The one launch here whose programs are all started as a reader starts them."""
+    (tmp_path / "train.py").write_text(blocks("README.md", "python")[0])
+    command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
     first, _, last = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", shown)]
     assert last < first
 
