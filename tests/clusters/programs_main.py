@@ -67,10 +67,14 @@ class _Forked:
     def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
 
-    def poll(self) -> None:
-        """Reap the process if it has ended; its launcher has the exit code already."""
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Reap the process if it has ended, and return its exit code (negative: the signal that ended it)."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
 
 
 def _fork_or_start(

@@ -3,13 +3,13 @@
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from examples import make_data
+from tests.clusters import programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = ("local", "device")
@@ -58,8 +58,7 @@ def test_loss_falls(data: Path, tmp_path: Path, script: str, store: str) -> None
     launch = [] if store in ALONE else ["-m", "paceline", "launch", *job.split(), *options, "--", sys.executable]
     words = [*flags.split(), *([str(data / where)] if where else [])]
     words += ["--kv-store", store, "--result", str(tmp_path / "result")]
-    command, env = [sys.executable, *launch, str(EXAMPLES / script), *words], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=data, capture_output=True, text=True, timeout=570, env=env, check=False)
+    done = programs.run([*launch, EXAMPLES / script, *words], cwd=data, timeout_s=570)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (epoch[loss] for epoch in json.loads((tmp_path / "result").read_text())["epochs"])
     assert second < first
