@@ -49,9 +49,10 @@ def _interpret(words: Sequence[str]) -> None:
             _interpret(rest)
         case ["-m", module, *rest]:
             sys.argv = [module, *rest]
+            sys.path[0] = sys.path[0] and os.getcwd()  # not after -P
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case ["-c", code, *rest]:
-            sys.argv = ["-c", *rest]
+            sys.argv, sys.path[0] = ["-c", *rest], ""
             exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         case [script, *rest]:
             sys.argv = [script, *rest]
