@@ -24,8 +24,9 @@ _start = child._popen
 
 def run(directory: str, errors: int, words: list[str]) -> None:
     """Do what ``python WORDS`` does in a directory; ``errors`` is the file descriptor for stderr."""
-    os.dup2(errors, 2)
-    os.close(errors)
+    if errors != 2:
+        os.dup2(errors, 2)
+        os.close(errors)
     os.chdir(directory)
     _open_streams()
     child._popen = _fork_or_start  # type: ignore[assignment]  # the part of subprocess.Popen that is used
