@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import resource
 from pathlib import Path
 
 import pytest
@@ -65,12 +64,17 @@ def test_what_is_wrong_is_said(
     assert [one.read_text() for one in Path(speeds).parent.iterdir()] == [before]
 
 
-def test_full_disk_leaves_the_groups_file_as_it_was(speeds: str, tmp_path: Path) -> None:
+def test_full_disk_leaves_the_groups_file_as_it_was(
+    speeds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "groups").write_text("0;\n")
-    command = f"ulimit -f 0; exec {sys.executable} -m paceline group speeds --groups groups"
-    done = subprocess.run(["sh", "-c", command], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 2
-    assert "groups cannot be written" in done.stderr
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert main(["group", speeds, "--groups", str(tmp_path / "groups")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "groups cannot be written" in capsys.readouterr().err
     assert (tmp_path / "groups").read_text() == "0;\n"
     assert not list(tmp_path.glob("*.new"))
 

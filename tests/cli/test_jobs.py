@@ -17,6 +17,7 @@ from paceline.cli import main
 from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.observe.table import quantity, table
+from tests.clusters import programs
 
 DEADLINE_S = 90.0
 
@@ -84,28 +85,31 @@ def sleeping() -> Iterator[subprocess.Popen[str]]:
 
 def test_status_shows_every_process(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(WAITS)
-    job = start("-n", "2", "-s", "1", "--", sys.executable, str(tmp_path / "train.py"), str(tmp_path / "go"))
-    wait_for(job, "ready")
-    until = time.monotonic() + DEADLINE_S
-    rows: list[dict[str, object]] = []
-    while not any(row["waits_for"] == [1] for row in rows) or not all(row["memory"] for row in rows):
-        assert time.monotonic() < until, rows
-        assert main(["status", "--json"]) == 0
-        rows = json.loads(capsys.readouterr().out)["processes"]
-    assert [(row["role"], row["rank"], row["state"]) for row in rows] == [
-        ("server", 0, "live"),
-        ("worker", 0, "live"),
-        ("worker", 1, "live"),
-    ]
-    assert main(["status"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert re.split("  +", shown[0])[5:8] == ["pace", "step", "waits for"]
-    assert len(shown) == 4
-    assert len(list(folder.glob("*.json"))) == 1
-    modes = {(one.is_dir(), stat.S_IMODE(one.stat().st_mode)) for one in (folder, *folder.rglob("*"))}
-    assert modes == {(True, 0o700), (False, 0o600)}
-    (tmp_path / "go").touch()
-    assert job.wait(DEADLINE_S) == 0
+    words = ["-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, tmp_path / "train.py"]
+    read, write = os.pipe()
+    with open(read) as output, programs.started([*words, tmp_path / "go"], write, write) as job:
+        os.close(write)
+        assert "ready" in next((line for line in output if "ready" in line), "it did not come")
+        until = time.monotonic() + DEADLINE_S
+        rows: list[dict[str, object]] = []
+        while not any(row["waits_for"] == [1] for row in rows) or not all(row["memory"] for row in rows):
+            assert time.monotonic() < until, rows
+            assert main(["status", "--json"]) == 0
+            rows = json.loads(capsys.readouterr().out)["processes"]
+        assert [(row["role"], row["rank"], row["state"]) for row in rows] == [
+            ("server", 0, "live"),
+            ("worker", 0, "live"),
+            ("worker", 1, "live"),
+        ]
+        assert main(["status"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert re.split("  +", shown[0])[5:8] == ["pace", "step", "waits for"]
+        assert len(shown) == 4
+        assert len(list(folder.glob("*.json"))) == 1
+        modes = {(one.is_dir(), stat.S_IMODE(one.stat().st_mode)) for one in (folder, *folder.rglob("*"))}
+        assert modes == {(True, 0o700), (False, 0o600)}
+        (tmp_path / "go").touch()
+        assert job.wait(DEADLINE_S) == 0
     assert list(folder.glob("*.json")) == []
     assert main(["status"]) == 1
     assert "no job of yours runs on this machine" in capsys.readouterr().err
@@ -188,13 +192,10 @@ def test_sizes_have_a_unit_that_fits(size: int, text: str) -> None:
 def test_connections_and_messages_are_logged_when_asked(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAITS)
     (tmp_path / "go").touch()
-    words = ["-n", "2", "-s", "1", "--", sys.executable, str(tmp_path / "train.py"), str(tmp_path / "go")]
+    words = ["-n", "2", "-s", "1", "--", sys.executable, tmp_path / "train.py", tmp_path / "go"]
     for variable, value, message in (("PS_VERBOSE", "1", False), ("PACELINE_VERBOSE", "2", True)):
-        command = [sys.executable, "-m", "paceline", "launch", *words]
-        done = subprocess.run(
-            command, env=os.environ | {variable: value}, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-        )
-        lines = done.stderr.splitlines()
+        launch = ["-m", "paceline", "launch", *words]
+        lines = programs.run(launch, env={variable: value}, timeout_s=DEADLINE_S, check=True).stderr.splitlines()
         for role in ("scheduler", "server 0", "worker 1"):
             assert any(f"[{role}]" in line and "INFO" in line and "connect" in line for line in lines), role
         assert any("[worker 0]" in line and "DEBUG" in line and "to server 0" in line for line in lines) == message

@@ -18,6 +18,7 @@ from paceline.cli import launch, main
 from paceline.cli.launch_options import OPTIONS
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.launch import Job
+from tests.clusters import programs
 
 
 def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -417,7 +418,7 @@ def test_job_with_real_roles_trains_and_ends_by_itself(tmp_path: Path) -> None:
 
 def test_job_whose_workers_all_failed_at_once_does_not_wait_for_its_roles(tmp_path: Path) -> None:
     started = time.monotonic()
-    done = paceline("launch", "-n", "2", "--grace", "60", "--", "sh", "-c", "exit 3")
+    done = programs.run(["-m", "paceline", "launch", "-n", "2", "--grace", "60", "--", "sh", "-c", "exit 3"])
     assert time.monotonic() - started < 30
     assert done.returncode == 3
     assert "did not leave" not in done.stderr

@@ -24,8 +24,9 @@ _start = child._popen
 
 def run(directory: str, errors: int, words: list[str]) -> None:
     """Do what ``python WORDS`` does in a directory; ``errors`` is the file descriptor for stderr."""
-    os.dup2(errors, 2)
-    os.close(errors)
+    if errors != 2:
+        os.dup2(errors, 2)
+        os.close(errors)
     os.chdir(directory)
     _open_streams()
     child._popen = _fork_or_start  # type: ignore[assignment]  # the part of subprocess.Popen that is used
@@ -49,9 +50,10 @@ def _interpret(words: Sequence[str]) -> None:
             _interpret(rest)
         case ["-m", module, *rest]:
             sys.argv = [module, *rest]
+            sys.path[0] = sys.path[0] and os.getcwd()  # not after -P
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case ["-c", code, *rest]:
-            sys.argv = ["-c", *rest]
+            sys.argv, sys.path[0] = ["-c", *rest], ""
             exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         case [script, *rest]:
             sys.argv = [script, *rest]
@@ -67,10 +69,14 @@ class _Forked:
     def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
 
-    def poll(self) -> None:
-        """Reap the process if it has ended; its launcher has the exit code already."""
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Reap the process if it has ended, and return its exit code (negative: the signal that ended it)."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
 
 
 def _fork_or_start(

@@ -1,12 +1,10 @@
-import subprocess
-import sys
-
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
 from paceline.data import digits
 from paceline.data.digits import read_digits
+from tests.clusters import programs
 
 
 def test_split_is_stratified_and_has_the_shape_of_mnist() -> None:
@@ -38,4 +36,4 @@ def test_it_is_the_data_set_of_scikit_learn() -> None:
 
 def test_it_needs_no_scikit_learn() -> None:
     code = "import sys, paceline.data; paceline.data.digits(); sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert programs.run(["-c", code]).returncode == 0

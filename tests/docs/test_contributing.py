@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 import paceline
 from paceline.testing import LocalJob
+from tests.clusters import programs
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 #: A path, a sentence or two, and the text of the file.
@@ -24,7 +24,10 @@ _FILE = re.compile(
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package, installed in a folder as pip does it: its modules, and its entry points as metadata."""
+    """The package, installed in a folder as pip does it: its modules, and its entry points as metadata.
+
+    Programs have it on their path if they start in this folder.
+    """
     folder = tmp_path_factory.mktemp("mypace")
     for path, text in _FILE.findall(TEXT):
         (folder / path).parent.mkdir(exist_ok=True)
@@ -39,10 +42,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(package: Path) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([str(package), str(Path(paceline.__file__).parents[1])])}
-
-
 def test_all_files_are_found(package: Path) -> None:
     written = {str(path.relative_to(package)) for path in package.rglob("*.py")}
     assert written == {
@@ -52,9 +51,7 @@ def test_all_files_are_found(package: Path) -> None:
 
 
 def test_its_tests_pass(package: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests"]
-    env = os.environ | environment(package)
-    done = subprocess.run(command, check=False, cwd=package, env=env, capture_output=True, text=True, timeout=150)
+    done = programs.run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests"], cwd=package, timeout_s=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
 
@@ -73,16 +70,16 @@ def train() -> list[float]:
     return result
 
 
-def test_servers_find_it_by_its_entry_points(package: Path) -> None:
-    with LocalJob(1, 1, environment=environment(package)) as job:
+def test_servers_find_it_by_its_entry_points(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package)
+    with LocalJob(1, 1) as job:
         [weights] = job.run(train)
     torch.testing.assert_close(torch.tensor(weights), torch.full((4,), -0.3))
 
 
 def test_launcher_runs_a_job(package: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "launch", "-n", "1", "-s", "0", "--launcher", "niced", "--"]
+    launch = ["-m", "paceline", "launch", "-n", "1", "-s", "0", "--launcher", "niced", "--"]
     script = [sys.executable, "-c", "import os; print('niceness', os.nice(0))"]
-    env = os.environ | environment(package)
-    done = subprocess.run([*command, *script], check=False, env=env, capture_output=True, text=True, timeout=100)
+    done = programs.run([*launch, *script], cwd=package)
     assert done.returncode == 0, done.stderr
     assert f"niceness {min(19, os.nice(0) + 19)}" in done.stdout

@@ -3,13 +3,13 @@
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from examples import make_data
+from tests.clusters import programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = ("local", "device")
@@ -35,22 +35,23 @@ SCRIPTS = {
 #: The rest of the table needs about an hour of two cores.
 USUAL = [("linear_classification.py", "dist_gsync")]
 EVERY = [(script, store) for script in SCRIPTS for store in STORES]
+CASES = EVERY if os.environ.get("PACELINE_TEST_EXAMPLES") else USUAL
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with all data sets; ratings are made up, but can be learned."""
+    """Return a folder with the data sets of the cases; ratings are made up, but can be learned."""
     folder, chance = tmp_path_factory.mktemp("data"), random.Random(0)
-    for name, make in make_data.MAKERS.items():
+    for name in {SCRIPTS[script][1].partition("/")[0] for script, _ in CASES} & set(make_data.MAKERS):
         (folder / name).mkdir()
-        make(folder / name)
+        make_data.MAKERS[name](folder / name)
     ratings = [(user, film) for user in range(60) for film in range(40) if chance.random() < 0.8]
     (folder / "u.data").write_text("".join(f"{user}\t{film}\t{1 + (user + film) % 5}\t0\n" for user, film in ratings))
     (folder / "groups").write_text("0\n1\n")
     return folder
 
 
-@pytest.mark.parametrize(("script", "store"), EVERY if os.environ.get("PACELINE_TEST_EXAMPLES") else USUAL)
+@pytest.mark.parametrize(("script", "store"), CASES)
 def test_loss_falls(data: Path, tmp_path: Path, script: str, store: str) -> None:
     flags, where, loss = SCRIPTS[script]
     job = "-n 2 -s 0" if store == "allreduce" else "-n 2 -s 1"
@@ -58,8 +59,7 @@ def test_loss_falls(data: Path, tmp_path: Path, script: str, store: str) -> None
     launch = [] if store in ALONE else ["-m", "paceline", "launch", *job.split(), *options, "--", sys.executable]
     words = [*flags.split(), *([str(data / where)] if where else [])]
     words += ["--kv-store", store, "--result", str(tmp_path / "result")]
-    command, env = [sys.executable, *launch, str(EXAMPLES / script), *words], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=data, capture_output=True, text=True, timeout=570, env=env, check=False)
+    done = programs.run([*launch, EXAMPLES / script, *words], cwd=data, timeout_s=570)
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (epoch[loss] for epoch in json.loads((tmp_path / "result").read_text())["epochs"])
     assert second < first

@@ -14,6 +14,7 @@ import torch
 from examples import make_data
 from examples.mxnet_g import experiments
 from examples.mxnet_g.experiments import MODES, TRAININGS
+from tests.clusters import programs
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "mxnet_g"
 NAMES = [f"{mode}_{training}" for mode in MODES for training in TRAININGS]
@@ -38,18 +39,28 @@ FACTORS = {
 
 
 def start(name: str, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHON": sys.executable}
     command = ["sh", str(SCRIPTS / f"{name}.sh"), *flags]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=570, check=False)
 
 
+def printed(name: str, folder: Path, *flags: str) -> list[str]:
+    """Return the words that a name prints."""
+    done = start(name, folder, "--dry-run", *flags)
+    assert done.returncode == 0, done.stderr
+    return shlex.split(done.stdout)
+
+
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the words that each name prints."""
-    loop = f"for name in {' '.join(NAMES)}; do sh {SCRIPTS}/$name.sh --dry-run || exit 1; done"
-    env, folder = os.environ | {"PYTHON": sys.executable}, tmp_path_factory.mktemp("empty")
-    shown = subprocess.run(["sh", "-c", loop], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
-    return dict(zip(NAMES, map(shlex.split, shown.splitlines()), strict=True))
+    """Return the words that each name stands for. The files are alike: one of each mode says that it prints them."""
+    folder = tmp_path_factory.mktemp("empty")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        found = {name: experiments.line([name])[0] for name in NAMES}
+    for name in NAMES[:: len(TRAININGS) + 1]:
+        assert printed(name, folder) == found[name]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +142,19 @@ TRAINED = ["gsp_cifar10_3conv"] + (
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_experiment_trains_by_its_name(folder: Path, name: str) -> None:
-    few = ("--cpus", "1", "--network", "3conv", "--num-epochs", "1", "--num-examples", "320", "--batch-size", "16")
-    done = start(name, folder, "-s", "1", *few)
+    few = ("--cpus", "1", "--network", "3conv", "--num-epochs", "1", "--num-examples", "64", "--batch-size", "16")
+    program, *words = printed(name, folder, "-s", "1", *few)
+    assert [program, *words[:5]] == ["paceline", "launch", "-n", "2", "-s", "1"]
+    done = programs.run(["-m", program, *words], cwd=folder, timeout_s=570)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "paceline launch -n 2 -s 1" in done.stdout
     assert "epoch 0: " in done.stdout
+
+
+def test_name_becomes_the_launcher_of_the_words_that_it_prints(folder: Path) -> None:
+    done = start("bsp_cifar10_3conv", folder, "-n", "-1")
+    assert done.returncode == 2
+    assert done.stdout.startswith("paceline launch -n -1 ")
+    assert "paceline launch: number of workers is -1" in done.stderr
 
 
 def test_without_a_gpu_one_sentence_says_so(common: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

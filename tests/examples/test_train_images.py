@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from paceline.data import digits
+from tests.clusters import programs
 
 whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: make test-examples")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,10 +22,7 @@ SMALL = (*NETWORK, "--lr", "0.02", "--mom", "0.5", "--disp-batches", "0")
 
 def run(*words: str, workers: int = 0, check: bool = True) -> "subprocess.CompletedProcess[str]":
     launch = ["-m", "paceline", "launch", "-n", str(workers), "-s", "1", "--", sys.executable] if workers else []
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *launch, *words], check=check, capture_output=True, text=True, timeout=570, env=env
-    )
+    return programs.run([*launch, *words], timeout_s=570, check=check)
 
 
 @pytest.fixture(scope="module")

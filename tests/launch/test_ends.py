@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from paceline.exitcodes import WORKER_LOST
+from tests.clusters import programs
 
 LEAVES_EARLY = """
 import time, torch
@@ -45,21 +46,8 @@ def launched(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Run a script in two workers to its end."""
     script = folder / "train.py"
     script.write_text(text)
-    argv = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "launch",
-        "-n",
-        "2",
-        "-s",
-        "1",
-        "--quiet",
-        "--",
-        sys.executable,
-        str(script),
-    ]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    words = ["-m", "paceline", "launch", "-n", "2", "-s", "1", "--quiet", "--", sys.executable, script]
+    return programs.run(words)
 
 
 def test_worker_that_leaves_its_loop_early_is_named_then_and_at_the_end(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from paceline.testing import LocalJob, WorkerFailedError
 
 SOURCES = str(Path(paceline.__file__).parents[1])
 
-#: Run by Python when it starts: a rule counts more rounds as finished than its workers have pushed.
+#: Imported by a server for its optimizer: a rule counts more rounds as finished than its workers have pushed.
 BROKEN = """
+import torch
 from paceline.consistency.rule import Rule
 
 def apply(self, cohort):
@@ -27,6 +28,9 @@ def apply(self, cohort):
     return action
 
 right, Rule._apply = Rule._apply, apply
+
+class SGD(torch.optim.SGD):
+    pass
 """
 CLASS = "from paceline.consistency import *; print(type(new_rule(Policy('all'), 1)).__name__)"
 
@@ -34,7 +38,7 @@ CLASS = "from paceline.consistency import *; print(type(new_rule(Policy('all'), 
 def push_once() -> list[float]:
     store = kvstore.create("dist_async")
     store.init("w", torch.zeros(3))
-    store.set_optimizer("sgd", lr=0.5)
+    store.set_optimizer("broken:SGD", lr=0.5)
     store.push("w", torch.ones(3))
     out = torch.zeros(3)
     store.pull("w", out)
@@ -52,14 +56,16 @@ def test_rules_of_a_program_do_not() -> None:
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "sitecustomize.py").write_text(BROKEN)
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), SOURCES])}
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Settings of a job whose servers import the rule that is broken."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    return {"allow": "broken:SGD"}
 
 
 def test_job_with_a_broken_rule_fails_with_the_invariant_and_the_story(broken: dict[str, str]) -> None:
     with (
-        LocalJob(environment=broken) as job,
+        LocalJob(**broken) as job,
         pytest.raises(WorkerFailedError, match="worker 0: finished a round that it has not pushed") as failure,
     ):
         job.run(push_once)
@@ -67,5 +73,5 @@ def test_job_with_a_broken_rule_fails_with_the_invariant_and_the_story(broken: d
 
 
 def test_job_that_does_not_check_goes_on_with_a_broken_rule(broken: dict[str, str]) -> None:
-    with LocalJob(environment=broken, check_rules=False) as job:
+    with LocalJob(check_rules=False, **broken) as job:
         assert job.run(push_once) == [[-0.5] * 3]

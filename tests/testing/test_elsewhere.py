@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters import programs
+
 ELSEWHERE, WINDOWS = (Path(__file__).parent / name for name in ("elsewhere", "windows"))
 SCRIPT = """
 import os, sys, torch, paceline
@@ -49,9 +51,9 @@ def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(600)
 def test_worker_trains_and_saves_with_what_windows_has(tmp_path: Path) -> None:
-    """Its scheduler and server run on a whole system."""
+    """Its scheduler and server run on a whole system, and are forked."""
     inside = ("env", f"PYTHONPATH={WINDOWS}", sys.executable, "-c", SCRIPT, str(tmp_path / "job.ckpt"))
-    found = run(sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", *inside)
+    found = programs.run(["-m", "paceline", "launch", "-n", "2", "-s", "1", "--", *inside], timeout_s=580)
     assert found.returncode == 0, found.stderr
     weights = {line.split("weights ")[1] for line in found.stdout.splitlines() if "weights" in line}
     assert len(weights) == 1, found.stdout

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,6 +17,7 @@ from paceline.errors import CheckpointError
 from paceline.kvstore.checkpoint import tensor_file
 from paceline.kvstore.checkpoint import whole_file as module
 from paceline.kvstore.checkpoint.whole_file import whole_file
+from tests.clusters import programs
 
 OLD = b"what was there before"
 
@@ -195,31 +196,32 @@ def test_a_folder_that_cannot_be_synced_is_no_error_where_there_is_no_such_thing
 # ---- several writers, and dead ones --------------------------------------------------------------------------------
 
 _WRITER = """
-import os, sys, signal
+import sys
 from paceline.kvstore.checkpoint.whole_file import whole_file
 with whole_file(sys.argv[1]) as draft:
     draft.file.write(b"half of it")
     draft.file.flush()
     print("there", flush=True)
-    sys.stdin.readline()
+    open(sys.argv[2]).readline()
     draft.file.write(b", and the rest")
 """
 
 
 @contextlib.contextmanager
 def writer(path):
-    """A process that has written half of a file, and writes the rest when it is told to."""
-    command = [sys.executable, "-c", _WRITER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "there\n"
-            yield process
-        finally:
-            process.kill()
+    """A process that has written half of a file, and writes the rest when a line comes from a pipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = Path(folder, "pipe")
+        os.mkfifo(pipe)
+        read, write = os.pipe()
+        with open(read) as output, programs.started(["-c", _WRITER, path, pipe], write, 2) as process:
+            os.close(write)
+            assert output.readline() == "there\n"
+            yield process, pipe
 
 
 def test_what_a_killed_process_left_goes_with_the_next_save(old):
-    with writer(old) as process:
+    with writer(old) as (process, _):
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)
     assert old.read_bytes() == OLD
@@ -231,10 +233,11 @@ def test_what_a_killed_process_left_goes_with_the_next_save(old):
 
 
 def test_what_another_process_still_writes_is_left_alone(old):
-    with writer(old) as process:
+    with writer(old) as (process, pipe):
         put(old, b"new")
         assert len(names(old.parent)) == 2
-        process.communicate("go on\n", timeout=30)
+        pipe.write_text("go on\n")
+        assert process.wait(timeout=30) == 0
     assert old.read_bytes() == b"half of it, and the rest"
     assert names(old.parent) == ["file"]
 
