@@ -101,9 +101,10 @@ class ForkServer:
     Args:
         env: its environment; children may differ from it in variables that are not read at the start.
         modules: what it imports beside the usual modules.
+        is_usual: it imports the usual modules, which takes some seconds; its children need them.
     """
 
-    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str] = (), is_usual: bool = True) -> None:
         self._start = read_at_start(env)
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -114,7 +115,7 @@ class ForkServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno()), *modules],
+                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno()), str(int(is_usual)), *modules],
                 cwd=_ROOT, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         atexit.register(self.close)

@@ -105,7 +105,7 @@ def main() -> None:
     """Run the forking process, and its children."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    for name in (*PRELOADED, *sys.argv[2:]):
+    for name in (*(PRELOADED if int(sys.argv[2]) else ()), *sys.argv[3:]):
         importlib.import_module(name)
     forked = _serve(channel)
     if forked is not None:

@@ -2,6 +2,7 @@
 
 import atexit
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -98,6 +99,7 @@ def test_jobs_are_forked_too_after_a_library_has_set_a_variable(job, monkeypatch
     """Importing scikit-learn sets two."""
     assert is_forked(job.scheduler)
     monkeypatch.setenv("KMP_PACELINE_TEST", "1")
+    monkeypatch.setattr(fork_server, "ForkServer", functools.partial(ForkServer, is_usual=False))
     with LocalJob(num_workers=1, num_servers=1) as later:
         assert is_forked(later.scheduler)
 
@@ -105,7 +107,7 @@ def test_jobs_are_forked_too_after_a_library_has_set_a_variable(job, monkeypatch
 def test_files_are_inherited_under_their_numbers(tmp_path):
     """The scheduler's pipe is one; here several, so close that they could overwrite each other."""
     env = dict(os.environ)
-    fork_server, guardian = ForkServer(env), Guardian()
+    fork_server, guardian = ForkServer(env, is_usual=False), Guardian()
     ends = [os.pipe() for _ in range(4)]
     try:
         code = f"import os; [os.write(fd, str(fd).encode()) for fd in {[write for _, write in ends]}]"
@@ -128,7 +130,7 @@ def test_files_are_inherited_under_their_numbers(tmp_path):
 
 
 def test_a_child_that_came_too_late_is_ended_and_not_taken_for_the_next(monkeypatch):
-    fork_server, guardian = ForkServer(dict(os.environ)), Guardian()
+    fork_server, guardian = ForkServer(dict(os.environ), is_usual=False), Guardian()
     read, write = os.pipe()
 
     def fork(module):
@@ -151,7 +153,7 @@ def test_a_child_that_came_too_late_is_ended_and_not_taken_for_the_next(monkeypa
 
 
 def test_a_fork_server_that_ended_forks_nothing_more():
-    fork_server = ForkServer(dict(os.environ))
+    fork_server = ForkServer(dict(os.environ), is_usual=False)
     fork_server._process.kill()
     fork_server._process.wait(10)
     assert not fork_server.can_run([sys.executable, "-m", "paceline"], dict(os.environ))
@@ -180,7 +182,7 @@ def test_end_of_a_child_after_that_of_the_client_is_no_error(monkeypatch):
 
 def test_forking_process_that_does_not_end_in_time_is_killed(monkeypatch, capfd):
     monkeypatch.setattr(fork_server, "_END_TIMEOUT_S", 0.01)
-    server = ForkServer(os.environ)
+    server = ForkServer(os.environ, is_usual=False)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     atexit.unregister(server.close)
