@@ -114,8 +114,9 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         with theirs:
+            arguments = [str(theirs.fileno()), str(int(is_usual)), *modules]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno()), str(int(is_usual)), *modules],
+                [sys.executable, "-m", "tests.clusters.fork_server_main", *arguments],
                 cwd=_ROOT, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         atexit.register(self.close)
