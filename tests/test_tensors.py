@@ -20,14 +20,14 @@ OTHERS = {
     "arange", "as_tensor", "asarray", "empty_permuted", "empty_strided", "eye", "full", "linspace", "normal", "randint",
     "randperm", "scalar_tensor", "sparse_coo_tensor", "tensor",
 }  # fmt: skip
-FACTORIES = {f"torch.{name}" for name in DTYPED | OTHERS}
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str, set[str | None]]]:
     """Yield the calls of torch's factories, each with its name and the names of its arguments."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in FACTORIES:
-            yield node, ast.unparse(node.func).removeprefix("torch."), {one.arg for one in node.keywords}
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name)) if name in DTYPED | OTHERS:
+                yield node, name, {one.arg for one in node.keywords}
 
 
 def test_every_tensor_is_made_on_a_device_and_of_a_dtype_that_its_code_names() -> None:

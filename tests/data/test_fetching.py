@@ -16,6 +16,15 @@ from paceline.data import ShardedSampler, SharedBatchSampler, batches, fetching
 DATA = TensorDataset(torch.arange(26.0))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> Iterator[None]:
+    """Let ``gc.collect()`` look at what these tests make, and not at hundreds of thousands of objects of libraries."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_dealt() -> Iterator[None]:
     yield

@@ -13,7 +13,7 @@ from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.optim import LAMB
 from paceline.testing import LocalJob
 
-STEPS, BATCH = 50, 64
+STEPS, BATCH = 20, 64
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 VARIANTS = (
     *(f"{name} server {how}" for name in OPTIMIZERS for how in ("model", "params")),

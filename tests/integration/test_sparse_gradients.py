@@ -11,7 +11,7 @@ from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.testing import LocalJob
 from paceline.updaters import make_spec, option_groups
 
-STEPS, HEIGHT, WIDTH = 50, 40, 5
+STEPS, HEIGHT, WIDTH = 12, 40, 5
 PADDING = 3
 SAMPLES = (6, 2, 4)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -55,7 +55,7 @@ def batch(number, rank):
     chance = torch.Generator().manual_seed(100 * number + rank)
     ids = torch.randint(0, HEIGHT // 2, (SAMPLES[rank], 4), generator=chance)
     if rank == 1:
-        ids[0] = torch.tensor([HEIGHT - 1, HEIGHT - 1, PADDING, number % HEIGHT])
+        ids[0] = torch.tensor([HEIGHT - 1, HEIGHT - 1, PADDING, HEIGHT // 2 + number])
     target = torch.randint(0, 2, (SAMPLES[rank],), generator=chance)
     uses_rare = number % 3 and (number + rank) % 2
     rare = torch.randint(0, 7, (SAMPLES[rank],), generator=chance) if uses_rare else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from paceline.observe.account import COMPUTE, FIGURES, INTERVAL, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS, Steps
 from paceline.observe.detector import Detector
 from paceline.observe.history import LONG
-from tests.soak.census import census, grown
+from tests.soak.census import census, grown, leave_out_what_is_there
 
 WORKERS = 3
 
@@ -57,6 +58,15 @@ class Job:
         return figures
 
 
+@pytest.fixture
+def _without_earlier_objects() -> Iterator[None]:
+    """Leave out what other tests of this process have imported and made: there are hundreds of thousands of objects."""
+    leave_out_what_is_there()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_without_earlier_objects")
 @pytest.mark.parametrize(
     "kind", ["one group", "each worker alone", "groups that change", "workers that leave and come"]
 )

@@ -44,7 +44,7 @@ Fault = Callable[[list[float], list[int], int], float]
 WORKERS, SLOW, ONSET, BATCH = 4, 2, 40, 32.0
 
 #: Rounds without a fault.
-ROUNDS = int(os.environ.get("PACELINE_TEST_ROUNDS", "3000"))
+ROUNDS = int(os.environ.get("PACELINE_TEST_ROUNDS", "2000"))
 
 
 class Job:
@@ -168,7 +168,7 @@ CASES = [
 def test_right_worker_and_cause_are_said_once_within_five_rounds(
     cause: str, fault: Fault, jitter: float, lock_step: bool
 ) -> None:
-    for seed in range(4):
+    for seed in range(4 if jitter else 1):
         job = Job(seed, jitter, lock_step=lock_step)
         assert job.run(ONSET) == []
         found = job.run(5, fault)
@@ -184,16 +184,14 @@ def test_noise_of_thirty_percent_hides_no_cause(cause: str) -> None:
     for seed in range(10):
         job = Job(seed, 0.3)
         job.run(ONSET)
-        found = job.run(12, fault)
-        assert {(one.rank, one.cause) for one in found} == {(SLOW, cause)}
-        shorter = Job(seed, 0.3)
-        shorter.run(ONSET)
-        rounds.append(next(count for count in range(1, 13) if shorter.run(1, fault)))
+        found = [job.run(1, fault) for _ in range(12)]
+        assert {(one.rank, one.cause) for said in found for one in said} == {(SLOW, cause)}
+        rounds.append(next(count for count, said in enumerate(found, 1) if said))
     assert sorted(rounds)[len(rounds) // 2] <= 5
 
 
 @pytest.mark.parametrize(
-    ("jitter", "rounds", "lock_step"), [(0.3, ROUNDS, True), (0.3, 2000, False), (0.1, 2000, True)]
+    ("jitter", "rounds", "lock_step"), [(0.3, ROUNDS, True), (0.3, 1000, False), (0.1, 1000, True)]
 )
 def test_workers_that_are_alike_are_never_named(jitter: float, rounds: int, lock_step: bool) -> None:
     """Four workers. ``make soak`` takes the 10,000 rounds that are promised."""
@@ -230,7 +228,7 @@ def test_slow_link_shows_in_waits_where_nobody_waits_for_others() -> None:
 
 @pytest.mark.parametrize("jitter", [0.0, 0.1, 0.3])
 def test_slow_link_is_told_within_five_rounds_where_the_way_is_known(jitter: float) -> None:
-    for seed in range(10):
+    for seed in range(10 if jitter else 1):
         job = Job(seed, jitter)
         assert job.run(ONSET) == []
         job.late_s, job.way_s[SLOW] = 0.08, 0.08

@@ -45,8 +45,11 @@ def train(dtype: str | None) -> list[list[float]]:
     return found
 
 
+def train_twice() -> list[list[list[float]]]:
+    return [train(None), train("bfloat16")]
+
+
 def test_default_device_and_dtype_of_a_script_change_no_bit() -> None:
     with LocalJob(2, 1) as job:
-        plain = job.run(train, None)
-    with LocalJob(2, 1) as job:
-        assert job.run(train, "bfloat16") == plain
+        for plain, other in job.run(train_twice):
+            assert other == plain

@@ -152,7 +152,8 @@ class SpeedMeter:
             return
         before, last = list(islice(self._steps, known)), list(islice(self._steps, known, None))
         sizes = [size for size, _ in before]
-        if any(not min(sizes) / (1 + _DISTINCT) <= size <= max(sizes) * (1 + _DISTINCT) for size, _ in last):
+        least, most = min(sizes) / (1 + _DISTINCT), max(sizes) * (1 + _DISTINCT)
+        if any(not least <= size <= most for size, _ in last):
             return  # sizes that were never seen
         expected = _per_sample(before, self._shape)
         ratios = [seconds / (expected * (self._shape.samples + size)) for size, seconds in last]
@@ -181,7 +182,7 @@ class Shape:
 
     def after(self, steps: _Steps) -> Shape:
         """Return the shape that is known after further steps, which tell more the more their sizes differ."""
-        mean = fmean(size for size, _ in steps)
+        mean = fmean([size for size, _ in steps])  # of a list: fmean counts what a generator yields, one by one
         spread = sum((size / mean - 1) ** 2 for size, _ in steps)
         if not _is_certain(steps, mean):
             return self

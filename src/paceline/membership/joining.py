@@ -51,7 +51,11 @@ class Starting:
 
     def late(self, missing: Sequence[MemberKey], now: float) -> list[MemberKey]:
         """Return those of the missing processes whose time is over."""
-        return [key for key in missing if self._clock(key).counted_s(now) >= self._limit_s]
+        late = {key for key, clock in self._clocks.items() if clock.counted_s(now) >= self._limit_s}
+        unknown_are_late = self._unknown.counted_s(now) >= self._limit_s
+        if not late and not unknown_are_late:  # nearly always: thousands need not be looked through
+            return []
+        return [key for key in missing if (key in late if key in self._clocks else unknown_are_late)]
 
     def is_word_due(self, now: float) -> bool:
         """Tell, twice in ``start_timeout_s``, that waiting members should hear that the wait goes on."""

@@ -225,7 +225,7 @@ class Membership:
         self._roster.add(MemberRecord(member, peer, now, seq))
         if self._starting.death is not None and self._roster.of_role("worker"):
             return self._miss(self._starting.death, now)
-        if self._roster.missing():
+        if not self._roster.complete:
             return []
         self.complete = True
         for record in self._roster.values():
@@ -377,7 +377,7 @@ class Membership:
         return actions + self._failures_for(self._waits.clear())
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
-        if not self.deaths:
+        if not self.deaths or not waiting:
             return []
         text = describe_all(self.deaths)
         return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]

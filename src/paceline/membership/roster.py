@@ -106,6 +106,10 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         self._by_peer: dict[bytes, MemberKey] = {}
         self._by_role: dict[str, list[MemberRecord]] = {}
         self._by_host: dict[str, list[MemberRecord]] = {}
+        # Asked for at every newcomer or all the time: in a job of thousands nothing is looked through.
+        wanted = (("server", settings.num_servers), ("worker", settings.num_workers))
+        self._missing: dict[MemberKey, None] = {(role, rank): None for role, number in wanted for rank in range(number)}
+        self._public: list[tuple[MemberKey, m.Member]] = []
 
     def __getitem__(self, key: MemberKey) -> MemberRecord:
         """Return a member that has joined."""
@@ -126,6 +130,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         self._by_peer[record.peer] = key
         self._by_role.setdefault(key[0], []).append(record)
         self._by_host.setdefault(record.member.host_id, []).append(record)
+        self._missing.pop(key, None)
+        self._public = []
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
@@ -149,8 +155,12 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
     def missing(self) -> list[MemberKey]:
         """Return the members that have not joined yet, servers first."""
-        wanted = (("server", self._settings.num_servers), ("worker", self._settings.num_workers))
-        return [(role, rank) for role, number in wanted for rank in range(number) if (role, rank) not in self]
+        return list(self._missing)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all members have joined."""
+        return not self._missing
 
     def live(self) -> list[MemberRecord]:
         """Return the members that have neither left nor died."""
@@ -191,7 +201,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
     def free_rank(self, role: str) -> int:
         """Return the lowest free rank of a role; -1 if there is none."""
-        return next((rank for rank in range(self._size(role)) if (role, rank) not in self), -1)
+        return next((rank for missing, rank in self._missing if missing == role), -1)
 
     def _size(self, role: str) -> int:
         return {"worker": self._settings.num_workers, "server": self._settings.num_servers}.get(role, 0)
@@ -200,10 +210,10 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
     def known_to(self, key: MemberKey) -> list[m.Member]:
         """Return all members as one of them may know them: servers learn every token, workers only their own."""
-        return [
-            record.member if key[0] == "server" or key == other else without_token(record.member)
-            for other, record in sorted(self.items())
-        ]
+        if key[0] == "server":
+            return [record.member for _, record in sorted(self._by_key.items())]
+        self._public = self._public or [(one, without_token(self[one].member)) for one in sorted(self)]
+        return [self[key].member if key == other else member for other, member in self._public]
 
     def check(self) -> None:
         """Assert the invariants."""

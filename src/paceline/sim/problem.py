@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,7 +89,8 @@ class SmallNetwork:
 
     def __init__(self, inputs: int, hidden: int) -> None:
         self._shapes = ((inputs, hidden), (hidden,), (hidden, 10), (10,))
-        self._ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1].tolist()
+        ends = [0, *np.cumsum([int(np.prod(shape)) for shape in self._shapes]).tolist()]
+        self._places = [slice(*both) for both in itertools.pairwise(ends)]
 
     def initial(self, rng: np.random.Generator) -> Vector:
         """Return random weights of the size that keeps the activations' variance (He et al. 2015)."""
@@ -118,8 +120,7 @@ class SmallNetwork:
 
     def parts(self, weights: Vector) -> list[Vector]:
         """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, 10], [10]."""
-        parts = np.split(weights, self._ends)
-        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return [weights[place].reshape(shape) for place, shape in zip(self._places, self._shapes, strict=True)]
 
 
 class OwnData:
