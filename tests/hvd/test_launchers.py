@@ -46,7 +46,7 @@ import torch
 import horovod.torch as hvd
 
 hvd.init()
-print("fusion", os.environ.get("HOROVOD_FUSION_THRESHOLD"), flush=True)
+print(f"fusion {os.environ.get('HOROVOD_FUSION_THRESHOLD')}", flush=True)
 torch.manual_seed(hvd.rank())
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
