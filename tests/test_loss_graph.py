@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from paceline.loss_graph import PassLosses, Reduced, label_mean, reduced, tell_losses
+from paceline.loss_graph import PassLosses, Reduced, counted_mean, reduced, tell_losses
 
 N = 8
 WEIGHT = torch.nn.Parameter(torch.rand(N, 3))
@@ -47,6 +47,7 @@ OVER_LABELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 UNKNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a mean by hand": lambda out: out.square().sum() / N,
+    "a mean by hand, divided first": lambda out: (out.square() / N).sum(),
     "a mean by a factor": lambda out: out.square().sum() * (1 / N),
     "a mean over some": lambda out: (out * MASK).sum() / MASK.sum(),
     "a sum of terms": lambda out: torch.stack([out[index].mean() for index in range(N)]).sum(),
@@ -117,35 +118,131 @@ LABEL_MEANS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, bool
 def test_the_weight_of_a_mean_over_labels_is_what_it_is_divided_by(
     loss: Callable[[torch.Tensor], torch.Tensor], weight: float, is_alone: bool
 ) -> None:
-    found = label_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))])
+    found = counted_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))])
     assert found is not None
     assert (float(found.weight), found.is_alone) == (pytest.approx(weight), is_alone)
 
 
-@pytest.mark.parametrize("name", [*SUMS, "squares of means"])
-def test_other_losses_have_no_labels(name: str) -> None:
-    loss = SUMS.get(name, lambda out: F.mse_loss(out, TARGETS))
-    assert label_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))]) is None
+CHOSEN = MASK.bool()
+COUNT = int(CHOSEN.sum())
+ROWS = torch.arange(N) % 2 == 0
+#: A loss whose graph has the number that its sum is divided by, and that number.
+DIVIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
+    "a masked sum": (lambda out: (out * MASK).sum() / MASK.sum(), COUNT),
+    "by a number": (lambda out: (out * MASK).sum() / MASK.sum().item(), COUNT),
+    "by at least one": (lambda out: (out * MASK).sum() / MASK.sum().clamp(min=1), COUNT),
+    "scaled": (lambda out: torch.amp.GradScaler("cpu").scale(0.5 * (out * MASK).sum() / COUNT), COUNT),
+    "negated": (lambda out: -(out.log_softmax(1) * MASK).sum() / COUNT, COUNT),
+    "a loss that is a sum": (lambda out: F.cross_entropy(out, PARTLY, reduction="sum") / 5, 5),
+    "smoothed": (lambda out: F.cross_entropy(out, PARTLY, reduction="sum", label_smoothing=0.1) / 5, 5),
+    "of numbers that are not NaN": (
+        lambda out: (out * MASK.masked_fill(~CHOSEN, float("nan"))).nanmean(), COUNT
+    ),
+    "a product": (lambda out: torch.dot(out[:, 0], MASK[:, 0]) / MASK[:, 0].sum(), int(MASK[:, 0].sum())),
+    "elements": (lambda out: (out * MASK / MASK.sum()).sum(), COUNT),
+    "masked": (lambda out: torch.masked.mean(out, mask=CHOSEN), COUNT),
+    "divergence": (lambda out: F.kl_div(out.log_softmax(1), TARGETS, reduction="batchmean"), N),
+    "sums of sequences": (lambda out: ((out * MASK).sum(1) / (1 + MASK.sum(1))).sum() / N, N),
+    "two sums": (lambda out: (out.square().sum() + 0.1 * out.abs().sum()) / COUNT, COUNT),
+    "two quotients by one tensor": (
+        lambda out: (lambda number: out.square().sum() / number + out.abs().sum() / number)(MASK.sum()), COUNT
+    ),
+    "and a penalty on weights": (
+        lambda out: (out * MASK).sum() / COUNT + WEIGHT.pow(2).sum() + WEIGHT.norm() / 2 + WEIGHT.abs().mean(), COUNT
+    ),
+    "zero elements": (lambda out: (out * 0).sum() / torch.tensor(0), 0),
+    "chosen elements": (lambda out: out[CHOSEN].mean(), COUNT),
+    "chosen, the other way": (lambda out: out.square().masked_select(CHOSEN).mean() / 4, COUNT),
+    "chosen rows": (lambda out: F.mse_loss(out[ROWS], TARGETS[ROWS]), 3 * N / 2),
+    "chosen labels": (lambda out: F.cross_entropy(out[ROWS], LABELS[ROWS], reduction="none").mean(), N / 2),
+    "chosen losses": (lambda out: F.cross_entropy(out, LABELS, reduction="none")[ROWS].mean(), N / 2),
+    "chosen logits": (lambda out: F.binary_cross_entropy_with_logits(out[CHOSEN], TARGETS[CHOSEN]), COUNT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "weight"), DIVIDED.values(), ids=DIVIDED)
+def test_the_number_that_a_sum_is_divided_by_is_found(
+    loss: Callable[[torch.Tensor], torch.Tensor], weight: float
+) -> None:
+    found = counted_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))])
+    assert found is not None
+    assert (float(found.weight), found.weight.shape, found.is_alone) == (weight, (), True)
+
+
+#: Losses that no one number divides, as far as their graph shows it.
+NOT_DIVIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "squares of means": lambda out: F.mse_loss(out, TARGETS),
+    "a mean": lambda out: out.mean() / COUNT,
+    "a part of a mean": lambda out: (out * MASK).mean() / MASK.mean(),
+    "means of columns": lambda out: out.mean(0).square().sum() / 3,
+    "losses in a list": lambda out: torch.stack([one.sum() for one in out]).sum() / N,
+    "of each image": lambda out: sum(one.square().sum() / (2 + at) for at, one in enumerate(out)) / N,  # type: ignore
+    "of one image": lambda out: out.square().sum() / 2 / 1,
+    "two quotients": lambda out: out.square().sum() / 2 + out.abs().sum() / 3,
+    "and a mean": lambda out: (out * MASK).sum() / COUNT + F.mse_loss(out, TARGETS),
+    "and something else": lambda out: (out * MASK).sum() / COUNT + out.norm(),
+    "two chosen means": lambda out: out[CHOSEN].mean() + out[ROWS].mean(),
+    "each by its own": lambda out: (out / torch.rand(N, 1)).sum(),
+    "one by its own": lambda out: (out[:1] / torch.rand(1, 1)).sum(),
+    "by a learned number": lambda out: out.square().sum() / WEIGHT[0, 0],
+    "overlap": lambda out: 1 - (out * MASK).sum() / (out + MASK).sum(),
+    "by a factor": lambda out: out.square().sum() * (1 / COUNT),
+    "rows by number": lambda out: out[torch.arange(2)].mean(),
+    "of several elements": lambda out: out.sum(1, keepdim=True) / COUNT,
+}
+
+
+@pytest.mark.parametrize("name", [*SUMS, *NOT_DIVIDED])
+def test_other_losses_have_no_number(name: str) -> None:
+    loss = SUMS.get(name) or NOT_DIVIDED[name]
+    assert counted_mean([loss(torch.nn.Linear(4, 3)(torch.rand(N, 4)))]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_divided_twice"),
+    [("of one image", True), ("of each image", False), ("two quotients", False), ("a mean", False)],
+)
+def test_a_sum_that_two_numbers_divide_is_told_from_others(name: str, is_divided_twice: bool) -> None:
+    loss = NOT_DIVIDED[name](torch.nn.Linear(4, 3)(torch.rand(N, 4)))
+    assert PassLosses(loss).are_divided_twice is is_divided_twice
+
+
+@pytest.mark.parametrize(("divisor", "weight"), [(-4.0, 4), (float("nan"), 1), (float("inf"), 1)])
+def test_a_divisor_that_counts_nothing_is_a_weight_all_the_same(divisor: float, weight: float) -> None:
+    found = counted_mean([torch.nn.Linear(4, 3)(torch.rand(N, 4)).square().sum() / divisor])
+    assert found is not None
+    assert float(found.weight) == weight
 
 
 def test_several_losses_of_one_pass_have_one_weight() -> None:
     outputs = torch.nn.Linear(4, 3)(torch.rand(N, 4))
-    found = label_mean([F.cross_entropy(outputs, PARTLY), F.cross_entropy(outputs, LABELS)])
+    found = counted_mean([F.cross_entropy(outputs, PARTLY), F.cross_entropy(outputs, LABELS)])
     assert found is not None
     assert float(found.weight) == N
 
 
-def test_a_loss_in_a_checkpointed_segment_is_not_read_as_that_would_compute_it_again() -> None:
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda out: F.cross_entropy(out, PARTLY) * torch.tensor(0.25), Reduced.UNKNOWN),
+        (lambda out: (out * MASK).sum() / MASK.sum(), Reduced.UNKNOWN),
+        (lambda out: F.mse_loss(out[CHOSEN], TARGETS[CHOSEN]), Reduced.MEAN),
+        (lambda out: out[CHOSEN].mean(), Reduced.MEAN),
+    ],
+)
+def test_a_loss_in_a_checkpointed_segment_is_not_read_as_that_would_compute_it_again(
+    make: Callable[[torch.Tensor], torch.Tensor], kind: Reduced
+) -> None:
     head, calls = torch.nn.Linear(4, 3), 0
 
     def segment(inputs: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return F.cross_entropy(head(inputs), PARTLY) * torch.tensor(0.25)
+        return make(head(inputs))
 
     loss = checkpoint(segment, torch.rand(N, 4), use_reentrant=False)
-    assert label_mean([loss]) is None
-    assert reduced(loss, N) is Reduced.UNKNOWN
+    assert counted_mean([loss]) is None
+    assert reduced(loss, N) is kind
     assert calls == 1
 
 

@@ -10,11 +10,16 @@
 | a term times a number | as the term; unknown if that is a sum, and the number small |
 | a term divided by a number | a mean if the term is, else unknown |
 | a cross entropy in a checkpointed segment with ``use_reentrant=False``; anything else | unknown |
+
+A mean is a sum divided by a number. The graph of some losses has that number: the labels of a cross entropy, the
+divisor of ``(losses * mask).sum() / mask.sum()``, the elements of ``losses[mask].mean()``. Batches that are joined have
+the sum of their numbers, so a worker with such a loss weighs by its number.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,33 +65,42 @@ _SMALL = 0.5
 #: Operations of one loss that are looked at: a loss may be the sum of thousands of terms, or use each of them often.
 _MOST_OPERATIONS = 200
 
+#: Operations that are looked at between the elements of a sum or a mean and those of another shape.
+_MOST_ELEMENTWISE = 20
+
 #: What the terms of a sum make of it.
 _STRONGEST = (Reduced.SUM, Reduced.OVER_LABELS, Reduced.MEAN)
 
 _OF_TERMS = ("AddBackward", "SubBackward")
 _SCALES = ("MulBackward", "DivBackward")
+_SUMS = ("SumBackward", "NansumBackward", "DotBackward", "VdotBackward")
 _OF_ELEMENTS = ("PowBackward", "AbsBackward", "MulBackward")
+_ELEMENTWISE = (
+    *_OF_TERMS, *_SCALES, "Abs", "Clamp", "Clone", "Exp", "Gather", "Log", "MaskedFill", "Neg", "Nll", "Permute", "Pow",
+    "Sigmoid", "Softmax", "Softplus", "Sqrt", "Squeeze", "ToCopy", "Transpose", "Unsqueeze", "View", "Where",
+)  # fmt: skip
 _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "ViewBackward", "CppFunction")
 
 
 def reduced(loss: torch.Tensor, samples: int | None = None) -> Reduced:
     """Return how a loss is made of those of its samples. Their number tells a sum by hand over them from others."""
     found: set[Reduced] = set()
-    for node, name, is_small in _terms(loss, _makes_small):
+    for node, name, scales in _terms(loss):
         kind = _of_term(node, name, samples)
-        found.add(Reduced.UNKNOWN if kind is Reduced.SUM and is_small else kind)
+        is_small = kind is Reduced.SUM and any(map(_makes_small, scales))
+        found.add(Reduced.UNKNOWN if is_small else kind)
     return next((one for one in _STRONGEST if one in found), Reduced.UNKNOWN)
 
 
 @dataclass(frozen=True)
-class LabelMean:
-    """A loss with a mean over labels, as that of a cross entropy.
+class CountedMean:
+    """A loss that is a sum divided by a number which its graph has, as that of a cross entropy over labels.
 
     Attributes:
-        weight: the mean is a sum divided by it: the labels that count, or the sum of their classes' weights. Shape
-            ``()``, on the device of the loss. Of several terms: the largest one's, as all have as many labels, or
-            terms of padding fewer.
-        is_alone: the loss has no terms that are no means over labels.
+        weight: the number: the labels that count, or the sum of their classes' weights; the divisor of a sum; the
+            elements that a mask selects. Shape ``()``. Of several terms with labels: the largest one's, as all have as
+            many labels, or terms of padding fewer.
+        is_alone: the loss has no terms that are divided by something else.
     """
 
     weight: torch.Tensor
@@ -101,49 +115,103 @@ class PassLosses:
         self.tensors = [one for one in given if isinstance(one, torch.Tensor)]
 
     @functools.cached_property
-    def labels(self) -> LabelMean | None:
-        """Their mean over labels."""
-        return label_mean(self.tensors)
+    def mean(self) -> CountedMean | None:
+        """The mean that they are, if their graph has the number that it is divided by."""
+        return counted_mean(self.tensors)
 
     @functools.cached_property
     def kinds(self) -> set[Reduced]:
         """How they are made."""
         return set(map(reduced, self.tensors))
 
+    @functools.cached_property
+    def are_divided_twice(self) -> bool:
+        """Whether they are one sum that two numbers divide, as its words and the steps of an accumulation."""
+        terms = _of_samples([term for loss in self.tensors for term in _terms(loss)])
+        return len(terms) == 1 and _is_sum(*terms[0][:2]) and len(_quotients(terms[0])) > 1
 
-def label_mean(losses: list[torch.Tensor]) -> LabelMean | None:
-    """Return the mean over labels in the losses of one pass; None: they have none. It does not wait for a device."""
+
+def counted_mean(losses: list[torch.Tensor]) -> CountedMean | None:
+    """Return the mean that the losses of one pass are, if their graph has its divisor; it waits for no device."""
+    terms = [term for loss in losses for term in _terms(loss)]
     weights, is_alone = [], True
-    for loss in losses:
-        for node, name, _ in _terms(loss, lambda _: False):
-            if name.startswith("NllLoss") and node._saved_reduction == _MEAN and not _is_packed(node, "target"):
-                weights.append(_weight_of_labels(node))
-            elif not _smooths_labels(node, name):
-                is_alone = False
+    for node, name, _ in terms:
+        if name.startswith("NllLoss") and node._saved_reduction == _MEAN and not _is_packed(node, "target"):
+            weights.append(_weight_of_labels(node))
+        elif not _smooths_labels(node, name):
+            is_alone = False
     if not weights:
-        return None
+        divisor = _divisor_of(terms) if all(one.numel() == 1 for one in losses) else None
+        return None if divisor is None else CountedMean(divisor, is_alone=True)
     weight = weights[0]
     for other in weights[1:]:
         weight = torch.maximum(weight, other.to(weight.device))
-    return LabelMean(weight, is_alone)
+    return CountedMean(weight, is_alone)
 
 
-def _terms(loss: torch.Tensor, makes_small: Callable[[Any], bool]) -> Iterator[tuple[Any, str, bool]]:
-    """Yield the last operations of a loss's terms, with their names, and whether one of their factors is small."""
-    waiting: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
-    seen: set[tuple[Any, bool]] = set()
+#: The last operation of a term, its name, and the products and quotients that scale its result.
+_Term = tuple[Any, str, tuple[Any, ...]]
+
+
+def _terms(loss: torch.Tensor) -> Iterator[_Term]:
+    """Yield the terms of a loss."""
+    waiting: list[tuple[Any, tuple[Any, ...]]] = [(loss.grad_fn, ())]
+    seen: set[tuple[Any, tuple[Any, ...]]] = set()
     while waiting and len(seen) < _MOST_OPERATIONS:
-        node, is_small = one = waiting.pop()
+        node, scales = one = waiting.pop()
         name = "" if node is None else node.name()
         if one in seen:
             continue
         seen.add(one)
         if name.startswith(_OF_TERMS + _PLAIN):
-            waiting += [(term, is_small) for term, _ in node.next_functions]
+            waiting += [(term, scales) for term, _ in node.next_functions]
         elif name.startswith(_SCALES) and not _smooths_labels(node, name):
-            waiting.append((_before(node), is_small or makes_small(node)))
+            waiting.append((_before(node), (*scales, node)))
         else:
-            yield node, name, is_small
+            yield node, name, (*scales, *_divided_before(node, name))
+
+
+def _divided_before(node: Any, name: str) -> tuple[Any, ...]:
+    """Return the quotient whose elements are summed up, if one number divides all of them: it divides the sum, too."""
+    before = _before(node) if name.startswith(_SUMS) else None
+    if before is None or not before.name().startswith("DivBackward"):
+        return ()
+    divisor = _divisor(before)
+    return (before,) if divisor is not None and divisor.dim() == 0 else ()
+
+
+def _divisor_of(terms: list[_Term]) -> torch.Tensor | None:
+    """Return the divisor of a loss of sums that one number divides, or of one mean over elements that a mask selects.
+
+    A sum that is divided twice is one of no certain number: that of ``(sum / words) / steps`` would be its words, that
+    of a list of images, each a sum over its own boxes, the images.
+    """
+    found: dict[int, torch.Tensor] = {}
+    of_samples = _of_samples(terms)
+    for term in of_samples:
+        node, name, _ = term
+        quotients, divisor = _quotients(term), None
+        if not _is_sum(node, name):
+            divisor = _number_of_selected(node, name) if len(of_samples) == 1 else None
+        elif len(quotients) == 1:
+            divisor = _divisor(quotients[0])
+        if divisor is None:
+            return None
+        found[divisor.data_ptr()] = divisor
+    if len(found) != 1:
+        return None
+    number = found.popitem()[1].detach().float().abs().reshape(())
+    return torch.nan_to_num(number, nan=1.0, posinf=1.0)
+
+
+def _of_samples(terms: list[_Term]) -> list[_Term]:
+    """Leave out terms of parameters alone: they are the same on all workers."""
+    return [term for term in terms if term[0] is not None and not _is_penalty(*term[:2])]
+
+
+def _quotients(term: _Term) -> list[Any]:
+    node, _, scales = term
+    return [one for one in (*scales, node) if one.name().startswith("DivBackward")]
 
 
 #: Methods that are called with the losses of every backward pass. They are held weakly, and leave when they end.
@@ -207,6 +275,67 @@ def _is_parameter(node: Any) -> bool:
     return node is not None and node.name().endswith("AccumulateGrad")
 
 
+def _is_penalty(node: Any, name: str) -> bool:
+    """Return whether a term is made of a parameter alone."""
+    return _is_parameter(_before(node) if name.startswith(("Sum", "Mean", "Norm", "LinalgVectorNorm")) else node)
+
+
+def _is_sum(node: Any, name: str) -> bool:
+    """Return whether a term is a sum of elements that nothing has averaged, or one of smoothed labels."""
+    if getattr(node, "_saved_reduction", 0) in _SAVED:
+        return _SAVED[node._saved_reduction] is Reduced.SUM
+    if name.startswith(_SUMS):
+        return not any(one.startswith(("Mean", "Stack", "Cat", "Norm", "LinalgVectorNorm")) for one in _elements(node))
+    return _smooths_labels(node, name)
+
+
+def _divisor(node: Any) -> torch.Tensor | None:
+    """Return the number that a quotient divides by; None: it is learned, or no number."""
+    is_learned = any(one is not None for one, _ in node.next_functions[1:])
+    if is_learned or _is_packed(node, "other"):
+        return None
+    other = node._saved_other
+    if not isinstance(other, torch.Tensor):
+        return _on_cpu(other)
+    return other if other.numel() == 1 and not other.is_complex() else None
+
+
+def _number_of_selected(node: Any, name: str) -> torch.Tensor | None:
+    """Return how many elements a term is the mean of, if a mask has selected them."""
+    if name.startswith("MeanBackward"):
+        sizes = node._saved_self_sym_sizes
+    elif getattr(node, "_saved_reduction", 0) == _MEAN and not _is_packed(node, "self"):
+        sizes = node._saved_self.shape
+    else:
+        return None
+    selects = any(one.startswith(("MaskedSelectBackward", "IndexBackward[mask]")) for one in _elements(node))
+    return _on_cpu(math.prod(sizes)) if selects else None
+
+
+def _on_cpu(number: float) -> torch.Tensor:
+    return torch.tensor(float(number), dtype=torch.float32, device="cpu")
+
+
+def _elements(node: Any) -> Iterator[str]:
+    """Yield the names of the operations that made the elements of a sum or a mean, back to those that mix some."""
+    waiting, seen = [node], 0
+    while waiting and seen < _MOST_ELEMENTWISE:
+        seen += 1
+        for one, _ in waiting.pop(0).next_functions:
+            name = "" if one is None else one.name()
+            if name.startswith("IndexBackward") and _selects_by_mask(one):
+                name = "IndexBackward[mask]"
+            yield name
+            if name.startswith(_ELEMENTWISE):
+                waiting.append(one)
+
+
+def _selects_by_mask(node: Any) -> bool:
+    """Return whether a mask, not numbers, has chosen elements."""
+    is_read = not _is_packed(node, "indices")
+    return is_read and any(one is not None and one.dtype == torch.bool for one in node._saved_indices)
+
+
 def _makes_small(node: Any) -> bool:
     """Return whether a product or a quotient may make a mean of a sum: a scale, as that of ``GradScaler``, does not."""
     number = None if node.name().startswith("Div") else _number_of(node)
@@ -225,7 +354,9 @@ def _number_of(node: Any) -> float | None:
 
 def _is_packed(node: Any, name: str) -> bool:
     """Return whether a saved tensor is somewhere else: that of a checkpointed segment would be computed once more."""
-    return getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", None) is not None
+    saved = getattr(node, f"_raw_saved_{name}", None)
+    some = saved if isinstance(saved, list | tuple) else [saved]
+    return any(getattr(one, "unpack_hook", None) is not None for one in some)
 
 
 def _before(node: Any) -> Any:

@@ -125,7 +125,7 @@ class Row:
         batch: the batch of a step and a worker; its length is in ``count``.
         loss: mean over the samples of a batch.
         count: samples of a step and a worker.
-        weighs: by ``samples``, or ``alike``.
+        weighs: by ``samples``, by those that ``is_chosen`` chooses (``chosen``), or ``alike``.
         says: a line says that all weigh alike.
         options: of the optimizer.
         train: one step, if not the usual one.
@@ -232,6 +232,23 @@ def by_forward(model: nn.Module, *batch: Any) -> torch.Tensor:
 
 def by_method(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return model.loss(x, y)
+
+
+def is_chosen(x: torch.Tensor) -> torch.Tensor:
+    return x[:, 0] > -0.3
+
+
+def of_chosen(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return (losses * is_chosen(x)).sum() / is_chosen(x).sum()
+
+
+def of_chosen_as_a_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")[is_chosen(x)].mean()
+
+
+def divided_by_samples(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y, reduction="sum") / len(y)
 
 
 def traced(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -374,6 +391,12 @@ ROWS = {
     "a last smaller batch of torch's sampler": Row(
         Net, labelled, classify, **EXACT, batches=by_torchs_sampler
     ),
+    "a sum over chosen samples": Row(Net, labelled, of_chosen, weighs="chosen", says=False),
+    "likewise, of a ShardedSampler": Row(Net, labelled, of_chosen, weighs="chosen", says=False, batches=loaded),
+    "a mean over chosen samples of a ShardedSampler": Row(
+        Net, labelled, of_chosen_as_a_mean, weighs="chosen", says=False, batches=loaded
+    ),
+    "a sum that is divided by samples": Row(Net, labelled, divided_by_samples, **EXACT),
 }  # fmt: skip
 
 #: Weighs by the labels of its losses, where nothing else counts samples.
@@ -414,13 +437,18 @@ def weights_of(model: nn.Module) -> list[float]:
     return torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
 
 
+def weight_of(row: Row, batch: Batch) -> int:
+    if row.weighs == "chosen":
+        return int(is_chosen(batch[0]).sum())
+    return len(batch[-1]) if row.weighs == "samples" else 1
+
+
 def reference(row: Row) -> list[float]:
     """Return the weights of one process that has the batches of both workers."""
     model = new_model(row)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     for both in zip(*(batches_of(row, rank) for rank in range(WORKERS)), strict=True):
-        counts = [len(batch[-1]) for batch in both]
-        weights = [count if row.weighs == "samples" else 1 for count in counts]
+        weights = [weight_of(row, batch) for batch in both]
         optimizer.zero_grad()
         losses = [weight * row.loss(model, *batch) for weight, batch in zip(weights, both, strict=True) if weight]
         (sum(losses) / sum(weights)).backward()
@@ -495,7 +523,7 @@ ALL_REDUCED = (
     "embedding bags", "packed sequences", "model.loss(x)", "an empty batch", "an empty batch that is left out",
     "plain unequal batches", "plain batches, as many", "plain unequal batches, with batch_dim", "rnn(h0, x)",
     "a last smaller batch of a ShardedSampler", "likewise, with autograd.grad", "model.loss(x), with labels",
-    "an empty batch, with labels", "embedding bags, with labels",
+    "an empty batch, with labels", "embedding bags, with labels", "likewise, of a ShardedSampler",
 )  # fmt: skip
 
 
@@ -537,8 +565,20 @@ def test_workers_that_do_not_weigh_alike_are_an_error_that_names_them(row: str, 
     assert all(re.search(mixed, one) for one in run_ranks(told_on_worker_0, WORKERS, "allreduce", row))
 
 
-def lines_about_labels(has_penalty: bool, told: bool = False, **options: Any) -> list[str]:
-    """Train on labels of which some are ignored; return what this worker logs."""
+def labels_alone(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, y.index_fill(0, torch.tensor(0), -100)) / 2
+
+
+def labels_and_a_penalty(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return labels_alone(outputs, y) + outputs.square().mean()
+
+
+def divided_twice(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, y, reduction="sum") / len(y) / 2
+
+
+def lines_about(loss: Callable[..., torch.Tensor], told: bool = False, **options: Any) -> list[str]:
+    """Train; return what this worker logs of its losses."""
     lines = Lines()
     logging.getLogger("paceline").addHandler(lines)
     rank = paceline.kvstore.create("dist_sync").rank
@@ -549,28 +589,30 @@ def lines_about_labels(has_penalty: bool, told: bool = False, **options: Any) ->
         if told:
             optimizer.samples = len(y) - 1
         optimizer.zero_grad()
-        outputs = model(x)
-        loss = F.cross_entropy(outputs, y.index_fill(0, torch.tensor(0), -100)) / 2
-        (loss + outputs.square().mean() if has_penalty else loss).backward()
+        loss(model(x), y).backward()
         optimizer.step()
     logging.getLogger("paceline").removeHandler(lines)
     optimizer.close()
     return lines.lines
 
 
-def every_case_of_labels() -> list[list[str]]:
+def every_case_of_losses() -> list[list[str]]:
     return [
-        lines_about_labels(True),
-        lines_about_labels(True, update="server"),
-        lines_about_labels(False),
-        lines_about_labels(True, told=True),
-        lines_about_labels(True, reduction="sum"),
+        lines_about(labels_and_a_penalty),
+        lines_about(labels_and_a_penalty, update="server"),
+        lines_about(divided_twice, batch_dim=0),
+        lines_about(divided_twice, told=True),
+        lines_about(labels_alone),
+        lines_about(labels_and_a_penalty, told=True),
+        lines_about(labels_and_a_penalty, reduction="sum"),
     ]
 
 
-def test_weights_by_labels_are_said_once_where_a_loss_has_other_terms() -> None:
+def test_weights_that_do_not_fit_all_of_a_loss_are_said_once() -> None:
     with LocalJob(WORKERS) as job:
-        first, second = job.run(every_case_of_labels)
-    assert [len(lines) for lines in first] == [1, 1, 0, 0, 0]
+        first, second = job.run(every_case_of_losses)
+    assert [len(lines) for lines in first] == [1, 1, 1, 0, 0, 0, 0]
     assert all("other terms" in line and "set optimizer.samples to" in line for [line] in first[:2])
+    assert "divided twice" in first[2][0]
+    assert "set optimizer.samples to their number" in first[2][0]
     assert not any(second)

@@ -27,8 +27,8 @@ from paceline.wrappers import refuse_wrapped
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer; the training loop stays as it is.
 
-    PyTorch's losses give gradients that are means over the local batch. The update uses the mean over the samples, or
-    the labels of a cross entropy, of all workers. Every worker starts from rank 0's weights.
+    PyTorch's losses give gradients that are means over the local batch. The update uses the mean over the samples of
+    all workers, or over the labels that their losses were divided by. Every worker starts from rank 0's weights.
 
     With ``update="worker"`` (the default of ``dist_sync``) every backward pass ends with the merged gradients in
     ``param.grad``, as with DistributedDataParallel, and the wrapped optimizer steps in each worker. With
@@ -50,9 +50,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: unit of the learning rate, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; can be set at any time. Default: labels of a cross entropy, else samples
-            where their number is certain (``docs/pytorch.md`` says where), else all workers weigh alike, and a line
-            says so.
+        samples: samples in a local batch; can be set at any time. Default: the number that the loss was divided by,
+            as the labels of a cross entropy, else samples where their number is certain (``docs/pytorch.md`` says
+            where), else all workers weigh alike, and a line says so.
         batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.

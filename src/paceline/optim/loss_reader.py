@@ -1,4 +1,4 @@
-"""The losses of backward passes: the labels that they are means over, and the checks of the first ones."""
+"""The losses of backward passes: the numbers that they are divided by, and the checks of the first ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import torch
 
 from paceline.errors import PacelineError
-from paceline.loss_graph import LabelMean, PassLosses, Reduced, tell_losses
+from paceline.loss_graph import CountedMean, PassLosses, Reduced, tell_losses
 
 logger = logging.getLogger(__name__)
 
@@ -29,21 +29,23 @@ class LossReader:
         """Whether a pass has begun, and has made no gradient yet."""
         self._left = _CHECKED
         """Passes whose losses are still checked."""
-        self._labels: LabelMean | None = None
-        """The mean over labels in the losses of the pass that was called last."""
+        self._mean: CountedMean | None = None
+        """The mean that the losses of the pass that was called last are, if their graph has its divisor."""
         self._kinds: set[Reduced] = set()
         """How these losses are made, if they are checked."""
+        self._are_divided_twice = False
+        """Whether they are a sum that two numbers divide, if they are checked."""
         tell_losses(self._note)
 
     def _note(self, losses: PassLosses) -> None:
         """Note the losses of the pass that begins, which may not be this optimizer's."""
         self.is_unread = True
-        self._labels = losses.labels
+        self._mean = losses.mean
         if self._left:
-            self._kinds = losses.kinds
+            self._kinds, self._are_divided_twice = losses.kinds, losses.are_divided_twice
 
     def of_pass(self, is_given: bool) -> torch.Tensor | None:
-        """Return the weight of the labels in the losses of a pass that has made a gradient; None: they have none.
+        """Return the number that divides the losses of a pass that has made a gradient; None: it is not certain.
 
         Args:
             is_given: the user has told the weight of the batch.
@@ -51,7 +53,7 @@ class LossReader:
         Raises:
             PacelineError: a loss is a sum, and workers weigh by samples.
         """
-        labels, kinds, self._labels, self._kinds = self._labels, self._kinds, None, set()
+        mean, kinds, self._mean, self._kinds = self._mean, self._kinds, None, set()
         self.is_unread = False
         if self._left:
             self._left -= 1
@@ -61,12 +63,21 @@ class LossReader:
                     "over all samples, as those of means: give DistributedOptimizer reduction='sum', or let the loss "
                     "be a mean (reduction='mean', or the sum divided by the samples of the batch)"
                 )
-            has_unlike_terms = labels is not None and not labels.is_alone and Reduced.OVER_LABELS in kinds
-            if has_unlike_terms and self._says_doubt and not is_given:
-                self._left = 0
+            says = self._says_doubt and not is_given
+            has_unlike_terms = mean is not None and not mean.is_alone and Reduced.OVER_LABELS in kinds
+            if says and self._are_divided_twice:
+                self._says_doubt = False
+                logger.warning(
+                    "the loss is a sum that is divided twice, as by its words and by the steps of an accumulation: "
+                    "neither number is taken for the weight of a worker. If the sum is divided by words or others that "
+                    "count, not by samples, set optimizer.samples to their number before the first backward pass of "
+                    "each step"
+                )
+            if says and has_unlike_terms:
+                self._says_doubt = False
                 logger.warning(
                     "the loss is a mean over labels, of which some are ignored or have weights of their classes, and "
                     "has other terms: workers weigh by these labels, so other terms are no exact means over samples. "
                     "To weigh all terms by samples, set optimizer.samples to the size of each batch"
                 )
-        return None if labels is None or is_given else labels.weight
+        return None if mean is None or is_given else mean.weight

@@ -7,6 +7,8 @@ A count is used where it is certain. The first row that applies decides:
 | ``optimizer.samples`` is set                                           | that number                           |
 | the losses are means over labels, as those of cross entropies          | the labels that count, or the sum of  |
 |                                                                        | the weights of their classes          |
+| they are a sum that one number divides, or a mean over what a mask     | that number, or the elements that are |
+| chooses                                                                | chosen                                |
 | the model was called with empty tensors only                           | 0                                     |
 | ``batch_dim`` is given, and all inputs that have it agree on its size  | that size, summed over calls          |
 | a sampler or loader of :mod:`paceline.data` has dealt the batch        | as many indices as it dealt           |
@@ -20,9 +22,9 @@ samples, whatever dimension counts them. So in the last row the shapes travel wi
 workers, their batches may differ, too: one line names both shapes, says that all weigh alike, and how to give the
 count. If there are no shapes to compare (no call of the model was seen, or its inputs are objects), worker 0 says so.
 
-A mean over labels is divided by a number that its graph has. So a loop with padding, or with weights of classes, has
-the update of the joined batch. Where a loss has several such means, the largest of these numbers counts, and other
-terms are weighed by it, too.
+A mean over labels is divided by a number that its graph has. So a loop with padding, with masks, or with weights of
+classes, has the update of the joined batch. Where a loss has several means over labels, the largest of these numbers
+counts, and other terms are weighed by it, too.
 
 Calls of the model count if a backward pass goes through their outputs and reaches a parameter of the optimizer. A batch
 of a sampler counts once per push, however many calls and backward passes it takes.
@@ -62,7 +64,8 @@ class Count:
     """The samples behind a push.
 
     Attributes:
-        samples: how many if that is certain, else 1. Where labels count, their number or weight.
+        samples: how many if that is certain, else 1. Where labels count, their number or weight; of a sum that is
+            divided, the divisor.
         rows: how many there may be; for speeds, and for pushes without weights.
         inputs: None: the number is certain. ``LABELS``: it is that of labels. Else the shapes of the inputs, empty if
             they are not known.
@@ -179,7 +182,7 @@ class SampleCounter:
     # ---- backward passes -------------------------------------------------------------------------------------------
 
     def see_labels(self, weight: torch.Tensor | None) -> None:
-        """Register the weight of the labels in the losses of the running pass; None: they are no means over labels."""
+        """Register the number that divides the losses of the running pass: that of labels, say; None: not certain."""
         self._pass_labels = weight
 
     def touch(self) -> None:

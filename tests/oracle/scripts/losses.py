@@ -65,6 +65,33 @@ def texts_with_padding(run: Run) -> Result:
 
 
 @script("equal")
+def masked_losses_by_hand(run: Run) -> Result:
+    """The loss is a sum over the labels that count, divided by their number."""
+    net = reader()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.5), net)
+    for inputs, targets in run.batches(padded):
+        counts = (targets != IGNORED).flatten()
+        losses = F.cross_entropy(net(inputs).flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+        ((losses * counts).sum() / counts.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
+@script("equal")
+def losses_chosen_by_a_mask(run: Run) -> Result:
+    """The loss is the mean of the losses that a mask chooses."""
+    net = reader()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.5), net)
+    for inputs, targets in run.batches(padded):
+        optimizer.zero_grad()
+        counts = targets != IGNORED
+        F.multi_margin_loss(net(inputs)[counts], targets[counts]).backward()
+        optimizer.step()
+    return net
+
+
+@script("equal")
 def labels_that_are_told(run: Run) -> Result:
     """The loop says how many labels count."""
     net = reader()
