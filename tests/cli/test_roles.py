@@ -22,6 +22,7 @@ def role(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     module = types.ModuleType(f"paceline.{request.param}.process")
     module.main = note  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("paceline.cli.roles._end", int)  # in a job the process ends there
     return str(request.param)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import importlib
@@ -17,6 +16,7 @@ from typing import Any
 
 from paceline.testing.channel import readable
 from tests.clusters.fork_server import MAX_MESSAGE_BYTES, module_folders
+from tests.clusters.forked_program import be_program
 
 #: Imported before the first fork: what servers, workers, the scheduler and test files need. The first torch optimizer
 #: imports ``torch._dynamo``, which takes as long as torch itself; the first kernel numba, which takes half of that.
@@ -125,36 +125,7 @@ def main() -> None:
     forked = _serve(channel)
     if forked is not None:
         _become(*forked)
-        _run(sys.argv[0])
-
-
-def _run(module: str) -> None:
-    """Run a module as the program, and exit without tearing down what was imported before the fork.
-
-    Before the exit, threads are joined and functions run that were registered with ``atexit`` after the fork.
-    """
-    ended = [1]
-    atexit.register(_end, ended)
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        ended[0] = 0
-    except SystemExit as stop:
-        ended[0] = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-    except BaseException as error:  # noqa: BLE001 - process border: as the interpreter does
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        try:
-            sys.excepthook(type(error), error, error.__traceback__)
-        except SystemExit as stop:
-            ended[0] = stop.code if isinstance(stop.code, int) else 1
-
-
-def _end(code: list[int]) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code[0])
+        be_program(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
 
 
 if __name__ == "__main__":

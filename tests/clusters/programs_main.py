@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import io
@@ -11,13 +10,13 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 from paceline import forks
 from paceline.launch.supervise import child
 from tests.clusters.fork_server import read_at_start
+from tests.clusters.forked_program import be_program
 
 _start = child._popen
 
@@ -104,8 +103,8 @@ def _become(
     errors: int,
 ) -> NoReturn:
     """Be a process of the launcher's job: never return into the launcher, whose copy this process is."""
-    code = 1
-    try:
+
+    def run() -> None:
         os.setsid()
         for fd, wanted in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (errors, 2)):
             os.dup2(fd, wanted)
@@ -116,37 +115,17 @@ def _become(
         _open_streams()
         os.environ.clear()
         os.environ.update(env)
-        code = _code_of(words)
-        threading._shutdown()  # type: ignore[attr-defined]  # joins threads, as the interpreter does at its end
-        atexit._run_exitfuncs()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        _interpret(words)
+
+    be_program(run)
 
 
 def _forget_the_launcher(pass_fds: Sequence[int]) -> None:
     """Close its files; its objects stay as they are, as what they would close later belongs to this process."""
     gc.freeze()
-    atexit._clear()
     forks._actions.clear()
     forks._passing_on.active = False
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in pass_fds:
             with contextlib.suppress(OSError):  # the descriptor that listed them is gone already
                 os.close(int(name))
-
-
-def _code_of(words: Sequence[str]) -> int:
-    """Run a program and return its exit code; an error that it raises is shown as the interpreter shows it."""
-    try:
-        _interpret(words)
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException as error:  # noqa: BLE001 - process border: as the interpreter does
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    return 0

@@ -6,13 +6,15 @@
 | ``new_group`` with such a backend | a group of ``paceline`` |
 | ``monitored_barrier``, ``_set_pg_timeout``, which PyTorch has for its own backends only | that of the group |
 | any of them with another backend | PyTorch's own |
+
+In every worker of a job, PyTorch's flight recorder (2.15 and newer) leaves our groups out: it cannot attach to them.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +29,9 @@ NAME = "paceline"
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 #: Backends in whose place ours is opened.
-_OTHERS = frozenset({"nccl", "gloo", "mpi", "ucc", "xccl", "undefined", NAME})
+_OTHERS = frozenset({
+    "nccl", "nccl2", "nccl-lazy", "nccl-legacy", "gloo", "mpi", "ucc", "xccl", "undefined", NAME,
+})  # fmt: skip
 
 #: Arguments of ``init_process_group`` and ``new_group`` that mean something to other backends only.
 _FOREIGN = ("pg_options", "device_id")
@@ -38,6 +42,7 @@ def register() -> None:
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         devices = list(dict.fromkeys((*_DEVICES, torch._C._get_privateuse1_backend_name())))
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
+        _replace({"_maybe_attach_flight_recorder": _record})
 
 
 def _create(options: Any, pg_options: Any) -> Any:
@@ -63,9 +68,13 @@ class _Replaced(functools.partial[Any]):
 
 def replace_init() -> None:
     """Make calls for other backends open ours. Idempotent."""
-    for name, make in _REPLACED.items():
-        original = getattr(c10d, name)
-        if isinstance(original, _Replaced):
+    _replace(_REPLACED)
+
+
+def _replace(functions: Mapping[str, Callable[..., Any]]) -> None:
+    for name, make in functions.items():
+        original = getattr(c10d, name, None)
+        if original is None or isinstance(original, _Replaced):
             continue
         wrapped = functools.update_wrapper(_Replaced(make, original), original)
         for module in [one for at, one in list(sys.modules.items()) if at.startswith("torch.distributed")]:
@@ -133,6 +142,13 @@ def _set_timeout(original: Callable[..., None], timeout: Any, group: Any = None)
     if isinstance(found, PacelineGroup):
         return found.set_timeout(timeout)
     return original(timeout, group)
+
+
+def _record(original: Callable[..., None], group: Any, *args: Any) -> None:
+    from paceline.c10d.described import DescribedGroup
+
+    if not isinstance(group, DescribedGroup):
+        original(group, *args)
 
 
 _REPLACED: dict[str, Callable[..., Any]] = {
