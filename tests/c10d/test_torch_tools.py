@@ -184,6 +184,8 @@ def barriers() -> bool:
 
 
 def refused() -> list[str]:
+    with pytest.raises(RuntimeError, match="split"):
+        dist.split_group(split_ranks=[[0], [1]])
     found = []
     for tensor, op in (
         (torch.ones(2).to(torch.uint16), dist.ReduceOp.SUM),
