@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
+CONSTRAINTS ?= constraints.txt
 
 # Tests start thousands of processes: each finds the bytecode of the package and need not compile it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,13 +29,14 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profi
 # The same, with limits of a few seconds for noticing: nothing else runs beside them.
 TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,hosts local_merge noticing)
 
-.PHONY: help demo test test-faults test-noticing test-examples dist test-wheel test-ssh test-hvd test-engines test-k8s \
-  test-trackers test-trainers test-browser test-c10d check check-style check-linux check-darwin check-win32 format docs fuzz \
+.PHONY: help demo test test-torch test-faults test-noticing test-examples dist test-wheel test-ssh test-hvd test-engines \
+  test-k8s test-trackers test-trainers test-browser test-c10d check check-style check-linux check-darwin check-win32 format docs fuzz \
   mutations oracle blame slow slow-peers busy soak pictures bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests; those of the pure core enter every line and branch of it"
+	@echo "make test-torch  the same with another PyTorch, in a venv of its own: TORCH=oldest, newest, 2.15.0, ..."
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 8 minutes)"
 	@echo "make test-noticing  how many seconds it takes to notice and name them, with nothing beside it (about 4 minutes)"
 	@echo "make test-examples  every example with every store on small real data (about an hour)"
@@ -67,10 +69,10 @@ help:
 	@echo "make soak   10 minutes of training in every mode: does memory grow? SOAK='--seconds 120' for less"
 	@echo "make clean  remove what the targets above have made"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit("paceline needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 demo: $(READY)
@@ -82,6 +84,15 @@ test: $(READY)
 	$(BIN)/python -m pytest $(TWO_CORES) --cov=paceline --cov-branch --cov-report= $(CORE)
 	$(BIN)/python -m coverage report --fail-under=100 --skip-covered --show-missing --include='$(PURE)'
 	$(BIN)/python -m pytest $(TWO_CORES) $(patsubst %,--ignore=%,tests/engines $(FAULTS) $(TIMED_FAULTS) $(CORE))
+
+# TORCH: oldest (that pyproject.toml allows), newest, or a version, as 2.15.0.
+TORCH ?= newest
+OLDEST_TORCH = $(shell sed -n 's/^  "torch>=\(.*\)",$$/\1/p' pyproject.toml).*
+$(VENV)-$(TORCH).txt: pyproject.toml constraints.txt
+	sed 's/^torch==.*/$(if $(TORCH:newest=),torch==$(TORCH:oldest=$(OLDEST_TORCH)))/' constraints.txt > $@
+
+test-torch: $(VENV)-$(TORCH).txt
+	$(MAKE) VENV=$(VENV)-$(TORCH) CONSTRAINTS=$(VENV)-$(TORCH).txt test
 
 # A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
 $(ENGINES)/.ready: $(READY)
@@ -246,5 +257,5 @@ bench-plan: $(READY)
 	$(BIN)/python -m benchmarks.plan
 
 clean:
-	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(wildcard $(VENV)-*) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
