@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -244,6 +245,46 @@ def test_a_loss_in_a_checkpointed_segment_is_not_read_as_that_would_compute_it_a
     assert counted_mean([loss]) is None
     assert reduced(loss, N) is kind
     assert calls == 1
+
+
+class Chunked(torch.autograd.Function):
+    """A mean of squares, whose node does not show how it was made."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inputs)
+        return inputs.square().mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2 * ctx.saved_tensors[0] / ctx.saved_tensors[0].numel()
+
+
+def compiled_loss(out: torch.Tensor) -> torch.Tensor:
+    return torch.compile(lambda x: F.cross_entropy(x, PARTLY), backend="aot_eager")(out)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (compiled_loss, "torch.compile"),
+        (Chunked.apply, "the autograd function Chunked"),
+        (lambda out: Chunked.apply(out) / 4 + 0.1 * out.mean(), "the autograd function Chunked"),
+        (lambda out: checkpoint(F.cross_entropy, out, PARTLY, use_reentrant=True), "a checkpointed segment"),
+        (lambda out: checkpoint(F.cross_entropy, out, PARTLY, use_reentrant=False), "a checkpointed segment"),
+        (lambda out: checkpoint(lambda x: (x * MASK).sum() / MASK.sum(), out, use_reentrant=False),
+         "a checkpointed segment"),
+        (lambda out: F.cross_entropy(out, PARTLY) + Chunked.apply(out), None),  # it has labels to weigh by
+        (lambda out: checkpoint(F.mse_loss, out, TARGETS, use_reentrant=False), None),
+        (lambda out: out.square().mean(), None),
+        (lambda out: F.cross_entropy(Chunked.apply(out) * out, PARTLY), None),
+    ],
+)  # fmt: skip
+def test_an_operation_that_hides_how_a_loss_was_made_is_named(
+    make: Callable[[torch.Tensor], torch.Tensor], where: str | None
+) -> None:
+    out = torch.nn.Linear(4, 3)(torch.rand(N, 4))
+    assert PassLosses(make(out)).hidden_in == where
 
 
 class Listener:

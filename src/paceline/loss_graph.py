@@ -9,7 +9,7 @@
 | a sum of terms | a sum if one of them is, else a mean over labels, else a mean if one of them is |
 | a term times a number | as the term; unknown if that is a sum, and the number small |
 | a term divided by a number | a mean if the term is, else unknown |
-| a cross entropy in a checkpointed segment with ``use_reentrant=False``; anything else | unknown |
+| one inside of ``torch.compile``, of a checkpointed segment or of a user's ``autograd.Function``; others | unknown |
 
 A mean is a sum divided by a number. The graph of some losses has that number: the labels of a cross entropy, the
 divisor of ``(losses * mask).sum() / mask.sum()``, the elements of ``losses[mask].mean()``. Batches that are joined have
@@ -68,6 +68,10 @@ _MOST_OPERATIONS = 200
 #: Operations that are looked at between the elements of a sum or a mean and those of another shape.
 _MOST_ELEMENTWISE = 20
 
+#: PyTorch's own functions that hide a loss.
+_CHECKPOINT = "a checkpointed segment"
+_HIDING = {"CompiledFunction": "torch.compile", "CheckpointFunction": _CHECKPOINT}
+
 #: What the terms of a sum make of it.
 _STRONGEST = (Reduced.SUM, Reduced.OVER_LABELS, Reduced.MEAN)
 
@@ -123,6 +127,14 @@ class PassLosses:
     def kinds(self) -> set[Reduced]:
         """How they are made."""
         return set(map(reduced, self.tensors))
+
+    @functools.cached_property
+    def hidden_in(self) -> str | None:
+        """Name of the operation in which they are computed, if it hides what they are divided by."""
+        if self.mean is not None:
+            return None
+        names = map(_hides, _of_samples([term for loss in self.tensors for term in _terms(loss)]))
+        return next((name for name in names if name is not None), None)
 
     @functools.cached_property
     def are_divided_twice(self) -> bool:
@@ -278,6 +290,16 @@ def _is_parameter(node: Any) -> bool:
 def _is_penalty(node: Any, name: str) -> bool:
     """Return whether a term is made of a parameter alone."""
     return _is_parameter(_before(node) if name.startswith(("Sum", "Mean", "Norm", "LinalgVectorNorm")) else node)
+
+
+def _hides(term: _Term) -> str | None:
+    """Return the name of the operation that computes a term, if it hides by which number that is divided."""
+    node, name, _ = term
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        own = name.removesuffix("Backward")
+        return _HIDING.get(own, f"the autograd function {own}")
+    is_packed = name.startswith("NllLoss") and _is_packed(node, "target")
+    return _CHECKPOINT if is_packed or any(_is_packed(one, "other") for one in _quotients(term)) else None
 
 
 def _is_sum(node: Any, name: str) -> bool:

@@ -577,6 +577,22 @@ def divided_twice(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs, y, reduction="sum") / len(y) / 2
 
 
+class Chunked(torch.autograd.Function):
+    """A cross entropy whose node does not show its labels."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            inner = outputs.detach().requires_grad_()
+            loss = F.cross_entropy(inner, y)
+            ctx.save_for_backward(*torch.autograd.grad(loss, inner))
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.saved_tensors[0], None
+
+
 def lines_about(loss: Callable[..., torch.Tensor], told: bool = False, **options: Any) -> list[str]:
     """Train; return what this worker logs of its losses."""
     lines = Lines()
@@ -601,7 +617,9 @@ def every_case_of_losses() -> list[list[str]]:
         lines_about(labels_and_a_penalty),
         lines_about(labels_and_a_penalty, update="server"),
         lines_about(divided_twice, batch_dim=0),
+        lines_about(Chunked.apply, batch_dim=0),
         lines_about(divided_twice, told=True),
+        lines_about(Chunked.apply, told=True),
         lines_about(labels_alone),
         lines_about(labels_and_a_penalty, told=True),
         lines_about(labels_and_a_penalty, reduction="sum"),
@@ -611,8 +629,9 @@ def every_case_of_losses() -> list[list[str]]:
 def test_weights_that_do_not_fit_all_of_a_loss_are_said_once() -> None:
     with LocalJob(WORKERS) as job:
         first, second = job.run(every_case_of_losses)
-    assert [len(lines) for lines in first] == [1, 1, 1, 0, 0, 0, 0]
+    assert [len(lines) for lines in first] == [1, 1, 1, 1, 0, 0, 0, 0, 0]
     assert all("other terms" in line and "set optimizer.samples to" in line for [line] in first[:2])
     assert "divided twice" in first[2][0]
     assert "set optimizer.samples to their number" in first[2][0]
+    assert "computed in the autograd function Chunked" in first[3][0]
     assert not any(second)

@@ -35,6 +35,8 @@ class LossReader:
         """How these losses are made, if they are checked."""
         self._are_divided_twice = False
         """Whether they are a sum that two numbers divide, if they are checked."""
+        self._hidden_in: str | None = None
+        """Name of the operation that hides what they are divided by, if they are checked."""
         tell_losses(self._note)
 
     def _note(self, losses: PassLosses) -> None:
@@ -43,6 +45,7 @@ class LossReader:
         self._mean = losses.mean
         if self._left:
             self._kinds, self._are_divided_twice = losses.kinds, losses.are_divided_twice
+            self._hidden_in = losses.hidden_in
 
     def of_pass(self, is_given: bool) -> torch.Tensor | None:
         """Return the number that divides the losses of a pass that has made a gradient; None: it is not certain.
@@ -72,6 +75,15 @@ class LossReader:
                     "neither number is taken for the weight of a worker. If the sum is divided by words or others that "
                     "count, not by samples, set optimizer.samples to their number before the first backward pass of "
                     "each step"
+                )
+            if says and self._hidden_in is not None:
+                self._says_doubt = False
+                logger.warning(
+                    "the loss is computed in %s, which does not show what divides it: it is taken for a mean over "
+                    "samples. If it is one over labels or words, of which batches have unlike numbers (padding), set "
+                    "optimizer.samples to the number that counts before the first backward pass of each step. If it is "
+                    "a sum, give DistributedOptimizer reduction='sum'",
+                    self._hidden_in,
                 )
             if says and has_unlike_terms:
                 self._says_doubt = False
