@@ -7,6 +7,7 @@ links to the forge.
 from __future__ import annotations
 
 import importlib
+import functools
 import inspect
 import posixpath
 import re
@@ -125,7 +126,7 @@ def references() -> Iterator[Reference]:
             value = getattr(module, member)
             if isinstance(value, ModuleType):
                 page.elsewhere[member] = f"{{py:mod}}`{value.__name__}`"
-            elif not (inspect.isclass(value) or inspect.isroutine(value)):
+            elif isinstance(value, functools.partial) or not (inspect.isclass(value) or inspect.isroutine(value)):
                 page.elsewhere[member] = f"`{value!r}`"
             elif not value.__module__.startswith("paceline"):
                 page.elsewhere[member] = f"`{value.__module__}.{value.__qualname__}`"

@@ -16,7 +16,7 @@ from paceline.testing.faults import VARIABLE
 
 
 def load_function(file: str, name: str) -> Callable[..., Any]:
-    """Return a function of a Python file, which is run as a module of its own.
+    """Return a function of a Python file, which is run as a module of its own. Spawned processes can import it, too.
 
     Raises:
         ImportError: the file cannot be loaded.
@@ -27,6 +27,7 @@ def load_function(file: str, name: str) -> Callable[..., Any]:
         raise ImportError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    sys.path.append(str(Path(file).parent))
     spec.loader.exec_module(module)
     function: Callable[..., Any] = getattr(module, name)
     return function
