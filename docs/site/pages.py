@@ -6,8 +6,8 @@ links to the forge.
 
 from __future__ import annotations
 
-import importlib
 import functools
+import importlib
 import inspect
 import posixpath
 import re
