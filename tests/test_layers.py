@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "local_merge",
         "wire",
     ),
-    ("hetero", "observe"),
+    ("hetero", "observe", "untraced"),
     ("agreement", "membership"),
     ("updaters", "tensors", "batch_norm", "keys", "loss_graph", "wrappers", "compression", "net"),
     ("arguments",),

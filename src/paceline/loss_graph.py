@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from paceline.untraced import untraced
+
 
 class Reduced(Enum):
     """How a loss is made of the losses of its samples."""
@@ -239,6 +241,7 @@ def tell_losses(listener: Callable[[PassLosses], None]) -> None:
 
 
 def _telling(original: Callable[..., None]) -> Callable[..., None]:
+    @untraced
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         if _listeners and torch._C._current_graph_task_id() == _NO_PASS:

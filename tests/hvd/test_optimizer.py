@@ -331,6 +331,32 @@ def test_grad_scaler_needs_nothing_special() -> None:
     assert all(abs(value) < 100 for value in first[1])
 
 
+def compiled() -> list[list[float]]:
+    """Train with a function that does all of a step, compiled and not."""
+    hvd.init()
+    weights = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+
+        def step(x: torch.Tensor, y: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        run_step = torch.compile(step, backend="aot_eager") if is_compiled else step
+        for number in range(4):
+            run_step(*data(number * 2 + hvd.rank(), 4))
+        weights.append([round(param.sum().item(), 6) for param in model.parameters()])
+    return weights
+
+
+def test_a_whole_step_may_be_compiled() -> None:
+    first, second = run(compiled, 2)
+    assert first[0] == first[1] == second[0] == second[1]
+
+
 COMPRESSIONS = ["none", "fp16", "bf16", "codec:int8", "codec:fp16"]
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from paceline.c10d.work import untraced
+from paceline.untraced import untraced
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import distributed as dist
 
-from paceline.c10d.work import untraced
+from paceline.untraced import untraced
 
 #: Its stubs have one signature of the many that a subclass may have.
 _ProcessGroup: Any = dist.ProcessGroup

@@ -42,10 +42,11 @@ from paceline.c10d.host_copy import (
 )
 from paceline.c10d.hosts_plane import HostsPlane
 from paceline.c10d.pairs import Pairs
-from paceline.c10d.work import Runner, Work, untraced
+from paceline.c10d.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import SUM, Alone, Reduction
+from paceline.untraced import untraced
 from paceline.worker.session import Session
 
 #: How long a rank that ended may take until the scheduler knows why.

@@ -14,30 +14,16 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from types import FrameType, FunctionType
-from typing import Any, TypeAlias, TypeVar
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch._C._dynamo import eval_frame
 
 from paceline.errors import DeadlineError, PacelineError
 from paceline.observe import meter
 from paceline.observe.account import WAIT
-
-_Kind = TypeVar("_Kind", bound=type)
-
-
-def untraced(kind: _Kind) -> _Kind:
-    """Have ``torch.compile`` trace no method of a class: DDP calls them from C++ in the middle of compiled functions.
-
-    ``torch.compiler.disable`` does this too, and imports the compiler for it.
-    """
-    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-    for one in vars(kind).values():
-        if isinstance(one, FunctionType):
-            eval_frame.set_code_exec_strategy(one.__code__, skip)
-    return kind
+from paceline.untraced import untraced
 
 
 @untraced

@@ -16,6 +16,7 @@ from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.parameters import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
 from paceline.hvd.reducer import OptimizerArguments, Reducer, release
+from paceline.untraced import apart
 from paceline.worker.weight_sums import is_due
 from paceline.wrappers import refuse_wrapped
 
@@ -150,6 +151,7 @@ class DistributedMethods:
         known = len(self._hvd.named)
         self._hvd.add([(f"allreduce.added.{known + number}", param) for number, param in enumerate(self._new_params())])
 
+    @apart
     def synchronize(self) -> None:
         """Wait until the gradients of all ranks are reduced. ``step`` does it, except inside ``skip_synchronize``."""
         if not self._hvd_synchronized or self._hvd.unconsumed:
@@ -171,6 +173,7 @@ class DistributedMethods:
             raise ValueError("backward_passes_per_step must be > 0")
         self._hvd.set_passes(passes)
 
+    @apart
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step with the gradients of all ranks.
 
@@ -203,6 +206,7 @@ class DistributedMethods:
 
         return reduced
 
+    @apart
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients.
 
@@ -246,6 +250,7 @@ class AdasumMethods:
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients are added up until ``step``."""
 
+    @apart
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, and combine the changes of all ranks."""
         named = [(name, param) for name, param in self._hvd_arguments.named_parameters if param.requires_grad]

@@ -39,6 +39,7 @@ from paceline.hvd.collectives import (
 from paceline.hvd.compression import CodecCompression, CodecReduction, Compressor
 from paceline.hvd.parameters import Named
 from paceline.hvd.process_sets import ProcessSet
+from paceline.untraced import untraced
 from paceline.updaters.rows import no_rows
 
 _TOO_MANY = (
@@ -78,6 +79,7 @@ def _hooked(param: Any, hook: Callable[[torch.Tensor], None]) -> Any:
     return handle
 
 
+@untraced
 class Reducer:
     """Reduces the gradients of parameters.
 

@@ -21,6 +21,7 @@ from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
+from paceline.untraced import apart
 from paceline.wrappers import refuse_wrapped
 
 
@@ -234,6 +235,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    @apart
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Apply the gradients of all workers; unless ``lazy``, returns when the new weights are in place.
 
@@ -273,6 +275,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if store.num_workers > 1:
             refuse_wrapped((param for _, param, _ in self._names), self._named_model, store.rank)
 
+    @apart
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived. Only ``lazy`` makes this necessary."""
         self._merging.synchronize()
@@ -301,6 +304,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._merging.buffers is not None:
             self._merging.buffers.take(is_asked=True)
 
+    @apart
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set gradients to None, or to zeros."""
         super().zero_grad(set_to_none)

@@ -178,6 +178,32 @@ def compiled_in_place(run: Run) -> Result:
     return steps(run, net, optimizer)
 
 
+def compiled_step(run: Run, backend: str) -> Result:
+    """Train with a function that does all of a step, and is compiled."""
+    net = mlp()
+    optimizer = run.distribute(decaying(net.parameters()), net)
+
+    @torch.compile(backend=backend)
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss_of(net, inputs, targets).backward()
+        optimizer.step()
+
+    for inputs, targets in run.batches(labelled):
+        step(inputs, targets)
+    return net
+
+
+@script("equal")
+def compiled_train_step(run: Run) -> Result:
+    return compiled_step(run, "eager")
+
+
+@script("equal")
+def compiled_train_step_that_hides_its_loss(run: Run) -> Result:
+    return compiled_step(run, "aot_eager")
+
+
 class Complex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
