@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -54,9 +55,13 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("ray")
     env = {"PYTHONPATH": f"{jobs.ROOT / 'src'}:{jobs.ROOT}"}
-    with NamedHosts(3, folder) as hosts, RayNodes(hosts, RAY, folder, LABELS, CPUS, env) as nodes:
-        nodes.wait_for(3)
-        yield Cluster(hosts, nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        # Otherwise whether the cluster asks for a token depends on an earlier use of Ray by this user.
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        with NamedHosts(3, folder) as hosts, RayNodes(hosts, RAY, folder, LABELS, CPUS, env) as nodes:
+            nodes.wait_for(3)
+            yield Cluster(hosts, nodes)
 
 
 def test_mnist_trains(cluster: Cluster, tmp_path: Path) -> None:
@@ -99,6 +104,17 @@ def test_job_that_does_not_fit_says_what_there_is(cluster: Cluster) -> None:
     assert "no room for the job for 2 s (PACK)" in done.err
     assert "asked for: CPU=64; CPU=64" in done.err
     assert f"{cluster.hosts.address('h2')}: CPU=3" in done.err
+
+
+def test_cluster_that_asks_for_a_token_is_named_with_the_way_out(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name)
+    done = jobs.start(cluster.launch, ["-s", "0", "-n", "1"], ["true"]).end(120)
+    assert done.code == 1, done.text
+    assert "no Ray cluster: " in done.err
+    assert "set RAY_AUTH_MODE=token" in done.err
 
 
 def test_without_a_cluster_the_error_says_so(cluster: Cluster) -> None:

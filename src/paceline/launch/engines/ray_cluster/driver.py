@@ -32,15 +32,24 @@ from paceline.systems import socket
 
 _REACH_S = 10.0
 
+#: Ray sends a token to no cluster whose address is given, unless it is told to.
+_TOKEN = (
+    "; if the cluster asks for a token (from Ray 2.59 on, ray start does so where ~/.ray/auth_token exists), set "
+    "RAY_AUTH_MODE=token, and have the token in that file or in RAY_AUTH_TOKEN"
+)
+
 
 def main() -> int:
     """Run until stdin ends."""
     request = PlacementRequest.of(sys.stdin.readline())
+    advice = ""
     try:
         _reach(request.options.address)
+        if "RAY_AUTH_MODE" not in os.environ:
+            advice = _TOKEN
         ray.init(request.options.address or "auto", namespace=request.job, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as error:
-        print(f"no Ray cluster: {error}", file=sys.stderr)
+        print(f"no Ray cluster: {error}{advice}", file=sys.stderr)
         return 1
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(request.socket)
