@@ -14,7 +14,7 @@ from tests.engines import jobs
 
 VENV = Path(os.environ.get("PACELINE_TEST_ENGINES_VENV", "/nowhere"))
 TORCHX = VENV / "bin" / "torchx"
-COMPONENT = jobs.ROOT / "src" / "paceline" / "launch" / "torchx_app" / "component.py"
+COMPONENT = jobs.ROOT / "src" / "paceline" / "launch" / "engines" / "torchx_app" / "component.py"
 
 pytestmark = [
     pytest.mark.skipif(not TORCHX.exists(), reason="needs TorchX (PACELINE_TEST_ENGINES_VENV)"),
