@@ -260,6 +260,9 @@ class Chunked(torch.autograd.Function):
         return grad * 2 * ctx.saved_tensors[0] / ctx.saved_tensors[0].numel()
 
 
+PACKED = "a checkpointed segment, or with other hooks of saved tensors, as save_on_cpu"
+
+
 def compiled_loss(out: torch.Tensor) -> torch.Tensor:
     return torch.compile(lambda x: F.cross_entropy(x, PARTLY), backend="aot_eager")(out)  # type: ignore[no-any-return]
 
@@ -271,9 +274,8 @@ def compiled_loss(out: torch.Tensor) -> torch.Tensor:
         (Chunked.apply, "the autograd function Chunked"),
         (lambda out: Chunked.apply(out) / 4 + 0.1 * out.mean(), "the autograd function Chunked"),
         (lambda out: checkpoint(F.cross_entropy, out, PARTLY, use_reentrant=True), "a checkpointed segment"),
-        (lambda out: checkpoint(F.cross_entropy, out, PARTLY, use_reentrant=False), "a checkpointed segment"),
-        (lambda out: checkpoint(lambda x: (x * MASK).sum() / MASK.sum(), out, use_reentrant=False),
-         "a checkpointed segment"),
+        (lambda out: checkpoint(F.cross_entropy, out, PARTLY, use_reentrant=False), PACKED),
+        (lambda out: checkpoint(lambda x: (x * MASK).sum() / MASK.sum(), out, use_reentrant=False), PACKED),
         (lambda out: F.cross_entropy(out, PARTLY) + Chunked.apply(out), None),  # it has labels to weigh by
         (lambda out: checkpoint(F.mse_loss, out, TARGETS, use_reentrant=False), None),
         (lambda out: out.square().mean(), None),

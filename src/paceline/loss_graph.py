@@ -71,8 +71,8 @@ _MOST_OPERATIONS = 200
 _MOST_ELEMENTWISE = 20
 
 #: PyTorch's own functions that hide a loss.
-_CHECKPOINT = "a checkpointed segment"
-_HIDING = {"CompiledFunction": "torch.compile", "CheckpointFunction": _CHECKPOINT}
+_HIDING = {"CompiledFunction": "torch.compile", "CheckpointFunction": "a checkpointed segment"}
+_PACKED = "a checkpointed segment, or with other hooks of saved tensors, as save_on_cpu"
 
 #: What the terms of a sum make of it.
 _STRONGEST = (Reduced.SUM, Reduced.OVER_LABELS, Reduced.MEAN)
@@ -302,11 +302,11 @@ def _hides(term: _Term) -> str | None:
         own = name.removesuffix("Backward")
         return _HIDING.get(own, f"the autograd function {own}")
     is_packed = name.startswith("NllLoss") and _is_packed(node, "target")
-    return _CHECKPOINT if is_packed or any(_is_packed(one, "other") for one in _quotients(term)) else None
+    return _PACKED if is_packed or any(_is_packed(one, "other") for one in _quotients(term)) else None
 
 
 def _is_sum(node: Any, name: str) -> bool:
-    """Return whether a term is a sum of elements that nothing has averaged, or one of smoothed labels."""
+    """Return whether a term is a sum of elements that are no means, or one of smoothed labels."""
     if getattr(node, "_saved_reduction", 0) in _SAVED:
         return _SAVED[node._saved_reduction] is Reduced.SUM
     if name.startswith(_SUMS):

@@ -42,7 +42,8 @@ def register() -> None:
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         devices = list(dict.fromkeys((*_DEVICES, torch._C._get_privateuse1_backend_name())))
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
-        _replace({"_maybe_attach_flight_recorder": _record})
+        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # from PyTorch 2.15 on
+            _replace({"_maybe_attach_flight_recorder": _attach_recorder})
 
 
 def _create(options: Any, pg_options: Any) -> Any:
@@ -73,8 +74,8 @@ def replace_init() -> None:
 
 def _replace(functions: Mapping[str, Callable[..., Any]]) -> None:
     for name, make in functions.items():
-        original = getattr(c10d, name, None)
-        if original is None or isinstance(original, _Replaced):
+        original = getattr(c10d, name)
+        if isinstance(original, _Replaced):
             continue
         wrapped = functools.update_wrapper(_Replaced(make, original), original)
         for module in [one for at, one in list(sys.modules.items()) if at.startswith("torch.distributed")]:
@@ -144,7 +145,7 @@ def _set_timeout(original: Callable[..., None], timeout: Any, group: Any = None)
     return original(timeout, group)
 
 
-def _record(original: Callable[..., None], group: Any, *args: Any) -> None:
+def _attach_recorder(original: Callable[..., None], group: Any, *args: Any) -> None:
     from paceline.c10d.described import DescribedGroup
 
     if not isinstance(group, DescribedGroup):

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -69,7 +70,8 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """Exit as Python does, but take no module down: that takes half a second, and Triton may print what it leaks."""
+    """Exit as Python does, but take no module down: that takes half a second, and Triton may print its leaks."""
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, which an optimizer of the user's may have
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more

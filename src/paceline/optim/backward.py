@@ -29,6 +29,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.tensors import without_graph
+from paceline.untraced import untraced
 
 #: The watch of each parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again.
 #: The parameter keeps the watch alive; this table holds both weakly.
@@ -37,6 +38,7 @@ _watches: MutableMapping[torch.nn.Parameter, weakref.ref[BackwardWatch]] = WeakI
 engine = torch.autograd.Variable._execution_engine
 
 
+@untraced
 class BackwardWatch:
     """Calls functions for every gradient that backward has completed, and at the end of each backward pass.
 
@@ -141,6 +143,7 @@ def is_watched(param: torch.nn.Parameter) -> bool:
 
 
 def _weakly(method: weakref.WeakMethod[Callable[[torch.nn.Parameter], None]]) -> Callable[[torch.nn.Parameter], None]:
+    @untraced
     def call(param: torch.nn.Parameter) -> None:
         known = method()
         if known is not None:

@@ -56,7 +56,8 @@ class LossReader:
         Raises:
             PacelineError: a loss is a sum, and workers weigh by samples.
         """
-        mean, kinds, self._mean, self._kinds = self._mean, self._kinds, None, set()
+        mean, kinds, is_divided_twice, hidden_in = self._mean, self._kinds, self._are_divided_twice, self._hidden_in
+        self._mean, self._kinds, self._are_divided_twice, self._hidden_in = None, set(), False, None
         self.is_unread = False
         if self._left:
             self._left -= 1
@@ -68,7 +69,7 @@ class LossReader:
                 )
             says = self._says_doubt and not is_given
             has_unlike_terms = mean is not None and not mean.is_alone and Reduced.OVER_LABELS in kinds
-            if says and self._are_divided_twice:
+            if says and is_divided_twice:
                 self._says_doubt = False
                 logger.warning(
                     "the loss is a sum that is divided twice, as by its words and by the steps of an accumulation: "
@@ -76,14 +77,14 @@ class LossReader:
                     "count, not by samples, set optimizer.samples to their number before the first backward pass of "
                     "each step"
                 )
-            if says and self._hidden_in is not None:
+            if says and hidden_in is not None:
                 self._says_doubt = False
                 logger.warning(
                     "the loss is computed in %s, which does not show what divides it: it is taken for a mean over "
                     "samples. If it is one over labels or words, of which batches have unlike numbers (padding), set "
                     "optimizer.samples to the number that counts before the first backward pass of each step. If it is "
                     "a sum, give DistributedOptimizer reduction='sum'",
-                    self._hidden_in,
+                    hidden_in,
                 )
             if says and has_unlike_terms:
                 self._says_doubt = False

@@ -52,6 +52,7 @@ from paceline import dealt
 from paceline.counting import ALIKE, LABELS
 from paceline.optim.backward import engine
 from paceline.tensors import floats
+from paceline.untraced import untraced
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class SampleCounter:
             return
         one, last_pass = tally(inputs, self.batch_dim), _NO_PASS
 
+        @untraced
         def count(*_: Any) -> None:
             nonlocal last_pass
             this_pass = torch._C._current_graph_task_id()

@@ -16,7 +16,7 @@ from paceline.testing.faults import VARIABLE
 
 
 def load_function(file: str, name: str) -> Callable[..., Any]:
-    """Return a function of a Python file, which is run as a module of its own. Spawned processes can import it, too.
+    """Return a function of a Python file, which is run as a module of its own.
 
     Raises:
         ImportError: the file cannot be loaded.
@@ -27,7 +27,6 @@ def load_function(file: str, name: str) -> Callable[..., Any]:
         raise ImportError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.append(str(Path(file).parent))
     spec.loader.exec_module(module)
     function: Callable[..., Any] = getattr(module, name)
     return function
@@ -38,6 +37,7 @@ def main(path: str) -> None:
     if VARIABLE in os.environ:  # it imports torch, which a function without faults may not need
         importlib.import_module("paceline.testing.faulty").install(f"worker {os.environ[config.variable('rank')]}")
     task = json.loads(Path(path).read_text())
+    sys.path.append(str(Path(task["file"]).parent))  # processes that the function spawns import its module
     result = load_function(task["file"], task["function"])(*task["arguments"])
     part = Path(task["result"] + ".part")
     part.write_text(json.dumps(result))

@@ -34,7 +34,7 @@ _REACH_S = 10.0
 
 #: Ray sends a token to no cluster whose address is given, unless it is told to.
 _TOKEN = (
-    "; if the cluster asks for a token (from Ray 2.59 on, ray start does so where ~/.ray/auth_token exists), set "
+    "; if the cluster asks for a token (with Ray 2.60 ray start does so where ~/.ray/auth_token exists), set "
     "RAY_AUTH_MODE=token, and have the token in that file or in RAY_AUTH_TOKEN"
 )
 
