@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 
@@ -73,3 +74,23 @@ def test_mistake_is_explained(role: str, words: list[str], message: str, capsys:
     assert main([role, *words]) == 2
     assert message in capsys.readouterr().err
     assert len(GIVEN) == before
+
+
+def test_a_role_ends_as_python_does_but_takes_no_module_down() -> None:
+    code = """
+import atexit, threading, time
+from paceline.cli.roles import _end
+
+class Module:
+    def __del__(self):
+        print("taken down")
+
+kept = Module()
+atexit.register(print, "told at exit")
+threading.Thread(target=lambda: (time.sleep(0.1), print("joined"))).start()
+print("not flushed", end=" ")
+_end(7)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == "not flushed joined\ntold at exit\n"
