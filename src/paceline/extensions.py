@@ -12,12 +12,21 @@
 A name is found where it was registered (:func:`register`), and where a package is installed that has an entry point of
 that name; such a package is imported when the name is asked for. A server runs no script, so it imports the
 entries of its setting ``allow``: ``pkg.mod:Name``, comma separated (``paceline launch --allow pkg.mod:Name``).
+
+Servers and schedulers import nothing else of the user's. Libraries try to import packages that may not be there
+(``cuda``): a file of that name in the working directory or a folder of ``PYTHONPATH`` would be run. So these folders
+are not searched (:func:`hide_user_folders`), except while an entry of ``allow`` is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Collection
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.naming import suggestion
@@ -38,6 +47,9 @@ GROUPS = {
 T = TypeVar("T")
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in GROUPS}
+
+_hidden: list[str] = []
+"""Folders that :func:`hide_user_folders` has taken from ``sys.path``."""
 
 
 def register(kind: str, name: str = "") -> Callable[[T], T]:
@@ -103,13 +115,54 @@ def load(path: str) -> Any:
 
 
 def load_all(paths: str) -> None:
-    """Import the entries of the setting ``allow``.
+    """Import the entries of the setting ``allow``, also from folders that are hidden.
 
     Raises:
         ValueError: as :func:`load`.
     """
-    for path in split(paths):
-        load(path)
+    with _shown(_hidden):
+        for path in split(paths):
+            load(path)
+
+
+def hide_user_folders() -> None:
+    """Search the working directory and the user's folders of ``PYTHONPATH`` for no module any more.
+
+    Folders with installed packages are searched as before: clusters name theirs in ``PYTHONPATH``.
+    """
+    directory = ""
+    with contextlib.suppress(FileNotFoundError):  # it does not exist any more
+        directory = os.getcwd()
+    found = _user_folders(sys.path, os.environ.get("PYTHONPATH", ""), directory)
+    sys.path[:] = [one for one in sys.path if one not in found]
+    _hidden[:] = dict.fromkeys([*found, directory])
+
+
+def _user_folders(path: Sequence[str], pythonpath: str, directory: str) -> list[str]:
+    """Return entries of ``path`` that are the working directory or of ``PYTHONPATH``, and have no installed package."""
+    standard = sysconfig.get_path("stdlib")
+    first = path[: path.index(standard)] if standard in path else path
+    named = {os.path.join(directory, one) for one in ("", *pythonpath.split(os.pathsep))}
+    named |= {os.path.normpath(one) for one in named}
+    return [one for one in first if os.path.join(directory, one) in named and not _has_packages(one)]
+
+
+def _has_packages(folder: str) -> bool:
+    """Return whether a folder has packages that were installed there, or this one."""
+    place = Path(folder)
+    is_ours = place.resolve() == Path(__file__).resolve().parents[1]
+    return is_ours or place.is_file() or any(any(place.glob(f"*.{kind}")) for kind in ("dist-info", "egg-info"))
+
+
+@contextlib.contextmanager
+def _shown(folders: Sequence[str]) -> Iterator[None]:
+    """Search folders after all others, inside a ``with`` block."""
+    added = [one for one in folders if one not in sys.path]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        sys.path[:] = [one for one in sys.path if one not in added]
 
 
 def split(paths: str) -> list[str]:

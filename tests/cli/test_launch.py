@@ -90,24 +90,35 @@ print("weights", out.tolist())
 """
 
 HALF = """
+import contextlib
+import beside_mine
 import torch
 
 class Half(torch.optim.SGD):
     def __init__(self, params):
+        with contextlib.suppress(ImportError):  # as libraries do
+            import cuda
         super().__init__(params, lr=0.5)
 """
 
 
-def test_files_of_the_directory_hide_no_module_and_are_found_by_allow(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
+def test_files_of_the_directory_hide_no_module_and_only_allow_finds_them(tmp_path: Path) -> None:
+    """Neither in the working directory, nor in the user's folder of PYTHONPATH."""
+    for folder in (tmp_path / "src", tmp_path / "lib"):
+        folder.mkdir()
     (tmp_path / "src" / "train.py").write_text(SHADOWED)
-    (tmp_path / "src" / "mine.py").write_text(HALF)
+    (tmp_path / "src" / "mine.py").write_text("class Half: pass")
     (tmp_path / "mine.py").write_text(HALF)
+    (tmp_path / "lib" / "beside_mine.py").write_text("")
     for name in ("queue", "random", "paceline"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} of the directory')\n")
+    for name in ("cuda", "lib/cuda"):  # torch tries to import it; in a worker PYTHONPATH is the user's business
+        (tmp_path / f"{name}.py").write_text("import os\nif os.environ['PACELINE_ROLE'] != 'worker': os._exit(3)\n")
     launch = ["-P", "-m", "paceline", "launch", "-n", "1", "-s", "1", "--allow", "mine:Half"]
     command = [sys.executable, *launch, "--", sys.executable, "src/train.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    places = [str(tmp_path / "lib"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert ended.returncode == 0, ended.stderr
     assert "weights [0.5, 0.5]" in ended.stdout
 

@@ -24,6 +24,7 @@ def role(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     module.main = note  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("paceline.cli.roles._end", int)  # in a job the process ends there
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a role takes folders out
     return str(request.param)
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from paceline import config
+from paceline import config, extensions
 from paceline.cli.options import Option, Parser, UsageError
 
 #: Options of both roles; each sets the field of its name, or of :data:`_FIELDS`.
@@ -63,8 +63,7 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(
             "the address of the scheduler is missing; give --scheduler tcp://HOST:PORT or PACELINE_SCHEDULER"
         )
-    if sys.flags.safe_path:  # files beside the script hide no module from us, and --allow finds them
-        sys.path.append("")
+    extensions.hide_user_folders()
     role = importlib.import_module(f"paceline.{name}.process")  # only here, because it imports torch
     return _end(int(role.main(settings)))
 
