@@ -45,7 +45,7 @@ def test_every_process_is_shown_with_its_command_and_variables() -> None:
         "server 0 on 127.0.0.1",
         "  /usr/bin/python -P -m paceline server",
         "worker 1 on 127.0.0.1",
-        "  python 'my train.py'",
+        "  /usr/bin/python 'my train.py'",
         "    PACELINE_RANK=1",
         "    GREETING='hello you'",
         "    MASTER_PORT=<free port>",

@@ -29,7 +29,9 @@ from paceline.launch import (
     with_default_interface,
 )
 from paceline.launch.host_list import LOCALHOST
+from paceline.launch.interpreter import other_python
 from paceline.launch.preflight import make_folder, read_text
+from paceline.launch.process_environment import AUTOLOAD
 from paceline.naming import listed, suggestion
 from paceline.observe.table import plural
 from paceline.systems import signal
@@ -64,6 +66,7 @@ def run(name: str, words: Sequence[str]) -> int:
     if options.log_dir:
         make_folder(options.log_dir, "the folder of --log-dir")
     _say_how_to_look(spec, options)
+    _say_other_python(spec, options)
     if options.groups == "auto":
         from paceline.cli.auto_groups import with_measured_groups
 
@@ -94,6 +97,17 @@ def _say_how_to_look(spec: JobSpec, options: argparse.Namespace) -> None:
     if spec.sync:
         print(f"paceline: first this directory is copied to {spec.directory} there", file=sys.stderr)
     sys.stderr.flush()
+
+
+def _say_other_python(spec: JobSpec, options: argparse.Namespace) -> None:
+    """Say which Python runs the script where the shell would start another one, and what ``--ddp`` changes here."""
+    others = other_python(spec.command, os.environ)
+    if others and options.launcher not in _CHOOSES_HOSTS:
+        which = f"{spec.command[0]} of the command is {sys.executable}, which has this paceline, and not {others}"
+        print(f"paceline: {which} of the PATH; give a path to choose another one", file=sys.stderr, flush=True)
+    if spec.ddp and os.environ.get(AUTOLOAD, "1") != "1":
+        set_to = f"{AUTOLOAD}={os.environ[AUTOLOAD]}"
+        print(f"paceline: {set_to} does not count for the workers: --ddp needs it", file=sys.stderr, flush=True)
 
 
 def _wait(job: Job) -> int:

@@ -7,6 +7,7 @@ import os
 from paceline.errors import LaunchError
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
+from paceline.launch.interpreter import check_ddp, with_own_folder
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, Late, describe
 from paceline.launch.planner import Machine, make_plan
@@ -36,16 +37,22 @@ class LocalBackend:
                 raise LaunchError(
                     f"{process.member} is placed on {process.host}; launcher 'local' runs on this machine only"
                 )
-            check_command(process.argv, os.environ | {k: v for k, v in process.env.items() if isinstance(v, str)})
+            environ = _environ() | {k: v for k, v in process.env.items() if isinstance(v, str)}
+            check_command(process.argv, environ)
+            check_ddp(process.argv, environ)
 
     def submit(self, request: JobPlan) -> Job:
         """Return the job, which runs while its ``wait`` does."""
         from paceline.launch.supervise.crew import LocalCrew  # a dry run does not need it
         from paceline.launch.supervise.supervisor import SupervisedJob
 
-        environ = own_environ(os.environ)
+        environ = _environ()
         return SupervisedJob(
             request,
             lambda around: LocalCrew(around.selector, around.console, around.register, environ, around.take),
             {Late.BIND: f"tcp://{LOCALHOST}:0"},
         )
+
+
+def _environ() -> dict[str, str]:
+    return with_own_folder(own_environ(os.environ))

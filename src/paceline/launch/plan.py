@@ -131,6 +131,12 @@ class JobPlan:
         name, scheduler = variable("on_worker_death"), self.scheduler
         return scheduler is not None and (scheduler.env.get(name) or environ.get(name)) != "stop"
 
+    @property
+    def needs_backend(self) -> bool:
+        """Whether the workers must join: ``--ddp`` makes several scripts one job."""
+        workers = [process for process in self if process.role == "worker"]
+        return len(workers) > 1 and all("PACELINE_DDP" in worker.env for worker in workers)
+
     def needs(self, value: Late) -> bool:
         """Tell whether any process needs a late value."""
         return any(value in process.env.values() for process in self)

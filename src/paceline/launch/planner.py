@@ -11,6 +11,7 @@ from paceline.consistency import name_ranks
 from paceline.cores import usable_cores
 from paceline.launch import process_environment as environment
 from paceline.launch.host_list import LOCALHOST, Host
+from paceline.launch.interpreter import own_python
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.placing import Placement, place_alone, place_servers, place_workers
 from paceline.launch.plan import JobPlan, ProcessSpec, Value
@@ -54,7 +55,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
     Raises:
         ValueError: ``spec.env`` sets a variable that gives a process its identity, or the workers do not fit.
     """
-    for name in sorted(environment.OWNED & _given(spec)):
+    for name in sorted(environment.owned(spec) & _given(spec)):
         raise ValueError(f"{name} is set by the launcher, for each process; it cannot be given")
     places = _workers_alone(spec) if alone else place_workers(spec)
     spec = replace(spec, settings=_settings(spec, [place for _, place in places]))
@@ -63,7 +64,8 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
     first = Host("scheduler-0") if alone else spec.hosts[0]
     scheduler = [_role(spec, machine, "scheduler", 0, Placement(first, 0, 1))] if servers else []
     nodes = list(dict.fromkeys(place.host.name for _, place in places))
-    workers = [_worker(spec, machine, rank, *one, nodes) for rank, one in enumerate(places)]
+    python = "" if alone else machine.python
+    workers = [_worker(spec, machine, rank, *one, nodes, python) for rank, one in enumerate(places)]
     placed = [*dealt, *(place for _, place in places)]
     hosts = {one.name: one for one in (*([first] if alone else spec.hosts), *(place.host for place in placed))}
     used = {process.host for process in (*scheduler, *servers, *workers)}
@@ -112,8 +114,15 @@ def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Placemen
 
 
 def _worker(
-    spec: JobSpec, machine: Machine, rank: int, group: WorkerGroup, place: Placement, nodes: Sequence[str]
+    spec: JobSpec,
+    machine: Machine,
+    rank: int,
+    group: WorkerGroup,
+    place: Placement,
+    nodes: Sequence[str],
+    python: str,
 ) -> ProcessSpec:
+    """Return a worker; ``python`` is what that word of its command means, empty: the host's PATH says so."""
     env: dict[str, Value] = environment.unbuffered(machine.environ)
     env |= environment.master(_master_host(spec, place), machine.environ) if spec.torchrun_env else {}
     env |= _threads(machine, place)
@@ -122,11 +131,12 @@ def _worker(
     env |= group.env
     env |= environment.settings(spec)
     env |= environment.of_host(group.interface or place.host.interface)
+    command = own_python(spec.command, python) if python and "PATH" not in env else spec.command
     env |= environment.of_group(spec, group, place.host.weight)
     env |= environment.torchrun(spec, rank, place, nodes) if spec.torchrun_env else {}
     env |= environment.mxnet(spec)
     env |= environment.identity(spec, "worker", rank, place.local_rank)
-    return ProcessSpec("worker", rank, (*spec.command, *group.args), env, place.host.name, group.name)
+    return ProcessSpec("worker", rank, (*command, *group.args), env, place.host.name, group.name)
 
 
 def _master_host(spec: JobSpec, place: Placement) -> str:

@@ -49,6 +49,9 @@ OWNED = frozenset(
     *_TORCHRUN,
 }
 
+#: Switches off that ``import torch`` loads paceline, if it is not 1. The launcher sets it for workers of ``--ddp``.
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
 #: What others say of the process in which a launcher or an agent runs: ranks of mpirun and srun, where there is one of
 #: :data:`_FOREIGN_RANKS`, and those of horovodrun and torchrun.
 _FOREIGN_RANKS = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
@@ -76,6 +79,11 @@ def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
         and not (is_ranked and (name.startswith(_FOREIGN_PREFIXES) or name in _FOREIGN_NAMES))
         and not (is_worker and name in _OF_OUTER_JOB)
     }
+
+
+def owned(spec: JobSpec) -> frozenset[str]:
+    """Return the variables that only the launcher of a job sets."""
+    return OWNED | {AUTOLOAD} if spec.ddp else OWNED
 
 
 def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
@@ -133,6 +141,7 @@ def torchrun(spec: JobSpec, rank: int, place: Placement, nodes: Sequence[str]) -
     env |= {"LOCAL_RANK": str(place.local_rank), "LOCAL_WORLD_SIZE": str(place.local_size)}
     if not spec.ddp:
         return env
+    env |= {AUTOLOAD: "1"}
     env |= {"PACELINE_DDP": spec.shares if spec.shares == "measured" else "1", "TORCHELASTIC_RUN_ID": spec.job_id}
     env |= {"TORCHELASTIC_RESTART_COUNT": Late.RESTART if spec.max_restarts else "0"}
     env |= {"TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts)}

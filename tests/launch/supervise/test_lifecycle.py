@@ -45,7 +45,11 @@ class World:
     """Plays the processes and the clock for a lifecycle."""
 
     def __init__(
-        self, members: tuple[ProcessName, ...] = ALL, unstartable: ProcessName | None = None, may_go_on: bool = False
+        self,
+        members: tuple[ProcessName, ...] = ALL,
+        unstartable: ProcessName | None = None,
+        may_go_on: bool = False,
+        must_join: bool = False,
     ) -> None:
         self.now = 0.0
         self.unstartable = unstartable
@@ -54,7 +58,7 @@ class World:
         self.warnings: list[str] = []
         self.busy: set[ProcessName] = set()
         """These use CPU time."""
-        self.cycle = JobLifecycle(members, GRACES, self.now, may_go_on)
+        self.cycle = JobLifecycle(members, GRACES, self.now, may_go_on, must_join)
         self._do(self.cycle.begin())
 
     def tell(self, event: Event) -> None:
@@ -683,3 +687,18 @@ def test_worker_whose_host_is_slow_to_say_that_it_runs_outlives_idle_servers() -
     for now in range(2 * int(GRACES.idle_s)):
         assert cycle.handle(Runs(SCHEDULER, 0.0), float(now)) == []
     assert cycle.phase is Phase.LEAVING
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_job_of_ddp_fails_if_all_workers_end_and_none_has_joined(joined: bool) -> None:
+    world = World(must_join=True)
+    world.tell(Ready())
+    if joined:
+        world.tell(Complete())
+    world.tell(Exited(W0, 0))
+    world.tell(Exited(W1, 0))
+    world.wait()
+    assert world.now == GRACES.leave_s
+    assert world.cycle.code == (0 if joined else 1)
+    cause = world.cycle.blame.cause
+    assert cause is None if joined else cause is not None and "backend paceline of --ddp" in cause.reason

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cores import usable_cores
-from paceline.errors import PacelineError
+from paceline.errors import LaunchError, PacelineError
 from paceline.interfaces import address_of, address_towards, addresses_for_others
 from paceline.launch.host_list import LOCALHOST
+from paceline.launch.interpreter import check_ddp, with_own_folder
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import NOT_FOUND_CODE, CommandNotFoundError, check_command
 from paceline.launch.process_environment import own_environ
@@ -153,14 +154,17 @@ class Agent:
                 raise ValueError(f"{line[0]!r} is not understood: launcher and agent are of different versions")
 
     def _start(self, process: ProcessSpec) -> None:
-        if process.role == "scheduler":
-            process = replace(process, env={**process.env, **_PIPES})
         try:
-            check_command(process.argv, self._environ)
+            environ = {**self._environ, **process.environment({})}
+            check_command(process.argv, environ)
+            check_ddp(process.argv, environ)
         except CommandNotFoundError as error:
             self._take(NotStarted(process.member, str(error), NOT_FOUND_CODE))
+        except LaunchError as error:
+            self._take(NotStarted(process.member, str(error)))
         else:
-            self._crew.start(process, {})
+            pipes = _PIPES if process.role == "scheduler" else {}
+            self._crew.start(replace(process, env={**process.env, **pipes}), {})
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Exited):
@@ -227,7 +231,5 @@ def main() -> int:
     os.dup2(2, 1)  # what anything prints by mistake is not part of the protocol
     environ = own_environ(os.environ)
     environ.pop(ADDRESS_VARIABLE, None)
-    if sys.prefix != sys.base_prefix:  # then `python` of the user's command is this one
-        environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    return Agent(in_fd, out_fd, environ).run()
+    return Agent(in_fd, out_fd, with_own_folder(environ)).run()

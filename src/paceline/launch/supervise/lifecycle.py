@@ -18,7 +18,7 @@
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
 | ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has counted for it (``StartClock``) |
 | ``RUNNING`` | ``FAILING`` | all that still runs has been stopped (SIGSTOP) for ``leave_s`` |
-| ``LEAVING`` | ``FAILING`` | a worker hangs in its exit |
+| ``LEAVING`` | ``FAILING`` | a worker hangs in its exit, or no worker has joined a job that ``must_join`` |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
 | ``LEAVING`` | ``TERMINATING`` | no worker is left, and servers and scheduler hang; or no ``Over`` in time |
 | ``FAILING`` | ``TERMINATING`` | ``survivors_s`` has passed |
@@ -81,22 +81,38 @@ class Phase(enum.Enum):
 #: How long servers and scheduler may stay if no worker is known to have joined: the news may be on its way.
 UNJOINED_S = 1.0
 
+#: What is wrong where workers of ``--ddp`` end with 0 and none has joined.
+_UNJOINED = (
+    "ended, and no worker has opened the backend paceline of --ddp: each trained alone, or over another backend. "
+    "Either the script calls no init_process_group, or import torch did not load paceline: is it installed for the "
+    "Python that the script runs with, and does nothing set TORCH_DEVICE_BACKEND_AUTOLOAD to 0?"
+)
+
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
 class JobLifecycle:
     """The state of one job that starts now, its members in that order; times are seconds on one clock.
 
-    ``may_go_on``: the job may go on when a worker dies; its scheduler decides.
+    ``may_go_on``: the job may go on when a worker dies; its scheduler decides. ``must_join``: a job whose workers all
+    end without joining has failed (``--ddp``).
     """
 
-    def __init__(self, members: Sequence[ProcessName], graces: Graces, now: float, may_go_on: bool = False) -> None:
+    def __init__(
+        self,
+        members: Sequence[ProcessName],
+        graces: Graces,
+        now: float,
+        may_go_on: bool = False,
+        must_join: bool = False,
+    ) -> None:
         self.members = tuple(members)
         self.graces = graces
         self.phase = Phase.STARTING
         self.deadline: float | None = None
         """When a :class:`Tick` is due, if one is."""
         self.blame = Blame(now, SCHEDULER in self.members, may_go_on)
+        self._must_join = must_join
         self._exits: Exits | None = None
         """Exits of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
@@ -237,7 +253,8 @@ class JobLifecycle:
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
         if not self._unfinished and self.phase is Phase.RUNNING:
-            wait_s = self.graces.leave_s if self._is_complete else min(self.graces.leave_s, UNJOINED_S)
+            is_sure = self._is_complete or self._must_join
+            wait_s = self.graces.leave_s if is_sure else min(self.graces.leave_s, UNJOINED_S)
             self.phase, self.deadline = Phase.LEAVING, now + wait_s
 
     def _wait_for_exits(self, now: float) -> None:
@@ -303,6 +320,9 @@ class JobLifecycle:
                 self.deadline = now + LOOK_S
                 line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
                 return [*([e.ShowLine(line)] if line else []), e.Look(tuple(self.alive))]
+            case Phase.LEAVING if self._must_join and not self._is_complete:
+                self._fail(next(one for one in self._started if one.role == "worker"), _UNJOINED, now)
+                return self._terminate(now)
             case Phase.LEAVING:
                 warning = (
                     f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"

@@ -146,7 +146,8 @@ class Supervisor:
 
     def _supervise(self) -> int:
         may_go_on = self._crew.hears_scheduler and self._plan.may_go_on(os.environ)
-        self._lifecycle = JobLifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
+        members, must_join = list(self._processes), self._plan.needs_backend
+        self._lifecycle = JobLifecycle(members, self._plan.graces, time.monotonic(), may_go_on, must_join)
         if SCHEDULER in self._processes:
             self._next_look = time.monotonic() + _START_LOOK_S
         else:
