@@ -24,8 +24,8 @@ EXAMPLE_FLAGS = {
     for path in (ROOT / "examples").rglob("*.py")
     for flag in re.findall(r'add_argument\([^)]*?"(--[a-z][\w-]*)"', path.read_text())
 }
-#: Names of others: pip, mpirun, pytest, ray, torchx and torchrun; users' and jobs' files; torch, Python and Noise.
-FOREIGN_FLAGS = {"--index-url", "--version", "--short", "--mca", "--labels", "--key_file", "--mounts"}
+#: Names of others: pip, mpirun, pytest, ray and torchrun; users' and jobs' files; torch, Python and Noise.
+FOREIGN_FLAGS = {"--index-url", "--version", "--short", "--mca", "--labels"}
 FOREIGN_FLAGS |= {"--nnodes", "--node-rank", "--master-addr", "--rdzv-backend", "--rdzv-endpoint", "--standalone"}
 FOREIGN_FLAGS |= {"--local-addr", "--redirects", "--tee", "--multiprocessing-distributed"}
 FOREIGN_FILES = {"train.py", "resume.py", "job.ckpt", "job.ckpt.rank<r>.*", "models/resnet20-0250.ckpt"}
@@ -86,7 +86,7 @@ def test_every_line_of_a_table_that_claims_a_test_names_one(document: str) -> No
 @DOCUMENTS
 def test_every_public_name_exists(document: str) -> None:
     named = {name for one in code(document) for name in re.findall(r"\bpaceline(?:\.\w+)+", one)}
-    for name in named - set(GROUPS.values()) - {"paceline.job"}:  # the component of TorchX
+    for name in named - set(GROUPS.values()):
         assert pkgutil.resolve_name(name), name
 
 

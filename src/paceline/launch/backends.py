@@ -20,7 +20,7 @@ The command line takes every backend through the same steps::
    its agent, learns its address, and then sends each process its environment, key and address included, over the
    agent's stdin. An agent whose stdin ends kills its processes. Such a backend only knows the command line that runs
    an agent on a host (:mod:`paceline.launch.remote`).
-2. *The engine starts them*: Kubernetes, torchx. The scheduler's address is known beforehand (a Service, a pod's
+2. *The engine starts them*: Kubernetes. The scheduler's address is known beforehand (a Service, a pod's
    name, the first actor's address): it binds ``PACELINE_SCHEDULER=tcp://0.0.0.0:PORT`` and the others get
    ``PACELINE_SCHEDULER=tcp://NAME:PORT``; a name may resolve late, members try until ``start_timeout_s``. The plan is
    made with ``alone=True``; :meth:`ProcessSpec.environment <paceline.launch.ProcessSpec.environment>` fills the late

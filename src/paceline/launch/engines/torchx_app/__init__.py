@@ -1,1 +1,0 @@
-"""paceline jobs as applications of TorchX: ``torchx run paceline.job``."""
