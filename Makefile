@@ -17,9 +17,9 @@ PEERS = $(VENV)-peers
 TWO_CORES = -n 2 --dist loadfile --no-loadscope-reorder
 
 # The pure core, and the tests that alone enter every line and branch of it. To measure the others takes twice their time.
-CORE = tests/consistency tests/membership tests/wire tests/net/test_sequence.py $(wildcard tests/test_*.py)
-PURE = */paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.py,*/paceline/own_time.py,$\
-  */paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*
+CORE = tests/consistency tests/host tests/layout tests/membership tests/wire tests/net/test_sequence.py $(wildcard tests/test_*.py)
+PURE = */paceline/consistency/*,*/paceline/layout/placement.py,*/paceline/host/start_clock.py,*/paceline/host/own_time.py,$\
+  */paceline/membership/*,*/paceline/layout/interval_map.py,*/paceline/layout/local_merge.py,*/paceline/wire/*
 
 # Processes that are killed, stopped, cut off, lied to, or change their speed, and whole jobs that take long: mostly waits.
 FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profiling.py tests/net/test_connections.py \
@@ -168,7 +168,7 @@ $(TRAINERS)/.ready: $(READY)
 	touch $@
 
 test-trainers: $(READY) $(TRAINERS)/.ready
-	PYTHONPATH=src PACELINE_TEST_TRAINERS=1 $(TRAINERS)/bin/python -m pytest --timeout 900 tests/c10d/test_trainers.py
+	PYTHONPATH=src PACELINE_TEST_TRAINERS=1 $(TRAINERS)/bin/python -m pytest --timeout 900 tests/ddp/test_trainers.py
 
 # apt-get install chromium has the browser.
 test-browser: $(READY)
@@ -177,7 +177,7 @@ test-browser: $(READY)
 # expecttest is imported by PyTorch's tests.
 test-c10d: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt expecttest
-	$(BIN)/python -m tests.c10d.pytorch $(C10D)
+	$(BIN)/python -m tests.ddp.pytorch $(C10D)
 
 check: $(READY) check-style check-linux check-darwin check-win32
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cores import share_of
+from paceline.host.cores import share_of
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0

@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.shapes import shapes_of
 from paceline import compression
 from paceline.config import Settings
-from paceline.placement import KeySize, place
+from paceline.layout.placement import KeySize, place
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 WORKERS = Path(__file__).parent / "workers"

@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from paceline.config import ALIASES, PLACEMENTS, Settings, check, from_environment, parse, variable
-from paceline.cores import share_of
 from paceline.errors import ConfigError
-from paceline.placement import PlacementPolicy
+from paceline.host.cores import share_of
+from paceline.layout.placement import PlacementPolicy
 
 
 def test_defaults_need_no_job() -> None:

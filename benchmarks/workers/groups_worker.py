@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.models import NETWORKS
-from paceline.c10d import backend
+from paceline.ddp import backend
 from paceline.worker.current import current_session
 
 #: Bytes of a tensor, and steps of each contender.

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.cli import launch, main
 from paceline.cli.launch_options import OPTIONS
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST
+from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.launch import Job
 from tests.clusters import programs
 

@@ -30,7 +30,7 @@ PRELOADED = (
     "paceline.kvstore.dist",
     "paceline.optim",
     "paceline.gluon",
-    "paceline.c10d.backend",
+    "paceline.ddp.backend",
     *(f"paceline.compression.kernels.{name}" for name in ("bits", "chunks", "lowrank", "selection")),
     "pytest",
     "paceline.testing",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NoReturn
 
-from paceline import forks
+from paceline.host import forks
 from paceline.launch.supervise import child
 from tests.clusters.fork_server import read_at_start
 from tests.clusters.forked_program import be_program

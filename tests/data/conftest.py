@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline import dealt
+from paceline.data import dealt
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler, TensorDataset
 
-from paceline import dealt, kvstore
-from paceline.data import ShardedSampler, SharedBatchSampler, batches, fetching
+from paceline import kvstore
+from paceline.data import ShardedSampler, SharedBatchSampler, batches, dealt, fetching
 
 DATA = TensorDataset(torch.arange(26.0))
 

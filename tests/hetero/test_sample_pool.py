@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Rest, Wait, WalkStart, positions
-from paceline.ranges import Ranges
+from paceline.layout.ranges import Ranges
 
 WORKERS, LENGTH = 4, 23
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.hetero.groups import server_speeds
-from paceline.placement import KeySize, place
+from paceline.layout.placement import KeySize, place
 
 
 def test_servers_that_are_nearly_alike_have_one_speed() -> None:

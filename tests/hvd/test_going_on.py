@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline.hvd as hvd
-from paceline.hvd import world
+from paceline.collectives import world
 from tests.hvd.ranks import run
 
 STEPS, FAILS, ROWS = 8, 4, 4

@@ -16,8 +16,8 @@ import pytest
 from torch.distributed import TCPStore
 
 import paceline.hvd as hvd
+from paceline.collectives.environment import find_place
 from paceline.errors import PacelineError
-from paceline.hvd.environment import find_place
 from paceline.net import new_job_key, sockets
 from tests.hvd import relay
 from tests.hvd.ranks import TIMEOUT_S, Ranks

@@ -12,9 +12,9 @@ import torch
 from torch import distributed as dist
 
 import paceline
-from paceline.c10d import backend
-from tests.c10d.test_ddp import trained
+from paceline.ddp import backend
 from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
+from tests.ddp.test_ddp import trained
 
 
 def digest() -> str:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.exitcodes import WORKER_LOST
+from paceline.host.exitcodes import WORKER_LOST
 from tests.clusters import programs
 
 LEAVES_EARLY = """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.config import Settings
+from paceline.host.own_time import LONGEST_TURN_S, OwnTime
 from paceline.membership import Action, Membership, Warn
 from paceline.membership.liveness import GONE, Liveness
 from paceline.membership.roster import MemberRecord
-from paceline.own_time import LONGEST_TURN_S, OwnTime
 from paceline.wire import messages as m
 
 JOB = Settings(job_id="j", num_workers=2, num_servers=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST
+from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.membership import Finish, Membership
 from paceline.membership.effects import Action
 from paceline.wire import messages as m

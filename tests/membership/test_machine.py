@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED
+from paceline.host.exitcodes import PEER_FAILED
+from paceline.host.own_time import LONGEST_TURN_S
 from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
 from paceline.membership.effects import MOST_NAMED, Waiting
 from paceline.net.answerer import Answerer
 from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
-from paceline.own_time import LONGEST_TURN_S
 from paceline.wire import decode, encode
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_AMOUNT, MAX_GATHER_BYTES, MAX_NUMEL

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.interfaces import interfaces
+from paceline.host.interfaces import interfaces
 from paceline.membership import GONE
 from paceline.net import hosts
 from paceline.net.hosts import own_address, process_state

@@ -1,4 +1,4 @@
-"""The default device and the default dtype of a script change nothing; ``tests/test_tensors.py`` looks at the code."""
+"""A script's default device and dtype change nothing; ``tests/layout/test_tensors.py`` looks at the code."""
 
 from __future__ import annotations
 

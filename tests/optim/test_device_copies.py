@@ -9,9 +9,9 @@ import torch
 
 import paceline
 from paceline.errors import DeadlineError, PacelineError
+from paceline.layout.tensors import copy_stream
 from paceline.net.memory import pin, unpin
 from paceline.optim.device import Pusher
-from paceline.tensors import copy_stream
 from paceline.testing import LocalJob
 
 

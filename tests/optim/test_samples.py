@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import dealt
-from paceline.dealt import Walk
+from paceline.data import dealt
+from paceline.data.dealt import Walk
 from paceline.optim.samples import Count, SampleCounter
 
 

@@ -1,4 +1,4 @@
-"""A job whose script starts DDP beside paceline is refused; ``tests/test_wrappers.py`` shows what is found."""
+"""A script that starts DDP beside paceline is refused; ``tests/torch_hooks/test_wrappers.py`` shows what is found."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline import DistributedOptimizer, hvd, kvstore, wrappers
+from paceline import DistributedOptimizer, hvd, kvstore
 from paceline.errors import PacelineError
 from paceline.gluon import Trainer, replicate
 from paceline.testing import LocalJob
+from paceline.torch_hooks import wrappers
 
 
 def said(make: Any) -> str:

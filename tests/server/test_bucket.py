@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.layout.tensors import to_frame
 from paceline.net.memory import MappedArena
 from paceline.observe import meter
 from paceline.server.bucket import PushRequest, Slot
 from paceline.server.members import STRANGER, Asker, Members
 from paceline.server.merge import Accumulator, Contribution, Scratch
 from paceline.server.requests import RequestHandler
-from paceline.tensors import to_frame
 from paceline.updaters import UpdaterSpec, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import Rounds

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.local_merge import LocalMerge
+from paceline.layout.local_merge import LocalMerge
+from paceline.layout.tensors import dtype_name, from_frame, to_frame
 from paceline.server.forward import ForwardStore
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
-from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import StepOptions, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import Rounds

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from paceline import compression
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.layout.tensors import to_frame
 from paceline.net.memory import MappedArena
 from paceline.server.members import Members
 from paceline.server.readers import Readers
 from paceline.server.requests import RequestHandler
-from paceline.tensors import to_frame
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
 from paceline.worker.answers import store_known

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.layout.tensors import dtype_name, from_frame, to_frame
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.server.rows import ChangedRows
-from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
 

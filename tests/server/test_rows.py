@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.kvstore.inprocess import LocalStore
+from paceline.layout.tensors import from_frame, to_frame
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
-from paceline.tensors import from_frame, to_frame
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paceline.exitcodes import PEER_FAILED
+from paceline.host.exitcodes import PEER_FAILED
 
 SCRIPT = """
 import sys, threading, time

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from paceline.cli import launch
 from paceline.cli.launch_options import ADVICE
 from paceline.cli.options import Option, Parser, UsageError, split_command, usage_errors
+from paceline.host.systems import os
 from paceline.launch import parse_host_list
 from paceline.launch.host_list import LOCALHOST
-from paceline.systems import os
 
 #: Flags that set a variable: flag, variable, factor of a number, summary.
 _VARIABLES: tuple[tuple[str, str, float, str], ...] = (

@@ -16,7 +16,8 @@ from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, read_hosts, split_command, usage_errors
 from paceline.consistency import groups_line, parse_groups, weighting_names
-from paceline.interfaces import address_of
+from paceline.host.interfaces import address_of
+from paceline.host.systems import signal
 from paceline.launch import (
     Graces,
     Host,
@@ -34,7 +35,6 @@ from paceline.launch.preflight import make_folder, read_text
 from paceline.launch.process_environment import AUTOLOAD
 from paceline.naming import listed, suggestion
 from paceline.observe.table import plural
-from paceline.systems import signal
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
 _NUMBER_IS_SLOTS = frozenset({"mpi"})

@@ -14,11 +14,11 @@ from types import FrameType, TracebackType
 from paceline.cli.options import Option, Parser
 from paceline.cli.running import SCHEDULER, ask, find
 from paceline.errors import LaunchError
+from paceline.host.systems import os, termios, tty
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
 from paceline.launch.supervise.panel import obeys_codes
 from paceline.observe.table import Size
-from paceline.systems import os, termios, tty
 from paceline.wire import messages as m
 
 OPTIONS = (

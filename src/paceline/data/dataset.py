@@ -11,7 +11,7 @@ from torch.utils.data import Sampler, TensorDataset
 from paceline.data.fetching import Dealing
 from paceline.data.partition import shard_bounds
 from paceline.data.sampler import ShardedSampler
-from paceline.tensors import as_tensor
+from paceline.layout.tensors import as_tensor
 
 
 class ArrayDataset(TensorDataset):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader, Sampler, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from paceline.dealt import Walk
+from paceline.data.dealt import Walk
 
 #: Calls of torch between a sampler and the loader that begins to walk it; there are five.
 _DEPTH = 10
@@ -38,7 +38,7 @@ def is_in_loader() -> bool:
 
 
 class Dealing:
-    """Tells :mod:`paceline.dealt` which batch of a walk the loop has. Entered in the ``__iter__`` of a sampler.
+    """Tells :mod:`paceline.data.dealt` which batch of a walk the loop has. Entered in the ``__iter__`` of a sampler.
 
     Batches that a ``DataLoader`` fetches ahead count when the loop gets them. If something else than torch's own
     classes takes the indices, it is unknown which of them make a batch, and none is told.

@@ -22,7 +22,7 @@ from paceline.hetero import split_evenly
 from paceline.hetero.sample_pool import WalkStart, positions
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.ranges import Ranges, cut, everything, without
+from paceline.layout.ranges import Ranges, cut, everything, without
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 

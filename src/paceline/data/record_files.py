@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from paceline import systems
 from paceline.errors import PacelineError
+from paceline.host import systems
 
 _MAGIC = 0xCED7230A
 _MAGIC_BYTES = struct.pack("<I", _MAGIC)

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from paceline.agreement import Fact
 from paceline.data.fetching import is_in_loader
 from paceline.data.partition import check_epoch, check_part
 from paceline.data.pool import session_of, walker_of
 from paceline.data.sampler import ShardedSampler, State, check_kind, epoch_order
 from paceline.data.shares import fractions_of
 from paceline.hetero import split_evenly
+from paceline.kvstore.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.start_checks import agree

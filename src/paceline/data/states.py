@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.data.sampler import State, check_kind, check_settings
 from paceline.hetero.sample_pool import positions
-from paceline.ranges import Ranges, everything, joined
+from paceline.layout.ranges import Ranges, everything, joined
 
 
 @dataclass(frozen=True)

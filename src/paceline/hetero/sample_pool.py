@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from paceline.ranges import Ranges, cut, everything, joined, others, without
+from paceline.layout.ranges import Ranges, cut, everything, joined, others, without
 
 
 @dataclass(frozen=True)

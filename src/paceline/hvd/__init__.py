@@ -5,6 +5,7 @@ Operations of different ranks are matched by name, in any order. Where ranks dis
 
 from typing import TYPE_CHECKING
 
+from paceline.collectives.process_sets import process_set_ids as process_set_ids
 from paceline.hvd import mpi_ops as mpi_ops
 from paceline.hvd.compression import CodecCompression as CodecCompression
 from paceline.hvd.compression import Compressor as Compressor
@@ -12,7 +13,6 @@ from paceline.hvd.functions import *  # noqa: F403 (each module lists its public
 from paceline.hvd.functions import __all__ as _functions
 from paceline.hvd.mpi_ops import *  # noqa: F403
 from paceline.hvd.optimizer import DistributedOptimizer as DistributedOptimizer
-from paceline.hvd.process_sets import process_set_ids as process_set_ids
 from paceline.hvd.run import run as run
 from paceline.hvd.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 

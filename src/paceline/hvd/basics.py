@@ -8,11 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.hvd import world
-from paceline.hvd.planes.torch_group import nccl_is_available
-from paceline.hvd.process_sets import ProcessSet, register, unregister
-from paceline.hvd.world import is_initialized
-from paceline.worker import guard
+from paceline.collectives import world
+from paceline.collectives.planes.torch_group import nccl_is_available
+from paceline.collectives.process_sets import ProcessSet, enter, unregister
+from paceline.collectives.world import is_initialized
 
 __all__ = [
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
@@ -34,18 +33,13 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         HorovodInternalError: ranks gave different sets.
         ConfigError: a variable of the environment is wrong, or ranks on several hosts have no key.
     """
-    if is_initialized():
-        return
-    guard.end_child()
     dynamic = isinstance(process_sets, str)
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r} is neither 'dynamic' nor a list of process sets")
         process_sets = None
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets or ()]
-    ranks = tuple(tuple(one.ranks or ()) for one in sets)
-    world.enter(comm, ranks, dynamic)
-    register(sets)
+    enter(comm, sets, dynamic=dynamic)
 
 
 def shutdown() -> None:
@@ -94,7 +88,7 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write a timeline from now on, in rank 0; see :mod:`paceline.hvd.timeline`.
+    """Write a timeline from now on, in rank 0; see :mod:`paceline.collectives.timeline`.
 
     Raises:
         ValueError: HOROVOD_TIMELINE is not DYNAMIC.

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from paceline.collectives.operations import Average, Sum, allgather_async, synchronize
+from paceline.collectives.process_sets import ProcessSet, members_of
 from paceline.compression import make
-from paceline.hvd.collectives import Average, Sum, allgather_async, synchronize
-from paceline.hvd.process_sets import ProcessSet, members_of
 
 
 class Compressor:

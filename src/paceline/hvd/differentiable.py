@@ -9,11 +9,11 @@ from typing import Any, ParamSpec
 import torch
 from torch.autograd.function import Function
 
-from paceline.hvd import collectives as base
-from paceline.hvd import world
-from paceline.hvd.collectives import Average, Sum, resolve_op, synchronize
+from paceline.collectives import operations as base
+from paceline.collectives import world
+from paceline.collectives.operations import Average, Sum, resolve_op, synchronize
+from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
 from paceline.hvd.compression import Compression, Compressor
-from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 
 __all__ = [
     "allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_", "grouped_allgather",

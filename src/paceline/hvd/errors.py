@@ -1,20 +1,6 @@
 """Errors under Horovod's names."""
 
-from __future__ import annotations
+from paceline.collectives.errors import CollectiveError as HorovodInternalError
+from paceline.collectives.errors import NotInitializedError, RankEndedError
 
-from paceline.errors import PacelineError
-
-
-class HorovodInternalError(PacelineError):
-    """A collective operation failed on all ranks; the text says why, and because of which rank."""
-
-
-class RankEndedError(HorovodInternalError):
-    """A rank ended during an operation."""
-
-
-class NotInitializedError(HorovodInternalError, ValueError):
-    """``hvd.init()`` has not been called: in Horovod a ValueError of ``rank`` and its like, else an internal one."""
-
-    def __init__(self) -> None:
-        super().__init__("Horovod has not been initialized; use hvd.init().")
+__all__ = ["HorovodInternalError", "NotInitializedError", "RankEndedError"]

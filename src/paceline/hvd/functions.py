@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from paceline.collectives import world
+from paceline.collectives.negotiation.messages import OperationRequest
+from paceline.collectives.operations import broadcast_async_, synchronize
+from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
 from paceline.errors import ConfigError, MissingExtraError
-from paceline.hvd import world
-from paceline.hvd.collectives import broadcast_async_, synchronize
-from paceline.hvd.negotiation.messages import OperationRequest
-from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 

@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from paceline.hvd import world
-from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchronize
+from paceline.collectives import world
+from paceline.collectives.operations import Adasum, Average, allreduce_async_, synchronize
+from paceline.collectives.process_sets import ProcessSet, global_process_set
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.parameters import checked_names, make_groups
-from paceline.hvd.process_sets import ProcessSet, global_process_set
 from paceline.hvd.reducer import OptimizerArguments, Reducer, release
-from paceline.untraced import apart
+from paceline.torch_hooks.untraced import apart
+from paceline.torch_hooks.wrappers import refuse_wrapped
 from paceline.worker.weight_sums import is_due
-from paceline.wrappers import refuse_wrapped
 
 _EARLY_ZERO = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "

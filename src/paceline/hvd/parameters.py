@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from paceline.hvd import world
-from paceline.hvd.execute import shares
-from paceline.hvd.negotiation.messages import OperationRequest
-from paceline.hvd.process_sets import ProcessSet, members_of
+from paceline.collectives import world
+from paceline.collectives.execute import shares
+from paceline.collectives.negotiation.messages import OperationRequest
+from paceline.collectives.process_sets import ProcessSet, members_of
 
 #: Names and parameters.
 Named = list[tuple[str, torch.nn.Parameter]]

@@ -27,19 +27,19 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from paceline.arguments import compressible
-from paceline.hvd import world
-from paceline.hvd.collectives import (
+from paceline.collectives import world
+from paceline.collectives.operations import (
     Average,
     allreduce_async_,
     grouped_allreduce_async_,
     sparse_allreduce_async,
     synchronize,
 )
+from paceline.collectives.process_sets import ProcessSet
 from paceline.hvd.compression import CodecCompression, CodecReduction, Compressor
 from paceline.hvd.parameters import Named
-from paceline.hvd.process_sets import ProcessSet
-from paceline.untraced import untraced
+from paceline.layout.arguments import compressible
+from paceline.torch_hooks.untraced import untraced
 from paceline.updaters.rows import no_rows
 
 _TOO_MANY = (

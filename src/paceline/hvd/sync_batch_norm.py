@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from paceline.batch_norm import JoinedBatchNorm, Moments
-from paceline.hvd import world
-from paceline.hvd.collectives import Sum, allreduce_async, synchronize
+from paceline.collectives import world
+from paceline.collectives.batch_norm import JoinedBatchNorm, Moments
+from paceline.collectives.operations import Sum, allreduce_async, synchronize
 
 
 class RankBatchNorm(JoinedBatchNorm):

@@ -9,7 +9,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from paceline.hvd.environment import find_place
+from paceline.collectives.environment import find_place
 from paceline.hvd.functions import dumps
 
 

@@ -1,4 +1,4 @@
-"""The store without servers: workers reduce among themselves by the Horovod interface."""
+"""The store without servers: workers reduce among themselves."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from functools import partial
 
 import torch
 
-import paceline.hvd as hvd
-from paceline.hvd import world
-from paceline.hvd.collectives import allreduce_async_, broadcast_async_, sparse_allreduce_async, synchronize
-from paceline.keys import Keys, Values, by_key
+from paceline.collectives import process_sets, world
+from paceline.collectives.operations import (
+    Sum,
+    allreduce_async_,
+    barrier,
+    broadcast_async_,
+    sparse_allreduce_async,
+    synchronize,
+)
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.device_sums import sum_of
+from paceline.layout.keys import Keys, Values, by_key
 
 
 class AllReduceStore(KVStoreBase):
     """Sums the values of all devices and workers, by all-reduce. It holds no values and runs no optimizer.
 
-    Keys pair the values of different workers, in any order. The job is that of ``paceline.hvd``, which this joins.
+    Keys pair the values of different workers, in any order. The job is the one that ``paceline.hvd`` joins, too.
     """
 
     def __init__(self, store_type: str) -> None:
         self._type = store_type
-        hvd.init()
+        process_sets.enter()
 
     @property
     def type(self) -> str:
@@ -33,17 +39,17 @@ class AllReduceStore(KVStoreBase):
     @property
     def rank(self) -> int:
         """This worker's rank."""
-        return hvd.rank()
+        return world.current().rank
 
     @property
     def num_workers(self) -> int:
         """Number of workers."""
-        return hvd.size()
+        return world.current().size
 
     @property
     def local_rank(self) -> int:
         """This worker's rank among those of its host."""
-        return hvd.local_rank()
+        return world.current().local_rank
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Copy worker 0's values into ``out``, on all workers."""
@@ -58,7 +64,7 @@ class AllReduceStore(KVStoreBase):
         """Sum the values of all devices and workers into ``out``, or into ``value`` itself.
 
         Raises:
-            HorovodInternalError: workers disagree on a key's shape or dtype, or one ended.
+            CollectiveError: workers disagree on a key's shape or dtype, or one ended.
         """
         values, outs = by_key(key, value), by_key(key, value if out is None else out)
         waiting = {name: _start_sum(f"kvstore {name!r}", devices) for name, devices in values.items()}
@@ -74,15 +80,15 @@ class AllReduceStore(KVStoreBase):
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""
-        hvd.barrier()
+        barrier()
 
 
 def _start_sum(name: str, values: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Start the sum of device values over all workers; returns a function that waits for it."""
     total = sum_of(values)
     if total.is_sparse:
-        return sparse_allreduce_async(total, name, hvd.Sum)
-    return partial(synchronize, allreduce_async_(total, None, name, hvd.Sum))
+        return sparse_allreduce_async(total, name, Sum)
+    return partial(synchronize, allreduce_async_(total, None, name, Sum))
 
 
 def _write(result: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, Unpack, ove
 
 import torch
 
-from paceline.keys import Key, Keys, Values
+from paceline.layout.keys import Key, Keys, Values
 
 if TYPE_CHECKING:
     from paceline.compression import Compression

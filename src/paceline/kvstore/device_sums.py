@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.cuda import comm
 
-from paceline.arguments import COMPRESSIBLE
-from paceline.keys import Key
-from paceline.tensors import sum_into
+from paceline.layout.arguments import COMPRESSIBLE
+from paceline.layout.keys import Key
+from paceline.layout.tensors import sum_into
 from paceline.updaters.rows import sum_rows
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from paceline import arguments as check
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key, Keys, Values, by_key, check_kind, checked_key, checked_table
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.device_sums import DeviceSums
@@ -23,7 +21,9 @@ from paceline.kvstore.options import (
     refuse_changes,
     schedule_of,
 )
-from paceline.tensors import check_initialised
+from paceline.layout import arguments as check
+from paceline.layout.keys import Key, Keys, Values, by_key, check_kind, checked_key, checked_table
+from paceline.layout.tensors import check_initialised
 from paceline.updaters import (
     KeyedOptimizer,
     KeyOptions,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
+from paceline.layout.keys import Key, Keys, checked_table
 from paceline.updaters import Options, UpdaterSpec, defaults_of
 from paceline.updaters.classes import SIMPLE, find_class
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from paceline.agreement import (
+from paceline.kvstore.agreement import (
     MAX_VARIANTS,
     Document,
     Fact,
@@ -26,7 +26,7 @@ from paceline.agreement import (
 )
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.tensors import check_initialised
+from paceline.layout.tensors import check_initialised
 from paceline.updaters.spec import IMPLEMENTATION
 from paceline.worker.session import Session
 

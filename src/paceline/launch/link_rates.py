@@ -32,7 +32,7 @@ from typing import Any
 
 from paceline.config import from_environment
 from paceline.errors import DeadlineError
-from paceline.interfaces import address_of, address_towards, tcp
+from paceline.host.interfaces import address_of, address_towards, tcp
 from paceline.net.base import Frames
 from paceline.net.security import Security
 from paceline.net.sockets import SocketHub, SocketListener

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.consistency import name_ranks
-from paceline.cores import usable_cores
+from paceline.host.cores import usable_cores
 from paceline.launch import process_environment as environment
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.interpreter import own_python

@@ -17,7 +17,7 @@ import psutil
 
 from paceline import config
 from paceline.errors import LaunchError
-from paceline.systems import os, signal
+from paceline.host.systems import os, signal
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 _DEAD = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})

@@ -11,10 +11,10 @@ import json
 from dataclasses import asdict, dataclass
 
 from paceline.errors import LaunchError
+from paceline.host.text_files import write_text
+from paceline.host.user_folder import folder
 from paceline.launch.processes import birth
 from paceline.naming import meant
-from paceline.text_files import write_text
-from paceline.user_folder import folder
 
 
 @dataclass(frozen=True)

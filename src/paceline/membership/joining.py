@@ -1,7 +1,7 @@
 """How long processes may take until they join the job, on a busy host too. Pure.
 
 Where a launcher tells how much CPU time each process has used (and all that it has started), the time that counts is
-that of :mod:`paceline.start_clock`.
+that of :mod:`paceline.host.start_clock`.
 
 A process without a report was never started, or no launcher sees it: the time that passed counts. When
 ``start_timeout_s`` has counted for a process, the job fails and names it. So a process that computes and never joins is
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.config import variable
-from paceline.exitcodes import describe_code
+from paceline.host.exitcodes import describe_code
+from paceline.host.start_clock import StartClock
 from paceline.membership.effects import MOST_NAMED, MemberKey
 from paceline.naming import listed
-from paceline.start_clock import StartClock
 from paceline.wire import messages as m
 
 

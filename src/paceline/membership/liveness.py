@@ -19,9 +19,9 @@ The kernel of a host tells whether the host is silent, where the transport asks 
 (:mod:`paceline.net.endpoints`). The scheduler itself looks at /proc, or a member that says so with its heartbeat.
 Before all members have joined, they send no heartbeats: then a member is as silent as its host.
 
-The time in which the judge itself did not run is no silence of others (:mod:`paceline.own_time`). Nor is the time in
-which a process of its host sees a member ready to run and its kernel does not run it: between such a sighting and
-the one before only the CPU time that the member has used counts.
+The time in which the judge itself did not run is no silence of others (:mod:`paceline.host.own_time`). Nor is the
+time in which a process of its host sees a member ready to run and its kernel does not run it: between such a sighting
+and the one before only the CPU time that the member has used counts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.config import Settings, variable
+from paceline.host.own_time import OwnTime
 from paceline.membership.effects import Action, Warn
 from paceline.membership.roster import MemberRecord
-from paceline.own_time import OwnTime
 
 #: Share of ``heartbeat_timeout_s`` after which a silent member is a suspect, whose host and state are looked at.
 SUSPECT_SHARE = 0.5

@@ -73,7 +73,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
+from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, describe_all, refuse

@@ -16,12 +16,12 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.hetero import Shares, Speed, split_evenly
+from paceline.layout.tensors import as_tensor
 from paceline.mx.context import Context, moved
 from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.sync_batch_norm import SyncBatchNorm
 from paceline.mx.gluon.utils import work_load_sizes
-from paceline.tensors import as_tensor
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 WorkLoad: TypeAlias = Sequence[float] | Literal["auto"] | None

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError
+from paceline.layout.tensors import as_tensor
 from paceline.naming import absent
-from paceline.tensors import as_tensor
 
 __all__ = ["DataBatch", "MNISTIter", "NDArrayIter"]
 

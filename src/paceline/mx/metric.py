@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from paceline.layout.tensors import as_tensor
 from paceline.naming import absent, suggestion
-from paceline.tensors import as_tensor
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

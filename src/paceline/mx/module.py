@@ -19,6 +19,7 @@ from torch import nn
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create
+from paceline.layout.tensors import as_tensor
 from paceline.mx.batch import BatchResult, BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
 from paceline.mx.context import ContextLike, cpu
 from paceline.mx.gluon.optimizer_plan import OptimizerLike
@@ -28,7 +29,6 @@ from paceline.mx.init import Initializer
 from paceline.mx.io import as_pair, data_of
 from paceline.mx.metric import CompositeEvalMetric, EvalMetric, MetricLike
 from paceline.mx.model_files import load_model, model_path, save_model, states_path
-from paceline.tensors import as_tensor
 
 if TYPE_CHECKING:
     from paceline.compression import Compression

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline import forks, systems
+from paceline.host import forks, systems
+from paceline.host.systems import resource
 from paceline.net.base import Damaged
 from paceline.net.handshake import Agreed, HandshakeError, Responder
 from paceline.net.security import is_of_another_user
-from paceline.systems import resource
 
 logger = logging.getLogger(__name__)
 

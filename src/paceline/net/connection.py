@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from paceline import systems
 from paceline.errors import ProtocolError
+from paceline.host import systems
 from paceline.net.base import Frames
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed

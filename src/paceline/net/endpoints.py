@@ -26,7 +26,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline import forks, systems
+from paceline.host import forks, systems
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096

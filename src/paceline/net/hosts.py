@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from paceline import systems
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.interfaces import address_of, source_address, tcp
+from paceline.host import systems
+from paceline.host.interfaces import address_of, source_address, tcp
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

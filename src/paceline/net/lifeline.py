@@ -42,6 +42,7 @@ import psutil
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
+from paceline.host.own_time import OwnTime
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
 from paceline.net.base import Frames
 from paceline.net.call import LONGEST_TEXT
@@ -52,7 +53,6 @@ from paceline.net.sockets import SocketHub
 from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording
-from paceline.own_time import OwnTime
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from paceline.errors import ProtocolError
-from paceline.systems import c_library, fcntl, os, private_memory
-from paceline.systems import mmap as posix_mmap
+from paceline.host.systems import c_library, fcntl, os, private_memory
+from paceline.host.systems import mmap as posix_mmap
 
 # Names that the os, fcntl and mmap modules of Python 3.11, or those of other systems, do not have.
 _ADD_SEALS, _GET_SEALS = 1033, 1034

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline import systems
 from paceline.errors import ProtocolError
+from paceline.host import systems
 from paceline.net.aead import Cipher
 from paceline.net.base import Frames, LostFrame
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES

@@ -19,9 +19,9 @@ import string
 import struct
 from dataclasses import dataclass, field
 
-from paceline import systems
 from paceline.config import Settings
 from paceline.errors import ConfigError
+from paceline.host import systems
 
 _BASE85 = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"

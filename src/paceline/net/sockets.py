@@ -33,7 +33,7 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from paceline import systems
+from paceline.host import systems
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames

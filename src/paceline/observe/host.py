@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from paceline.host.systems import resource
 from paceline.observe.account import INTERVAL, THROTTLED
-from paceline.systems import resource
 
 #: Seconds for which :class:`Stops` sleeps, and the shortest stop that it counts.
 _SLEEP_S, _LEAST_STOP_S = 0.25, 0.3

@@ -25,11 +25,11 @@ from pathlib import Path
 from threading import get_ident
 from typing import BinaryIO
 
-from paceline import forks, systems
 from paceline.config import Settings
 from paceline.errors import LaunchError
+from paceline.host import forks, systems
+from paceline.host.user_folder import folder
 from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
-from paceline.user_folder import folder
 
 logger = logging.getLogger(__name__)
 

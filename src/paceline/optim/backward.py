@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paceline.tensors import without_graph
-from paceline.untraced import untraced
+from paceline.layout.tensors import without_graph
+from paceline.torch_hooks.untraced import untraced
 
 #: The watch of each parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again.
 #: The parameter keeps the watch alive; this table holds both weakly.

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline import systems
 from paceline.errors import NonFiniteError, PacelineError
+from paceline.host import systems
 from paceline.kvstore.dist import DistStore
+from paceline.layout.tensors import floats, real_view, to_host
 from paceline.naming import listed
 from paceline.optim.device import SideStream, other_bits, side_stream, side_streams
-from paceline.tensors import floats, real_view, to_host
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 

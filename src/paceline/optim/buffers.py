@@ -19,13 +19,13 @@ import torch
 
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.layout.tensors import as_floats, host_buffer, real_view, set_from_floats, small_to_host, to_host
 from paceline.naming import listed
 from paceline.net.call import Call
 from paceline.observe import meter
 from paceline.observe.account import DEVICE
 from paceline.optim.binding import known, unlike
 from paceline.optim.device import SideStream, all_copied, side_stream, wait_for_copies
-from paceline.tensors import as_floats, host_buffer, real_view, set_from_floats, small_to_host, to_host
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from paceline.errors import DeadlineError, PacelineError
-from paceline.tensors import copy_stream
+from paceline.layout.tensors import copy_stream
 
 #: Interval of checks whether a copy has ended: a copy of a megabyte takes about as long.
 COPY_CHECK_INTERVAL_S = 0.0002

@@ -21,8 +21,8 @@ from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
-from paceline.untraced import apart
-from paceline.wrappers import refuse_wrapped
+from paceline.torch_hooks.untraced import apart
+from paceline.torch_hooks.wrappers import refuse_wrapped
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

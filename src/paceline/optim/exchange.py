@@ -34,7 +34,8 @@ import torch
 
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.local_merge import Route
+from paceline.layout.local_merge import Route
+from paceline.layout.tensors import real_view
 from paceline.naming import listed
 from paceline.net.call import Call
 from paceline.observe import meter
@@ -55,7 +56,6 @@ from paceline.optim.binding import (
 from paceline.optim.device import Pusher, SideStream, all_copied, side_stream
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse_exchange import SparseExchange, find_sparse
-from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.wire import messages as m
 from paceline.worker.traffic import Carried

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from paceline.errors import PacelineError
-from paceline.loss_graph import CountedMean, PassLosses, Reduced, tell_losses
+from paceline.torch_hooks.loss_graph import CountedMean, PassLosses, Reduced, tell_losses
 
 logger = logging.getLogger(__name__)
 

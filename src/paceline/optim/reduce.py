@@ -11,17 +11,17 @@ from typing import Literal
 import msgspec
 import torch
 
-from paceline.counting import ALIKE, LABELS, difference_of, mixture_of
+from paceline.consistency.counting import ALIKE, LABELS, difference_of, mixture_of
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
+from paceline.layout.tensors import floats, real_view
 from paceline.optim.binding import is_finite, merged_not_finite
 from paceline.optim.buffers import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter, may_have_gradient
 from paceline.optim.sparse_exchange import find_sparse
 from paceline.optim.watch import refuse_renormalising
-from paceline.tensors import floats, real_view
 from paceline.updaters import Options, StepOptions, options_apart
 from paceline.worker.traffic import Carried
 

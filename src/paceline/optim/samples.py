@@ -48,11 +48,11 @@ from weakref import WeakSet
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from paceline import dealt
-from paceline.counting import ALIKE, LABELS
+from paceline.consistency.counting import ALIKE, LABELS
+from paceline.data import dealt
+from paceline.layout.tensors import floats
 from paceline.optim.backward import engine
-from paceline.tensors import floats
-from paceline.untraced import untraced
+from paceline.torch_hooks.untraced import untraced
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ import torch
 
 from paceline.compression.base import UNSENT
 from paceline.errors import PacelineError, PeerDiedError
-from paceline.keys import Key
 from paceline.kvstore.dist import DistStore
+from paceline.layout.keys import Key
 from paceline.optim.backward import BackwardWatch, KeptGradients
 from paceline.optim.binding import all_finite
 from paceline.optim.buffers import Buffers

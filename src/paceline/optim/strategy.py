@@ -22,6 +22,7 @@ from paceline.compression import Compression
 from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
+from paceline.layout.tensors import without_graph
 from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers, untrained_of
@@ -30,7 +31,6 @@ from paceline.optim.loss_reader import LossReader
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
-from paceline.tensors import without_graph
 from paceline.updaters import Options
 from paceline.worker.traffic import Carried
 from paceline.worker.weight_sums import is_due

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 import paceline
 from paceline.config import Settings, metrics_address
 from paceline.errors import ConfigError
+from paceline.host.text_files import write_text
 from paceline.membership import Membership
 from paceline.observe import page, prometheus
 from paceline.observe.page_history import PageHistory
 from paceline.observe.tracking import TrackerThread, by_step, overview
 from paceline.observe.verdicts import Verdict
 from paceline.scheduler.web import Dashboard, Metrics
-from paceline.text_files import write_text
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import contextlib
 import json
 from typing import NamedTuple, TypeAlias
 
-from paceline.systems import fcntl, os
+from paceline.host.systems import fcntl, os
 
 READY_VARIABLE, ENDED_VARIABLE = "PACELINE_READY_FD", "PACELINE_ENDED_FD"
 

@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
-from paceline.logs import set_up_logging
+from paceline.host.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer

@@ -13,7 +13,8 @@ from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule, Units
 from paceline.errors import ProtocolError, RemoteError
-from paceline.interval_map import IntervalMap
+from paceline.layout.interval_map import IntervalMap
+from paceline.layout.tensors import to_frame
 from paceline.naming import listed
 from paceline.net.memory import MappedArena
 from paceline.server.members import Asker
@@ -21,7 +22,6 @@ from paceline.server.merge import Accumulator, Notes
 from paceline.server.norms import Clipping
 from paceline.server.readers import Readers
 from paceline.server.rows import RowAnswers
-from paceline.tensors import to_frame
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
 

@@ -48,9 +48,9 @@ from paceline.consistency import (
 )  # fmt: skip
 from paceline.consistency.objections import objection_to_regrouping
 from paceline.errors import ProtocolError
+from paceline.layout.ranges import Ranges, joined, within
 from paceline.observe import meter
 from paceline.observe.account import APPLY, MERGE
-from paceline.ranges import Ranges, joined, within
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.buckets import Buckets
 from paceline.server.merge import Accumulator, Contribution, Encoded, Scratch

@@ -17,12 +17,12 @@ from paceline.compression.base import UNSENT
 from paceline.config import Settings
 from paceline.errors import ProtocolError
 from paceline.extensions import register
+from paceline.layout.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.hosted import HostedStores, Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.own import OwnStore
-from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.updaters import Piece
 from paceline.wire import messages as m
 

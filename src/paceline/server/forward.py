@@ -33,15 +33,15 @@ import torch
 
 from paceline.consistency import Apply, Policy, Release
 from paceline.errors import KeyMismatchError, ProtocolError
-from paceline.local_merge import LocalMerge
+from paceline.layout.local_merge import LocalMerge
+from paceline.layout.ranges import is_all, within
+from paceline.layout.tensors import dtype_of, from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.net.call import OnAnswer, rebuild
-from paceline.ranges import is_all, within
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.bucket_store import BucketStore, absent_in
 from paceline.server.merge import Accumulator
 from paceline.server.sinks import Sink
-from paceline.tensors import dtype_of, from_frame, to_frame
 from paceline.updaters import Piece, UpdaterSpec, make_updater
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_FRAME_BYTES

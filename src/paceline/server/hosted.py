@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from paceline.config import Settings
 from paceline.errors import KeyMismatchError, ProtocolError
-from paceline.local_merge import LocalMerge
+from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.observe import meter
 from paceline.server.forward import AskFn, ForwardStore

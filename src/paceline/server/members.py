@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from paceline.errors import ProtocolError
-from paceline.local_merge import LocalMerge
+from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import failed
 from paceline.observe import events, ring

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline.compression import Codec
-from paceline.counting import Inputs, mixture_of
-from paceline.ranges import Ranges, common, within
+from paceline.consistency.counting import Inputs, mixture_of
+from paceline.layout.ranges import Ranges, common, within
 from paceline.updaters import StepOptions, options_apart
 from paceline.updaters.rows import add_rows
 

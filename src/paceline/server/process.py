@@ -14,11 +14,11 @@ import torch
 
 from paceline.config import Settings
 from paceline.consistency import check_every_rule
-from paceline.cores import share_of, usable_cores
 from paceline.errors import ConfigError, PacelineError, PeerDiedError
-from paceline.exitcodes import PEER_FAILED
 from paceline.extensions import load_all
-from paceline.logs import set_up_logging
+from paceline.host.cores import share_of, usable_cores
+from paceline.host.exitcodes import PEER_FAILED
+from paceline.host.logs import set_up_logging
 from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer

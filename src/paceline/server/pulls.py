@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from paceline.errors import ProtocolError
+from paceline.layout.tensors import from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.bucket import Known
@@ -24,7 +25,6 @@ from paceline.server.bucket_store import BucketStore
 from paceline.server.hosted import Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Notes
-from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
 
 

@@ -13,8 +13,9 @@ import torch
 from paceline.consistency import Pushed
 from paceline.consistency.objections import objection
 from paceline.errors import ProtocolError
+from paceline.layout.ranges import is_all, within
+from paceline.layout.tensors import from_frame
 from paceline.net.base import Frames
-from paceline.ranges import is_all, within
 from paceline.server import rows
 from paceline.server.bucket import PushRequest, StoredBucket
 from paceline.server.bucket_store import BucketStore, absent_in
@@ -25,7 +26,6 @@ from paceline.server.members import Asker
 from paceline.server.merge import Contribution, Encoded
 from paceline.server.own import OwnStore
 from paceline.server.pulls import send_known, send_rows, send_values
-from paceline.tensors import from_frame
 from paceline.updaters import StepOptions, check_numbers
 from paceline.wire import messages as m
 

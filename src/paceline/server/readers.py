@@ -21,7 +21,7 @@ import torch
 from paceline.compression import Codec, CodecState
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule
-from paceline.ranges import Ranges, is_all, joined, within
+from paceline.layout.ranges import Ranges, is_all, joined, within
 from paceline.server.merge import Notes
 from paceline.wire import messages as m
 

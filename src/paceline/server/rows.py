@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from paceline.errors import ProtocolError
-from paceline.tensors import from_frame, to_frame
+from paceline.layout.tensors import from_frame, to_frame
 from paceline.updaters import Piece
 from paceline.updaters.rows import of_rows
 from paceline.wire import messages as m

@@ -9,12 +9,12 @@ import msgspec
 from paceline.consistency import Policy
 from paceline.errors import ProtocolError
 from paceline.extensions import split
+from paceline.layout.tensors import dtype_of, from_frame
 from paceline.net.base import Frames
 from paceline.server.forward import ForwardStore
 from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
 from paceline.server.own import OwnStore
-from paceline.tensors import dtype_of, from_frame
 from paceline.updaters import UpdaterSpec
 from paceline.wire import messages as m
 

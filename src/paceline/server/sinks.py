@@ -24,11 +24,11 @@ from typing import Any
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
+from paceline.consistency.counting import ALIKE, difference_of, mixture_of
 from paceline.consistency.stats import bin_of
-from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError
+from paceline.layout.ranges import is_all
 from paceline.observe import meter
-from paceline.ranges import is_all
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
 from paceline.updaters import UpdaterSpec

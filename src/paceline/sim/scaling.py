@@ -14,7 +14,7 @@ from itertools import product
 
 from paceline.config import Settings
 from paceline.hetero import Measured, StepNoise, choose, split_evenly
-from paceline.placement import Bucket, KeySize, place
+from paceline.layout.placement import Bucket, KeySize, place
 from paceline.sim.lock_step import AllReduce, Hosts, Servers, Stage, step_seconds
 from paceline.sim.models import Array
 from paceline.sim.simulated_cluster import SimulatedCluster, SimulatedWorker

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from paceline.systems import select
+from paceline.host.systems import select
 
 #: Variables with the file descriptors of the worker.
 READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WRITE_FD"

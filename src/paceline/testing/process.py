@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from paceline import forks
+from paceline.host import forks
+from paceline.host.systems import signal
 from paceline.launch.supervise.guardian import Guardian
-from paceline.systems import signal
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
 
 #: Starts a process that leads its own session and ends with this one: a command with its whole environment, the file

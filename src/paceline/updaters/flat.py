@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.ranges import Ranges
+from paceline.layout.ranges import Ranges
 from paceline.updaters.spec import StepOptions
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.ranges import Ranges
+from paceline.layout.ranges import Ranges
 from paceline.updaters import gradient
 from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.runs import completed, group_of, runs_of

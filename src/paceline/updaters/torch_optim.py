@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.ranges import Ranges, common
+from paceline.layout.ranges import Ranges, common
 from paceline.updaters import state_parts
 from paceline.updaters.classes import check_name, find_class, is_whole_tensor
 from paceline.updaters.flat import FlatUpdater, Piece, State

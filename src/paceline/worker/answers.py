@@ -10,9 +10,9 @@ import torch
 
 from paceline.compression import Codec
 from paceline.errors import ConfigError, ProtocolError
+from paceline.layout.ranges import Ranges, joined, within
+from paceline.layout.tensors import from_frame
 from paceline.net.base import Frames
-from paceline.ranges import Ranges, joined, within
-from paceline.tensors import from_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 

@@ -12,13 +12,13 @@ import torch
 
 from paceline.compression import Codec, CodecState
 from paceline.errors import ProtocolError
-from paceline.interval_map import IntervalMap
-from paceline.local_merge import Route
+from paceline.layout.interval_map import IntervalMap
+from paceline.layout.local_merge import Route
+from paceline.layout.placement import KeySize, Layout, place
+from paceline.layout.ranges import Ranges, is_all, joined, within, without
+from paceline.layout.tensors import copy_stream, dtype_of
 from paceline.net.call import Call
 from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
-from paceline.placement import KeySize, Layout, place
-from paceline.ranges import Ranges, is_all, joined, within, without
-from paceline.tensors import copy_stream, dtype_of
 from paceline.wire import messages as m
 
 

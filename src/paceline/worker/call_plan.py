@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.local_merge import Route
+from paceline.layout.local_merge import Route
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 

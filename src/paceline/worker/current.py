@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 
-from paceline import forks
 from paceline.config import from_environment
 from paceline.errors import ConfigError, PacelineError
+from paceline.host import forks
 from paceline.net import Security
 from paceline.net.sockets import SocketHub
 from paceline.observe import ring

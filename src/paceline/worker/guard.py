@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paceline import systems
+from paceline.host import systems
 
 SENTENCE = 'the script has no main guard (if __name__ == "__main__":)'
 _LINE = (

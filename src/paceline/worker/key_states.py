@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from paceline.compression.base import UNSENT
-from paceline.keys import Key
+from paceline.layout.keys import Key
+from paceline.layout.tensors import as_tensor, state_dtype_name, state_from_frame, to_frame
 from paceline.net.base import Frames
-from paceline.tensors import as_tensor, state_dtype_name, state_from_frame, to_frame
 from paceline.updaters import UpdaterSpec, check_state
 from paceline.updaters.state_parts import COUNTERS
 from paceline.wire import messages as m

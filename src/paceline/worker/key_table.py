@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.arguments import hint
 from paceline.errors import DeadlineError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.hetero.groups import server_speeds
-from paceline.keys import Key, check_kind
-from paceline.local_merge import LocalMerge
+from paceline.layout.arguments import hint
+from paceline.layout.keys import Key, check_kind
+from paceline.layout.local_merge import LocalMerge
+from paceline.layout.tensors import dtype_name, to_frame
 from paceline.naming import listed
-from paceline.tensors import dtype_name, to_frame
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_NAME
 from paceline.worker.block import WorkerBlock, bucket_specs

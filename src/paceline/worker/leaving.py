@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from paceline.errors import PeerDiedError
-from paceline.exitcodes import PEER_FAILED
+from paceline.host.exitcodes import PEER_FAILED
 from paceline.net.sockets import close_all
 from paceline.worker import guard
 from paceline.worker.session import Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.hetero.files import report_text, steps_line, steps_text
-from paceline.text_files import write_text
+from paceline.host.text_files import write_text
 from paceline.worker.session import Session
 
 

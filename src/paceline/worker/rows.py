@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.layout.tensors import from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer
-from paceline.tensors import from_frame, to_frame
 from paceline.updaters.rows import of_rows, sum_rows
 from paceline.wire import messages as m
 from paceline.worker.call_plan import Place

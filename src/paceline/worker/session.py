@@ -14,13 +14,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline import forks
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
-from paceline.local_merge import LocalMerge
-from paceline.logs import set_up_worker_logging
+from paceline.host import forks
+from paceline.host.logs import set_up_worker_logging
+from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client

@@ -12,13 +12,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from paceline.compression import Codec, Leg
-from paceline.local_merge import Route
+from paceline.layout.local_merge import Route
+from paceline.layout.ranges import is_all
+from paceline.layout.tensors import sum_into, to_frame, without_graph
 from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.observe import meter
 from paceline.observe.account import ENCODE, SEND
-from paceline.ranges import is_all
-from paceline.tensors import sum_into, to_frame, without_graph
 from paceline.wire import messages as m
 from paceline.worker import answers
 from paceline.worker.block import WorkerBlock

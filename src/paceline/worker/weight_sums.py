@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from paceline.tensors import floats, real_view
+from paceline.layout.tensors import floats, real_view
 
 #: Steps between two comparisons, at most. Before that they are powers of 2. One costs less than a tenth of a step.
 _INTERVAL = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.interfaces import interfaces
+from paceline.host.interfaces import interfaces
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Doctor, listen, reach
 from paceline.launch.remote.request import agent_here

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.launch import ProcessName
 from paceline.launch.supervise.blame import Blame, describe
 

@@ -17,7 +17,7 @@ SOURCES = str(Path(paceline.__file__).parents[1])
 
 GUARDED = """
 import os, subprocess, sys, time
-from paceline import forks
+from paceline.host import forks
 from paceline.launch.supervise.guardian import Guardian
 
 guardian = Guardian()

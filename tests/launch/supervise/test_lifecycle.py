@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
+from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch import Graces, ProcessName
 from paceline.launch.supervise.events import (
     Action,

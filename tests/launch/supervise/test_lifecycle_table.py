@@ -7,7 +7,7 @@ import random
 import re
 import signal
 
-from paceline.exitcodes import PEER_FAILED
+from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import Graces, ProcessName
 from paceline.launch.supervise import lifecycle
 from paceline.launch.supervise.events import (

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.keys import Key
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
+from paceline.layout.keys import Key
 from paceline.updaters import Options, check_numbers
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline import systems
 from paceline.errors import CheckpointError
+from paceline.host import systems
 
 #: Locks may not reach other kernels: a temporary file of another kernel is stale this long after its last change.
 STALE_S = 24 * 3600.0

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from paceline import arguments as check
-from paceline.keys import Key, Keys, Values, by_key
+from paceline.layout import arguments as check
+from paceline.layout.keys import Key, Keys, Values, by_key
 from paceline.updaters.rows import put_rows, to_rows
 from paceline.worker.call_plan import CallPlan
 from paceline.worker.key_table import KeyTable

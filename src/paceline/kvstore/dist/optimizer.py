@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.keys import Key, Keys, checked_table
+from paceline.layout.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.options import Schedule, in_force, own_class, plain_keys, schedule_of

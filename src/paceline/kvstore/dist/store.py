@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import torch
 
-from paceline import arguments as check
+from paceline.layout import arguments as check
 from paceline import compression
 from paceline.compression import Compression
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
-from paceline.keys import Key, Keys, Values, by_key
+from paceline.layout.keys import Key, Keys, Values, by_key
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint import optimizer_states as state_files
@@ -22,7 +22,7 @@ from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.options import no_optimizer, refuse_changes
 from paceline.net.call import Call
-from paceline.tensors import check_initialised
+from paceline.layout.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock

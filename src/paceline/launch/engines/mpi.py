@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import LaunchError
+from paceline.host.systems import os
 from paceline.launch.backends import typed_options
 from paceline.launch.engines.programs import run_program
 from paceline.launch.host_list import LOCALHOST, Host
@@ -17,7 +18,6 @@ from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import command_words
 from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
-from paceline.systems import os
 
 _SIGNS = {"openmpi": ("Open MPI", "OpenRTE", "PRTE"), "mpich": ("HYDRA", "Intel(R) MPI")}
 

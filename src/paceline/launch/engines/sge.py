@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
+from paceline.host.systems import signal
+from paceline.host.text_files import write_text
 from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host
@@ -35,8 +37,6 @@ from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, forwarded, remote_request
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.supervise.guardian import Canceller
-from paceline.systems import signal
-from paceline.text_files import write_text
 
 _SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.cores import usable_cores
 from paceline.errors import LaunchError, PacelineError
-from paceline.interfaces import address_of, address_towards, addresses_for_others
+from paceline.host.cores import usable_cores
+from paceline.host.interfaces import address_of, address_towards, addresses_for_others
+from paceline.host.own_time import OwnTime
+from paceline.host.systems import os, select, signal
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.interpreter import check_ddp, with_own_folder
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
@@ -33,8 +35,6 @@ from paceline.launch.supervise.child import SignalPipe
 from paceline.launch.supervise.crew import LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, event_of, words_of
 from paceline.launch.supervise.guardian import Guardian
-from paceline.own_time import OwnTime
-from paceline.systems import os, select, signal
 
 #: Says at which address this host is reached, where no ssh does.
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"

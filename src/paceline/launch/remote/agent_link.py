@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from paceline.host.own_time import OwnTime
+from paceline.host.systems import signal
 from paceline.launch import processes
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.child import ENDING, Child
 from paceline.launch.supervise.events import event_of, process_name
-from paceline.own_time import OwnTime
-from paceline.systems import signal
 
 #: The agent's first bytes. All output of a login shell comes before them.
 MAGIC = b"\x01paceline agent 1\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.interfaces import address_of, addresses_for_others
+from paceline.host.interfaces import address_of, addresses_for_others
 from paceline.launch.host_list import Host
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.request import Explain, HostCommand

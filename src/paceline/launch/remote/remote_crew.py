@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.interfaces import tcp
+from paceline.host.interfaces import tcp
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.remote.agent_link import AgentLink, data, members

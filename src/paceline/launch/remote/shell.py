@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
+from paceline.host.systems import socket
 from paceline.launch.host_list import Host
-from paceline.systems import socket
 
 OUT, ERR, EXIT = 1, 2, 3
 LARGEST = 1 << 20

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import SCHEDULER, ProcessName
 

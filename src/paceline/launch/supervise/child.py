@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from paceline import forks
 from paceline.errors import LaunchError
-from paceline.systems import os, signal
+from paceline.host import forks
+from paceline.host.systems import os, signal
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

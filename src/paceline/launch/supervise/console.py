@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline import systems
 from paceline.errors import LaunchError
+from paceline.host import systems
+from paceline.host.systems import fcntl, os
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
 from paceline.observe.table import plain
-from paceline.systems import fcntl, os
 
 OUT, ERR = 1, 2
 

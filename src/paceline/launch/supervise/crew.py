@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.errors import LaunchError
-from paceline.exitcodes import PEER_FAILED
+from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.supervise.child import Child

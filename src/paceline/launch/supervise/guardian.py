@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from paceline import forks
+from paceline.host import forks
+from paceline.host.systems import os, signal
 from paceline.launch import processes
-from paceline.systems import os, signal
 
 _TRIES = 100
 _PAUSE_S = 0.02

@@ -56,13 +56,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from paceline.host.start_clock import StartClock
+from paceline.host.systems import signal
 from paceline.launch.job_spec import Graces
 from paceline.launch.plan import SCHEDULER, ProcessName
 from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import Blame
 from paceline.launch.supervise.exits import LOOK_S, Exits
-from paceline.start_clock import StartClock
-from paceline.systems import signal
 
 
 class Phase(enum.Enum):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from paceline.host.systems import os
 from paceline.observe.table import Size
-from paceline.systems import os
 
 #: Time between two drawings under output that comes in floods.
 _REST_S = 0.05

@@ -15,9 +15,9 @@ import json
 import re
 from typing import Any
 
-from paceline import forks
+from paceline.host import forks
+from paceline.host.systems import fcntl, os
 from paceline.launch.supervise.events import Event, Exited, Ready, Runs, event_of, words_of
-from paceline.systems import fcntl, os
 
 #: The pipe takes the status of a job of thousands, whether or not it is read.
 _PIPE_BYTES = 1 << 20

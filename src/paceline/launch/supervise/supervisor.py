@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from paceline import config
 from paceline.errors import LaunchError
-from paceline.exitcodes import WORKER_LOST
+from paceline.host.exitcodes import WORKER_LOST
+from paceline.host.systems import signal
 from paceline.launch import runtime
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
@@ -33,7 +34,6 @@ from paceline.naming import listed
 from paceline.net.security import new_job_key
 from paceline.observe import ring
 from paceline.observe.table import plural
-from paceline.systems import signal
 
 if TYPE_CHECKING:
     from paceline.launch.supervise.job_watch import Watch

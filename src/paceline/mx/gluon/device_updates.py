@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from paceline.errors import PacelineError
-from paceline.keys import Key
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.layout.keys import Key
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify

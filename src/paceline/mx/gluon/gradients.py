@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline.errors import StaleGradientError
-from paceline.keys import Key
 from paceline.kvstore.base import KVStoreBase
+from paceline.layout.keys import Key
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters.rows import all_rows, no_rows, to_rows
 

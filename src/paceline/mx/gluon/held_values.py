@@ -8,9 +8,9 @@ from operator import sub
 
 import torch
 
+from paceline.layout.tensors import real_view
 from paceline.mx.gluon.parameter import Parameter
 from paceline.optim.binding import same_bits
-from paceline.tensors import real_view
 
 #: Parameters whose elements are looked at in a step, in turn; and most elements of each, a part that moves on, too.
 _EACH_STEP, _MOST_ELEMENTS = 4, 1 << 18

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from paceline.agreement import Fact
-from paceline.keys import Key
+from paceline.kvstore.agreement import Fact
 from paceline.kvstore.options import in_force, own_class, start_at
 from paceline.kvstore.start_checks import option_facts
+from paceline.layout.keys import Key
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
 from paceline.updaters.classes import SIMPLE

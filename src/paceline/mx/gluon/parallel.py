@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from paceline import forks
 from paceline.errors import DeadlineError, PacelineError
+from paceline.host import forks
 from paceline.mx.context import Context, cpu, gpu
 
 T = TypeVar("T")

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from paceline.errors import PacelineError
-from paceline.keys import Key
 from paceline.kvstore.base import KVStore
 from paceline.kvstore.device_sums import sum_of
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.inprocess import InProcessStore
+from paceline.layout.keys import Key
 from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.held_values import HeldValues

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.batch_norm import JoinedBatchNorm, Moments
+from paceline.collectives.batch_norm import JoinedBatchNorm, Moments
 from paceline.mx.gluon.parallel import current_call, join_graphs
 
 

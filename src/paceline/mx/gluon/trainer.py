@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.agreement import Fact
+from paceline.kvstore.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.start_checks import agree_on_store, option_facts, tensor_facts
@@ -25,7 +25,7 @@ from paceline.mx.gluon.parameter import Parameter, ParameterDict
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.store_choice import Traits, Updates, choose_store, choose_updates, share_of, update_on_store
 from paceline.mx.gluon.store_updates import ServerUpdates
-from paceline.wrappers import refuse_wrapped
+from paceline.torch_hooks.wrappers import refuse_wrapped
 
 if TYPE_CHECKING:
     from paceline.compression import Compression

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from paceline.layout.tensors import as_tensor
 from paceline.mx.context import ContextLike, as_contexts, as_in_context, moved
 from paceline.mx.gluon.clip import clip_global_norm
-from paceline.tensors import as_tensor
 
 #: Data that can be split: a tensor, a numpy array, or anything that ``torch.as_tensor`` accepts.
 ArrayLike: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]

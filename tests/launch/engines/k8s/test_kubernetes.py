@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.exitcodes import PEER_FAILED
+from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import Graces, JobSpec, Late, Machine, ProcessName
 from paceline.launch.engines.k8s import kubernetes as module
 from paceline.launch.engines.k8s.kubectl import Kubectl

@@ -25,10 +25,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from paceline.host.systems import socket
 from paceline.launch.engines.ray_cluster.actor import Shell
 from paceline.launch.engines.ray_cluster.ray_backend import PlacementRequest
 from paceline.launch.remote.shell import READ_BYTES, accept_all, failure, pack, read_request
-from paceline.systems import socket
 
 _REACH_S = 10.0
 

@@ -19,12 +19,12 @@ import threading
 from collections.abc import Collection
 
 from paceline.errors import PacelineError
+from paceline.host.systems import socket
 from paceline.launch.engines.yarn.container import WAY, AgentChannel
 from paceline.launch.remote.shell import EXIT, OUT, READ_BYTES, accept_all, failure, pack, read_request
 from paceline.net.admission import Gate
 from paceline.net.handshake import Agreed, Responder, Seen
 from paceline.net.security import Security
-from paceline.systems import socket
 
 #: How long a shell waits for its container, which connects again after each run of a job.
 _REJOIN_S = 60.0

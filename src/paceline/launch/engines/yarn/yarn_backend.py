@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from paceline.errors import LaunchError
-from paceline.interfaces import address_of, address_towards
+from paceline.host.interfaces import address_of, address_towards
 from paceline.launch.backends import typed_options
 from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names, with_launcher

@@ -1,0 +1,393 @@
+"""The asynchronous operations, and those in place. Each makes a request, and an operation that the background runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.collectives import world
+from paceline.collectives.errors import CollectiveError
+from paceline.collectives.execute import Operation
+from paceline.collectives.negotiation.messages import OperationRequest
+from paceline.collectives.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_",
+    "alltoall_async", "barrier", "broadcast_async", "broadcast_async_", "grouped_allgather_async",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "join", "poll",
+    "reducescatter_async", "sparse_allreduce_async", "synchronize",
+]  # fmt: skip
+
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NAMES = {one: str(one).removeprefix("torch.") for one in (*_FLOATS, *_INTEGERS, torch.bool)}
+
+
+# ---- checks
+
+
+def _dtype_name(tensor: torch.Tensor, with_bool: bool) -> str:
+    name = _NAMES.get(tensor.dtype)
+    if name is None or (name == "bool" and not with_bool):
+        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+    return name
+
+
+def _check_tensors(tensors: Sequence[Any]) -> None:
+    if not tensors:
+        raise ValueError("a group needs at least one tensor")
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"an operation takes tensors, not {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise ValueError("a sparse tensor; use sparse_allreduce_async")
+        if tensor.is_meta:
+            raise ValueError("a tensor of the device meta, which has no values")
+    if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
+        raise ValueError("all tensors of a group must be on one device")
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """Return the operation that the arguments ask for.
+
+    Raises:
+        ValueError: both are given, or there is no such operation.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=4
+        )
+        return Average if average else Sum
+    op = Average if op is None else op
+    if op not in (Average, Sum, Adasum, Min, Max, Product):
+        raise ValueError(f"op={op!r} is no operation; use hvd.Average, Sum, Adasum, Min, Max or Product")
+    return int(op)
+
+
+def _check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet, size: int) -> None:
+    if process_set is not global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets.")
+    if size & (size - 1):
+        raise NotImplementedError(f"Running Adasum with {size} ranks: it needs a power of 2.")
+    if not all(tensor.dtype in _FLOATS for tensor in tensors):
+        raise ValueError("Adasum needs floating point tensors")
+
+
+# ---- starting
+
+
+def _start(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    in_place: bool = False,
+    grouped: bool = False,
+    **fields: Any,
+) -> int:
+    """Start an operation; returns its handle."""
+    running = world.current()
+    set_id, _ = members_of(process_set)
+    if name is None:
+        name = f"noname.{running.background.number(set_id)}"
+        fields["cached"] = False
+    _check_tensors(tensors)
+    if in_place and not all(one.is_contiguous() for one in tensors):
+        raise ValueError("an operation in place needs contiguous tensors")
+    with_bool = kind not in ("allreduce", "reducescatter")
+    if len(tensors) == 1:  # thousands of them may start in a step
+        dtypes: tuple[str, ...] = (_dtype_name(tensors[0], with_bool),)
+        shapes: tuple[tuple[int, ...], ...] = (tuple(tensors[0].shape),)
+    else:
+        dtypes = tuple([_dtype_name(one, with_bool) for one in tensors])
+        shapes = tuple([tuple(one.shape) for one in tensors])
+    first = tensors[0]
+    request = OperationRequest(
+        kind, name, set_id, dtypes, shapes, "cpu" if first.is_cpu else first.device.type, **fields
+    )
+    # Operations in place need contiguous tensors, so these are their outputs, too.
+    mine = [(one.detach() if one.requires_grad else one).contiguous() for one in tensors]
+    operation = Operation(request, mine, mine if in_place else None, tensors if in_place else None, grouped)
+    if first.is_cuda:
+        operation.ready = torch.cuda.current_stream(first.device).record_event()
+        running.background.gpu = first.device
+    return running.background.start(operation)
+
+
+def _allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    in_place: bool = False,
+    grouped: bool = False,
+    alone: bool = False,
+) -> int:
+    number = resolve_op(op, average)
+    if number == Adasum:
+        _check_tensors(tensors)
+        _check_adasum(tensors, process_set, world.current().size)
+    fields = {"op": number, "prescale": float(factors[0]), "postscale": float(factors[1]), "alone": alone}
+    return _start("allreduce", name, tensors, process_set, in_place, grouped, **fields)
+
+
+# ---- allreduce -------------------------------------------------------------------------------------------------------
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Reduce a tensor over all ranks into a new tensor; returns a handle.
+
+    Args:
+        tensor: alike in shape and dtype on all ranks.
+        average: deprecated; use ``op``.
+        name: pairs the operations of different ranks; without one they pair by the order of all calls.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a wrong argument, or an operation of this name is pending.
+        CollectiveError: the job is down.
+    """
+    return _allreduce([tensor], average, name, op, (prescale_factor, postscale_factor), process_set)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    deterministic: bool = False,
+) -> int:
+    """Reduce a contiguous tensor in place; see :func:`allreduce_async`.
+
+    With ``deterministic`` it is never fused with other tensors, which changes the order of sums in rings of 3 or more
+    ranks.
+    """
+    factors = prescale_factor, postscale_factor
+    return _allreduce([tensor], average, name, op, factors, process_set, in_place=True, alone=deterministic)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Reduce tensors that belong together, when all of them are ready on all ranks; returns one handle."""
+    factors = prescale_factor, postscale_factor
+    return _allreduce(list(tensors), average, name, op, factors, process_set, grouped=True)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Reduce tensors that belong together in place; returns one handle."""
+    factors = prescale_factor, postscale_factor
+    return _allreduce(list(tensors), average, name, op, factors, process_set, in_place=True, grouped=True)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int | None, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Reduce a sparse COO tensor by gathering indices and values; returns a function that waits for the result."""
+    number = resolve_op(op, None)
+    if number not in (Average, Sum):
+        raise ValueError("a sparse tensor can be averaged or summed")
+    coalesced = tensor.detach().coalesce()
+    names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
+    rows = allgather_async(coalesced.indices().t().contiguous(), names[0], process_set)
+    values = allgather_async(coalesced.values(), names[1], process_set)
+    shape, size = tensor.shape, len(members_of(process_set)[1])
+
+    def wait() -> torch.Tensor:
+        found, content = synchronize(rows), synchronize(values)
+        if number == Average:
+            content = content / size
+        return torch.sparse_coo_tensor(found.t(), content, shape, device=content.device, check_invariants=False)
+
+    return wait
+
+
+# ---- other operations ------------------------------------------------------------------------------------------------
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Concatenate all ranks' tensors along the first dimension, which may differ; returns a handle."""
+    return _start("allgather", name, [tensor], process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Gather tensors that belong together; returns one handle."""
+    return _start("allgather", name, list(tensors), process_set, grouped=True)
+
+
+def _broadcast(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> int:
+    members_of(process_set, root_rank)
+    return _start("broadcast", name, [tensor], process_set, in_place, root=int(root_rank))
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Return a handle of a new tensor with the content of that of ``root_rank`` (counted in the whole job)."""
+    return _broadcast(tensor, root_rank, name, process_set, False)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Overwrite a tensor with that of ``root_rank``; returns a handle."""
+    return _broadcast(tensor, root_rank, name, process_set, True)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Send rows of a tensor to each member; the handle's result is (received rows, received splits).
+
+    Args:
+        tensor: tensor with at least one dimension.
+        splits: rows for each member; None: equally many.
+        name: see :func:`allreduce_async`.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: the rows do not suffice, or cannot be divided equally.
+    """
+    _, members = members_of(process_set)
+    _check_tensors([tensor])
+    if not tensor.dim():
+        raise ValueError("alltoall of a tensor without dimensions")
+    rows = tensor.shape[0]
+    if splits is None:
+        if rows % len(members):
+            raise ValueError(f"{rows} rows cannot be divided equally among {len(members)} ranks; give splits")
+        counts = [rows // len(members)] * len(members)
+    else:
+        if isinstance(splits, torch.Tensor) and splits.dtype not in _INTEGERS:
+            raise ValueError(f"splits must be integers, not {splits.dtype}")
+        counts = [int(one) for one in splits]
+        if len(counts) != len(members):
+            raise ValueError(f"{len(counts)} splits for {len(members)} ranks")
+        if min(counts) < 0 or sum(counts) > rows:
+            raise ValueError(f"splits {counts} of a tensor of {rows} rows")
+    return _start("alltoall", name, [tensor], process_set, splits=tuple(counts))
+
+
+def _reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    factors: tuple[float, float],
+    grouped: bool = False,
+) -> int:
+    if op not in (Average, Sum):
+        raise CollectiveError(f"reducescatter can average or sum (hvd.Average, hvd.Sum), and got op={op!r}")
+    prescale, postscale = map(float, factors)
+    return _start(
+        "reducescatter", name, tensors, process_set, grouped=grouped, op=op, prescale=prescale, postscale=postscale
+    )
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Reduce a tensor, of which each rank gets its rows; the first ranks get one more where it does not come out.
+
+    Raises:
+        CollectiveError: an ``op`` that is neither Average nor Sum; as in Horovod.
+    """
+    return _reducescatter([tensor], name, op, process_set, (prescale_factor, postscale_factor))
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Reduce and scatter tensors that belong together; returns one handle."""
+    return _reducescatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), True)
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and wait until all ranks have; returns the last rank to join.
+
+    Until then this rank takes part in the others' operations: with zeros in reductions, without rows elsewhere.
+
+    Args:
+        device: number of the GPU for these, of a rank that has given no tensor of a GPU yet; by default the current.
+    """
+    running = world.current()
+    background = running.background
+    if background.gpu is None and (device >= 0 or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        background.gpu = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
+    last = int(background.call(OperationRequest("join", "")))
+    running.note_join()
+    return last
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all ranks of a process set have called this."""
+    set_id, _ = members_of(process_set)
+    world.current().background.call(OperationRequest("barrier", "barrier.noname", set_id))
+
+
+def poll(handle: int) -> bool:
+    """Return whether :func:`synchronize` would not wait."""
+    return world.current().background.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an operation and return its result; None for a handle that is not known.
+
+    Raises:
+        CollectiveError: the operation failed.
+    """
+    return world.current().background.synchronize(handle)

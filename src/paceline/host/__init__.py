@@ -1,0 +1,1 @@
+"""This host: processes, files, forks, cores, interfaces, clocks of a busy machine."""

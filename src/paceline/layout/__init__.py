@@ -1,0 +1,1 @@
+"""Where values are: keys, tensors, ranges, and which server owns which part."""

@@ -1,0 +1,1 @@
+"""What paceline relies on in PyTorch beyond its documented names."""
