@@ -122,6 +122,6 @@ def test_missing_extra_is_named_once(user: Path) -> None:
 
 def test_help_version_and_names_need_no_extra(user: Path) -> None:
     assert call(["paceline", "--version"], user).stdout.startswith("paceline ")
-    assert "_paceline()" in call(["paceline", "completion", "bash"], user).stdout
+    assert "pip install 'paceline[completion]'" in call(["paceline", "completion", "bash"], user, 1).stderr
     code = "import paceline; print(*dir(paceline)); help(paceline); [getattr(paceline, name) for name in dir(paceline)]"
     assert "lightning" not in call(["python", "-c", code], user).stdout.splitlines()[0]

@@ -1,18 +1,20 @@
-"""``paceline completion``: a script with which a shell completes commands, options and their values."""
+"""``paceline completion``: a script with which a shell completes commands, options and their values, made by shtab."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.cli import launch_options
 from paceline.cli.app import COMMANDS
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.consistency import weighting_names
+from paceline.errors import MissingExtraError
 from paceline.launch import names
 from paceline.naming import suggestion
 
+_SHELLS = ("bash", "zsh", "fish")
 _DESCRIPTION = """\
 Print a script that completes commands, options and their values. To use it in every new shell:
 
@@ -32,7 +34,11 @@ def run(name: str, words: Sequence[str]) -> int:
     if len(shells) != 1 or shells[0] not in _SHELLS:
         unknown = suggestion(shells[0], _SHELLS) if shells else ""
         raise UsageError(f"one shell is needed: {usage}{unknown}")
-    print(_SHELLS[shells[0]](), end="")
+    try:
+        import shtab
+    except ImportError:
+        raise MissingExtraError("completion needs shtab: pip install 'paceline[completion]'") from None
+    print(shtab.complete(_parser(shtab.FILE), shells[0]))
     return 0
 
 
@@ -55,76 +61,24 @@ def _values(option: Option) -> Sequence[str]:
     return _VALUES[option.flags[-1]]() if option.flags[-1] in _VALUES else listed
 
 
-def _flags(command: str) -> str:
-    return " ".join(["--help", *(flag for option in options_of(command) for flag in option.flags)])
-
-
-def _cases(lines: Mapping[str, str]) -> str:
-    return "\n".join(f"        {pattern}) {line} ;;" for pattern, line in lines.items())
-
-
-def _bash() -> str:
-    values = {
-        f"{command}:{flag}": f'words="{" ".join(_values(option))}"'
-        for command in COMMANDS
-        for option in options_of(command)
-        for flag in option.flags
-        if _values(option)
-    }
-    values["completion:completion"] = f'words="{" ".join(_SHELLS)}"'
-    return f"""\
-_paceline() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} index words=""
-    COMPREPLY=()
-    for ((index = 2; index < COMP_CWORD; index++)); do
-        [[ ${{COMP_WORDS[index]}} == -- ]] && return  # the user's own command
-    done
-    if ((COMP_CWORD == 1)); then
-        words="{" ".join(COMMANDS)} --help --version"
-    else case $command:${{COMP_WORDS[COMP_CWORD - 1]}} in
-{_cases(values)}
-    esac fi
-    [[ -z $words && $word == -* ]] && case $command in
-{_cases({command: f'words="{_flags(command)}"' for command in COMMANDS})}
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-}}
-complete -o default -F _paceline paceline
-"""
-
-
-def _zsh() -> str:
-    # The same function: zsh has bash's built-ins for it.
-    return f"autoload -Uz bashcompinit && bashcompinit\n{_bash()}"
-
-
-def _fish() -> str:
-    first = "complete -c paceline -f -n __fish_use_subcommand"
-    lines = [f"{first} -l help", f"{first} -l version"]
-    lines += [f"{first} -a {command} -d {_quoted(summary)}" for command, (_, summary) in COMMANDS.items()]
-    for command in COMMANDS:
-        is_ours = f"__fish_seen_subcommand_from {command}; and not contains -- -- (commandline -opc)"
-        here = f"complete -c paceline -n '{is_ours}'"
-        lines.append(f"{here} -l help")
-        lines += [f"{here} {_fish_option(option)}" for option in options_of(command)]
-    lines.append(f"complete -c paceline -f -n '__fish_seen_subcommand_from completion' -a '{' '.join(_SHELLS)}'")
-    return "\n".join(lines) + "\n"
-
-
-def _fish_option(option: Option) -> str:
-    kinds = {r"-\w": "-s", r"-\w\w+": "-o", r"--.*": "-l"}
-    words = [
-        next(how for kind, how in kinds.items() if re.fullmatch(kind, flag)) + f" {flag.lstrip('-')}"
-        for flag in option.flags
-    ]
-    values = _values(option)
-    needs = [] if option.metavar is None else [f"-x -a {_quoted(' '.join(values))}"] if values else ["-r"]
-    return " ".join([*words, *needs, f"-d {_quoted(option.help)}"])
-
-
-def _quoted(text: str) -> str:
-    """Return a text in fish's quotes."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-_SHELLS: Mapping[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+def _parser(file: object) -> argparse.ArgumentParser:
+    """Return a parser of all commands, for shtab alone; ``file`` marks what a shell completes as a file."""
+    parser = argparse.ArgumentParser("paceline")
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers()
+    for command, (_, summary) in COMMANDS.items():
+        one = commands.add_parser(command, help=summary, description=summary)
+        for option in options_of(command):
+            what = option.help.replace("%", "%%")
+            if option.metavar is None:
+                one.add_argument(*option.flags, help=what, action="store_true")
+                continue
+            nargs = None if option.without is None else "?"
+            action = one.add_argument(*option.flags, help=what, nargs=nargs, choices=_values(option) or None)
+            if action.choices is None:
+                action.complete = file  # type: ignore[attr-defined]  # shtab reads it
+        if command == "completion":
+            one.add_argument("shell", choices=_SHELLS)
+        else:
+            one.add_argument("command", nargs=argparse.REMAINDER).complete = file  # type: ignore[attr-defined]
+    return parser
