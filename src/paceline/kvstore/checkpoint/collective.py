@@ -113,7 +113,8 @@ def save(
         _remove(path, {mine["file"]} - before if "file" in mine else set())
         raise
     names = {one["file"] for one in listed.values()}
-    _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, before, names)
+    with contextlib.suppress(OSError):  # the checkpoint is valid; the next save removes what is left
+        _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, before, names)
 
 
 def write_common(

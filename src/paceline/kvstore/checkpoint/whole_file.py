@@ -7,6 +7,9 @@
 | 3    | rename it to the target                                    | the old or the new file, each whole         |
 | 4    | ``fsync`` the folder                                       | the new file                                |
 
+Errors of steps 1 to 3 leave the old file. From the rename on the new file counts: a folder that cannot be synced (some
+network file systems) is a warning, because the old file is gone.
+
 The kernel releases the lock however the process ends, so an unlocked temporary file is removed by the next writer. The
 guarantee needs a file system whose rename is atomic and whose ``fsync`` reaches the disk. Locks may not reach other
 kernels (network file systems), so temporary files of other kernels are removed a day after their last change.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import shutil
@@ -31,6 +35,7 @@ from paceline.host import systems
 
 #: Locks may not reach other kernels: a temporary file of another kernel is stale this long after its last change.
 STALE_S = 24 * 3600.0
+log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = re.compile(r"(?P<kernel>[0-9a-f]{8})-\d+-[0-9a-f]{8}\.partial")
 
@@ -64,18 +69,22 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
             raise OSError(errno.EINVAL, "it is a pipe, a device or a socket")
         _remove_stale(target)
         temporary, file = _locked(target)
+        draft, is_replaced = Draft(file, target), False
         try:
-            with file:
-                draft = Draft(file, target)
-                yield draft
-                file.flush()
-                os.fsync(file.fileno())
-                if sys.platform == "win32":  # which renames no open file
-                    file.close()
-                temporary.replace(draft.path)
+            yield draft
+            file.flush()
+            os.fsync(file.fileno())
+            if sys.platform == "win32":  # which renames no open file
+                file.close()
+            temporary.replace(draft.path)
+            is_replaced = True
         finally:
-            temporary.unlink(missing_ok=True)  # there is none after the rename
-        _sync_folder(target.parent)
+            with contextlib.suppress(OSError):  # its data are on the disk, or an error has been raised
+                file.close()
+            if not is_replaced:
+                with contextlib.suppress(OSError):  # the next writer removes it
+                    temporary.unlink(missing_ok=True)
+        _sync_folder(draft.path)
     except OSError as error:
         raise CheckpointError(f"{os.fspath(path)} could not be written: {_why(error, target.parent)}") from error
 
@@ -135,14 +144,21 @@ def _remove_if_dead(path: Path, is_of_this_kernel: bool) -> None:
             path.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Write the folder's new entry to the disk."""
-    if sys.platform != "win32":  # which opens no folders
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_folder(path: Path) -> None:
+    """Write the folder's new entry to the disk, if its file system can; else a warning says what that means."""
+    if sys.platform == "win32":  # which opens no folders
+        return
+    try:
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # this file system cannot sync folders
-                raise
         finally:
             os.close(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: this file system never syncs folders
+            log.warning(
+                "%s is written, but its folder could not be synced (%s): after a power failure the folder may still "
+                "have the file from before. Save to a local disk if that matters",
+                path,
+                error.strerror or error,
+            )
