@@ -116,13 +116,13 @@ def test_recent_account_is_that_of_the_last_windows() -> None:
 @pytest.mark.parametrize(("role", "right"), [("worker", len(WORKER_PARTS)), ("server", len(SERVER_PARTS))])
 def test_account_with_other_parts_is_damaged(role: str, right: int) -> None:
     for parts in range(right + 3):
-        damage = why_damaged(role, m.AccountReport([m.Window(5, 1, 1.0, [1] * parts)]))
+        damage = why_damaged(role, m.AccountReport([m.Window(5, 1, 1.0, [1] * parts)]), 1)
         assert damage == ("" if parts == right else f"the account of a {role} has {right} parts, not {parts}")
 
 
 @pytest.mark.parametrize("figures", range(len(FIGURES) + 2))
 def test_account_with_other_figures_of_the_host_is_damaged(figures: int) -> None:
-    damage = why_damaged("worker", m.AccountReport(host=[1] * figures))
+    damage = why_damaged("worker", m.AccountReport(host=[1] * figures), 1)
     assert bool(damage) == (figures not in (0, len(FIGURES)))
 
 
@@ -199,7 +199,7 @@ def test_every_account_that_a_message_can_carry_is_taken(seed: int) -> None:
         role, rank = chance.choice(("worker", "worker", "server")), chance.randrange(3)
         is_usual = role == "worker" and chance.random() < (0.9, 0.5, 0.0)[seed % 3]
         account = beat(now, 0.001, wait_s=(0.1, 1e12)[seed % 2]) if is_usual else strange(chance, role)
-        assert not why_damaged(role, account)
+        assert not why_damaged(role, account, 10**6)
         verdicts.note(member(rank, role), account, [], float(now))
         if chance.random() < 0.02:
             verdicts.leave(member(rank, role))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 
 import pytest
 from hypothesis import settings
@@ -21,7 +22,7 @@ from paceline.net.client import Client
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
 from paceline.wire import decode, encode
 from paceline.wire import messages as m
-from paceline.wire.limits import MAX_AMOUNT, MAX_GATHER_BYTES, MAX_NUMEL
+from paceline.wire.limits import MAX_AMOUNT, MAX_BINS, MAX_GATHER_BYTES, MAX_MEMBERS, MAX_NUMEL
 from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
 JOB = Settings(
@@ -273,13 +274,27 @@ def test_largest_figures_make_a_status_that_can_be_sent(role: str) -> None:
     members = joined()
     parts, figures = len(WORKER_PARTS if role == "worker" else SERVER_PARTS), len(FIGURES)
     window = m.Window(2**63 - 1, MAX_NUMEL, MAX_AMOUNT, [MAX_AMOUNT] * parts)
-    account = m.AccountReport([window] * 50, [MAX_AMOUNT] * figures, [(0, MAX_NUMEL, MAX_AMOUNT)] * 50)
+    account = m.AccountReport(
+        [window] * 50, [MAX_AMOUNT] * figures, [(0, MAX_NUMEL, MAX_AMOUNT)] * MAX_MEMBERS, 2**63 - 1,
+        [(2**63 - 1, MAX_NUMEL)] * MAX_BINS, (MAX_NUMEL, MAX_NUMEL),
+    )  # fmt: skip
+    reports = [m.ReportedFigures(2**63 - 1, samples, {"loss": sys.float_info.max}) for samples in (0, 1, MAX_NUMEL)]
+    progress = m.StepsLeft(2**63 - 1, 2**63 - 1, MAX_AMOUNT)
     for turn in range(9):
         for rank in (0, 1) if role == "worker" else (0,):
-            beat = m.Heartbeat(7 + turn, account=account)
-            members.handle(peer_of(role, rank), 4 + turn, decode([encode(1, 0, beat)])[0].body, float(turn))
+            numbers = {name: 2**63 - 1 for name in ("round", "memory", "sent", "received") if turn}
+            amounts = dict.fromkeys(("step_s", "usual_s", "usual_samples"), MAX_AMOUNT)
+            beat = m.Heartbeat(**{"round": 0} | numbers | amounts, account=account, reports=reports, progress=progress)
+            [answer] = members.handle(peer_of(role, rank), 4 + turn, decode([encode(1, 0, beat)])[0].body, float(turn))
+            assert isinstance(answer.body, m.News)
+    members.tick(10.0)
     status = members.status(5.0)  # the clock of a caller that looked a little earlier
     assert decode([encode(1, 0, status)])[0].body == status
+
+
+def test_account_of_a_worker_that_the_job_has_not_is_refused() -> None:
+    beat = m.Heartbeat(1, account=m.AccountReport(late=[(2, 1, 1)]))
+    assert "worker 2, and this job has 2 workers" in refusal(joined().handle(b"server-0", 3, beat, 1.0))
 
 
 def test_members_send_their_events_while_a_trace_is_made_and_whoever_asked_gets_them() -> None:

@@ -104,6 +104,21 @@ def test_events_survive_a_process_that_is_killed(own: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
+def test_processes_of_one_number_have_a_ring_each() -> None:
+    """Containers that share memory: cutting the file of one that runs would end it with SIGBUS."""
+    ring.start(Settings(role="worker", rank=1, job_id="a/b", job_key=KEY))
+    code = CHILD.replace("ring.start", f"import os; os.getpid = lambda: {os.getpid()}\nring.start")
+    with subprocess.Popen([sys.executable, "-c", code, KEY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for number in range(ring.CAPACITY):
+            ring.note(ROUND, 10**6 + number)
+        process.kill()
+    found = sorted(ring.rings(ring.folder_of("a/b", KEY)), key=lambda one: not one[2])
+    assert [(source.pid, is_alive) for source, _, is_alive in found] == [(os.getpid(), True), (os.getpid(), False)]
+    assert [{one.number >= 10**6 for one in events} for _, events, _ in found] == [{True}, {False}]
+
+
 def test_forked_child_writes_nothing() -> None:
     ring.start(Settings(job_id="j", job_key=KEY))
     assert ring.active is not None

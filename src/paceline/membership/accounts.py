@@ -20,7 +20,7 @@ _SHOWN = 15
 _KEPT = 50
 
 
-def why_damaged(role: str, account: m.AccountReport) -> str:
+def why_damaged(role: str, account: m.AccountReport, num_workers: int) -> str:
     """Return why an account cannot be read; empty: it can."""
     parts = len(parts_of(role))
     for one in account.windows:
@@ -28,7 +28,8 @@ def why_damaged(role: str, account: m.AccountReport) -> str:
             return f"the account of a {role} has {parts} parts, not {len(one.parts)}"
     if len(account.host) not in (0, len(FIGURES)):
         return f"the account of a host has {len(FIGURES)} figures, not {len(account.host)}"
-    return ""
+    unknown = [rank for rank, _, _ in account.late if not 0 <= rank < num_workers]
+    return f"the account tells of worker {unknown[0]}, and this job has {num_workers} workers" if unknown else ""
 
 
 class _Told:
@@ -119,10 +120,11 @@ class Verdicts:
             self._held[server] = account.held
         for rank, times, late in account.late:
             before = self._late.get(rank, (0, 0))
-            self._late[rank] = before[0] + times, before[1] + late
-            self.cohorts += times
+            self._late[rank] = min(before[0] + times, MAX_NUMEL), min(before[1] + late, MAX_AMOUNT)
+            self.cohorts = min(self.cohorts + times, MAX_NUMEL)
         for staleness, updates in account.staleness:
-            self._staleness[bin_of(staleness)] += updates
+            place = bin_of(staleness)
+            self._staleness[place] = min(self._staleness[place] + updates, MAX_NUMEL)
 
     def leave(self, member: m.Member) -> None:
         """Forget a member that has left."""

@@ -158,7 +158,7 @@ class Membership:
         self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
     ) -> list[Action]:
         match body:
-            case m.Heartbeat(account=account) if damage := why_damaged(key[0], account):
+            case m.Heartbeat(account=account) if damage := why_damaged(key[0], account, self._settings.num_workers):
                 return [refuse(peer, seq, damage)]
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)

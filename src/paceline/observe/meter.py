@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from threading import get_ident, get_native_id
 from typing import Any
 
+from paceline.consistency.stats import bin_of
 from paceline.observe import ring
 from paceline.observe.account import COMPUTE, DATA, DEVICE, GC, OTHER, WAIT, WORKER_PARTS, Steps, in_windows
 from paceline.observe.events import PART, ROUND
@@ -250,7 +251,7 @@ class Meter:
 
     def note_staleness(self, staleness: int) -> None:
         """Count the staleness of an update of values that this server owns."""
-        self._staleness[staleness] += 1
+        self._staleness[bin_of(staleness)] += 1
 
     def hold(self, values: int, buckets: int) -> None:
         """Note that this server holds so many more values, in so many more buckets."""

@@ -39,6 +39,9 @@ CAPACITY, KEPT_JOBS = 8192, 4
 #: Rings of a job on one host that are kept in any case: jobs without a key that are started by hand share a folder.
 KEPT_RINGS = 256
 
+#: Names that are tried for a ring: as many processes of one number share the folder.
+_MOST_NAMES = 4096
+
 #: Free memory that a new ring finds at least, in rings: data loaders share tensors in the same file system.
 _SPARE = 32
 
@@ -170,7 +173,7 @@ def start(settings: Settings) -> None:
         path = folder_of(settings.job_id, settings.job_key)
         forget_old(_made(path))
         with forks.held():
-            _file = _new_file(path, f"{settings.role}-{os.getpid()}.ring")
+            _file = _new_file(path, f"{settings.role}-{os.getpid()}")
             _reserve(_file, Ring.size())
             active = Ring(mmap.mmap(_file, Ring.size()), settings.role, settings.rank)
             forks.in_children(active, _forget)
@@ -180,15 +183,27 @@ def start(settings: Settings) -> None:
 
 
 def _new_file(folder: Path, name: str) -> int:
-    """Open the file of a ring, and hold it. A process of another job may remove file and folder before they are held.
+    """Make the file of a ring, and hold it.
+
+    A file is never cut: a process that has it in its memory would end with SIGBUS. One of that name is left alone while
+    its process runs (containers that share memory have processes of one number), and is replaced after its end. A
+    process of another job may remove file and folder before they are held.
 
     Raises:
         OSError: it cannot be made.
     """
+    number = 0
     while True:
+        path = _made(folder) / (f"{name}.{number}.ring" if number else f"{name}.ring")
+        _remove(path)
         try:
-            file = os.open(_made(folder) / name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        except FileNotFoundError:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:  # the folder was removed meanwhile
+            continue
+        except FileExistsError:  # its process runs
+            number += 1
+            if number > _MOST_NAMES:
+                raise
             continue
         systems.lock_file(file, shared=True)
         if os.fstat(file).st_nlink:

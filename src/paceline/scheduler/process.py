@@ -18,6 +18,7 @@ from paceline.host.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
+from paceline.net.call import LONGEST_TEXT
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
 from paceline.observe import events, ring
@@ -62,7 +63,7 @@ class Scheduler:
                     continue
                 seq, body, _ = request
                 self._note(events.TOOK, peer, seq, body)
-                self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
+                self._carry_out(peer, seq, body)
             for peer in lost:
                 self._membership.lost(peer, time.monotonic())
             ended, now = self._take_news_of_launcher(), time.monotonic()
@@ -76,6 +77,14 @@ class Scheduler:
             if code is not None:
                 self._exports.close(self._membership)
                 return code
+
+    def _carry_out(self, peer: bytes, seq: int, body: m.Request) -> None:
+        try:
+            self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
+        except Exception as error:
+            # Process border: a defect here must not end the job of all. The peer gets the error, and the log the rest.
+            logger.exception("a %s of peer %r failed", type(body).__name__, peer)
+            self._answerer.answer(peer, seq, m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:LONGEST_TEXT]))
 
     def _take_news_of_launcher(self) -> bool:
         """Take the news of the launcher; tells whether processes have ended."""

@@ -38,5 +38,11 @@ FIGURE_NAME = r"^[A-Za-z_][A-Za-z0-9_./-]*\Z"
 MAX_REPORTS = 64
 """Steps of which one heartbeat brings figures."""
 
+MAX_WINDOWS, MAX_PARTS, MAX_BINS = 1024, 64, 4096
+"""Windows of one heartbeat's account, parts of a window, and entries of a histogram of staleness."""
+
+MAX_MEMBERS = 65_536
+"""Members that one heartbeat tells of."""
+
 MAX_TRACE_BYTES = 98_304
 """Events that one heartbeat brings: 2,048 records."""

@@ -7,7 +7,16 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_FIGURES, MAX_NUMEL, MAX_REPORTS, MAX_TEXT
+from paceline.wire.limits import (
+    MAX_BINS,
+    MAX_FIGURES,
+    MAX_MEMBERS,
+    MAX_NUMEL,
+    MAX_PARTS,
+    MAX_REPORTS,
+    MAX_TEXT,
+    MAX_WINDOWS,
+)
 from paceline.wire.messages.fields import (
     Amount,
     Count,
@@ -116,7 +125,7 @@ class Window(Message):
     rounds: Count
     samples: Amount
     """Of a server: updates."""
-    parts: list[Microseconds]
+    parts: Annotated[list[Microseconds], Meta(max_length=MAX_PARTS)]
     """Microseconds by part: see :mod:`paceline.observe.account`."""
     way: Microseconds = 0
     """Of a worker: microseconds of its waits in which a request or its answer was on the way."""
@@ -125,14 +134,16 @@ class Window(Message):
 class AccountReport(Message):
     """The account of a process since its last heartbeat."""
 
-    windows: list[Window] = msgspec.field(default_factory=list)
-    host: list[Microseconds] = msgspec.field(default_factory=list)
+    windows: Annotated[list[Window], Meta(max_length=MAX_WINDOWS)] = msgspec.field(default_factory=list)
+    host: Annotated[list[Microseconds], Meta(max_length=MAX_PARTS)] = msgspec.field(default_factory=list)
     """Figures of the kernel: see :mod:`paceline.observe.host`."""
-    late: list[tuple[Rank, Count, Microseconds]] = msgspec.field(default_factory=list)
+    late: Annotated[list[tuple[Rank, Count, Microseconds]], Meta(max_length=MAX_MEMBERS)] = msgspec.field(
+        default_factory=list
+    )
     """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
     group: Number = 0
     """Number of a worker's group, from 1; 0: all workers step alike."""
-    staleness: list[tuple[Number, Count]] = msgspec.field(default_factory=list)
+    staleness: Annotated[list[tuple[Number, Count]], Meta(max_length=MAX_BINS)] = msgspec.field(default_factory=list)
     """From a server: how many updates had which staleness."""
     held: tuple[Count, Count] = (0, 0)
     """From a server: its values, and the buckets that they are in."""
@@ -173,12 +184,12 @@ class Heartbeat(Request, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
     round: Number
-    seen: list[Sighting] = msgspec.field(default_factory=list)
+    seen: Annotated[list[Sighting], Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=list)
     """Suspects of the last news."""
     memory: Number = 0
     sent: Number = 0
     received: Number = 0
-    taken_out: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    taken_out: Annotated[list[tuple[Rank, Number]], Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=list)
     """From a server: dead workers that it waits for no more, each with its last round there."""
     step_s: Amount = 0.0
     """Seconds that a worker computes in a step; 0: not known."""
