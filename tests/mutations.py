@@ -281,8 +281,8 @@ AREAS = (
         ),
     ),
     Area(
-        "interval_map.py",
-        ("test_interval_map.py",),
+        "layout/interval_map.py",
+        ("layout/test_interval_map.py",),
         (
             ("        if start < position < self.length:", "        if start <= position < self.length:"),
             ("        if start < position < self.length:", "        if start < position:"),
@@ -335,7 +335,7 @@ AREAS = (
         ),
     ),
     Area(
-        "start_clock.py",
+        "host/start_clock.py",
         ("membership/test_joining.py",),
         (
             ("passed if sleeps else min(used, passed)", "min(used, passed)"),
@@ -347,7 +347,7 @@ AREAS = (
     ),
     Area("membership/joining.py", ("membership/test_joining.py",), (("now + limit_s / 2", "now + 2 * limit_s"),)),
     Area(
-        "own_time.py",
+        "host/own_time.py",
         ("membership/test_liveness.py",),
         (
             ("turn - self._longest_turn_s", "turn"),

@@ -99,6 +99,7 @@ def test_full_disk_behind_stdout_is_an_error_in_one_line(words: list[str]) -> No
     [("torch", ["server", "--scheduler", "tcp://127.0.0.1:1", "--insecure"]), ("psutil", ["agent"])],
 )
 def test_missing_package_is_named_with_its_python(package: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "installed.dist-info").mkdir()  # roles search folders of packages only
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module', name={package!r})")
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-P", "-m", "paceline", *words]

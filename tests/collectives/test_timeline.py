@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.hvd.test_errors import error_of
 
 import paceline.hvd as hvd
+from tests.collectives.test_errors import error_of
 from tests.hvd.ranks import run
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hvd.test_errors import error_of
 
 import paceline.hvd as hvd
 from paceline.net.security import new_job_key
+from tests.collectives.test_errors import error_of
 from tests.hvd.ranks import run
 
 T = torch.ones

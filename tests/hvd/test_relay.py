@@ -102,4 +102,4 @@ def test_code_of_a_relay_without_the_key_does_not_run(way: str, encrypt: bool, t
             child.wait(TIMEOUT_S)
     said = ranks.result(1)
     assert not trace.exists(), said
-    assert said.startswith("AuthenticationError: rank 1 does not trust" if way == "store" else "HorovodInternalError")
+    assert said.startswith("AuthenticationError: rank 1 does not trust" if way == "store" else "CollectiveError")

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from paceline.errors import LaunchError
@@ -83,6 +82,8 @@ def check_ddp(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _loads_here() -> bool:
+    from importlib import metadata  # with email and zipfile: only a job of --ddp pays for it
+
     return any(one.value.startswith("paceline.") for one in metadata.entry_points(group="torch.backends"))
 
 
