@@ -146,19 +146,18 @@ def _remove_if_dead(path: Path, is_of_this_kernel: bool) -> None:
 
 def _sync_folder(path: Path) -> None:
     """Write the folder's new entry to the disk, if its file system can; else a warning says what that means."""
-    if sys.platform == "win32":  # which opens no folders
-        return
-    try:
-        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    if sys.platform != "win32":  # which opens no folders
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: this file system never syncs folders
-            log.warning(
-                "%s is written, but its folder could not be synced (%s): after a power failure the folder may still "
-                "have the file from before. Save to a local disk if that matters",
-                path,
-                error.strerror or error,
-            )
+            fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: this file system never syncs folders
+                log.warning(
+                    "%s is written, but its folder could not be synced (%s): after a power failure the folder may "
+                    "still have the file from before. Save to a local disk if that matters",
+                    path,
+                    error.strerror or error,
+                )
