@@ -60,7 +60,10 @@ def test_sharded_parameters_are_refused(process_group: None) -> None:
 
 def test_optimizer_of_horovods_interface_is_refused() -> None:
     hvd.init()
-    net = torch.nn.Linear(2, 1)
-    inner = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters())
-    with pytest.raises(ValueError, match=r"Horovod's interface.* the optimizer that it wraps"):
-        DistributedOptimizer(inner, "local", model=net)
+    try:
+        net = torch.nn.Linear(2, 1)
+        inner = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters())
+        with pytest.raises(ValueError, match=r"Horovod's interface.* the optimizer that it wraps"):
+            DistributedOptimizer(inner, "local", model=net)
+    finally:
+        hvd.shutdown()  # for tests of the same process
