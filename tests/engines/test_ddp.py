@@ -15,7 +15,7 @@ from tests.clusters.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
 
-SCRIPTS = Path(__file__).parents[1] / "c10d" / "trainers"
+SCRIPTS = Path(__file__).parents[1] / "ddp" / "trainers"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
 
 
