@@ -46,7 +46,13 @@ def train_all():
 
 
 def train_alone():
-    return train("dist_sync", 5, local_steps=2, outer=PLAIN)
+    alone = net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(alone, 0, step).backward()
+        optimizer.step()
+    return train("dist_sync", 5, local_steps=2, outer=PLAIN)[-1][0], listed(weights(alone))
 
 
 def all_modes():
@@ -161,7 +167,7 @@ def test_weights_and_buffers_are_those_of_diloco_written_out(trained, case):
     options = dict(WRITTEN_OUT[case])
     expected = replay(STEPS, options.pop("local_steps"), **options)
     for ours, theirs in zip(trained[case], expected, strict=True):
-        assert farthest(ours[0], theirs[0]) < 1e-6
+        assert farthest(ours[0], theirs[0]) < (1e-5 if options.get("inner") == ADAM else 1e-6)
         assert options.get("delay") or farthest(ours[1], theirs[1]) < 1e-6
 
 
@@ -180,15 +186,9 @@ def test_last_steps_count_when_workers_exchange_them(trained):
 
 
 def test_one_worker_whose_progress_is_applied_as_it_is_trains_as_without_us():
-    alone = net()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss_of(alone, 0, step).backward()
-        optimizer.step()
     with LocalJob(1, 1) as running:
-        [ours] = running.run(train_alone)
-    assert ours[-1][0] == listed(weights(alone))
+        [[ours, theirs]] = running.run(train_alone)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("kind", MODES)
