@@ -7,11 +7,13 @@
 | ``dist_sync``                                    | ``worker`` (default) | ``MergedUpdate``, ``ServerExchange`` |
 | ``dist_sync``                                    | ``server``           | ``ServerUpdate``, ``ServerExchange`` |
 | any other distributed store                      | ``server`` (default) | ``ServerUpdate``, ``ServerExchange`` |
+| any, with ``local_steps``                        | ``worker`` (default) | ``LocalSteps``, one for each part    |
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from paceline import compression as codecs
 from paceline.hetero import free_policy
@@ -22,6 +24,8 @@ from paceline.kvstore.start_checks import agree_on_store, optimizer_facts, optio
 from paceline.net.allocator import give_back_freed_memory
 from paceline.optim.buffers import Buffers, shared_of
 from paceline.optim.exchange import ServerExchange
+from paceline.optim.local_choices import LocalChoices
+from paceline.optim.local_steps import LocalSteps
 from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
@@ -36,7 +40,9 @@ _COMPUTED_AGAIN = (
 )
 
 
-def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Strategy:
+def choose_strategy(
+    setup: StrategySetup, store: KVStoreBase, update: Update | None, local: LocalChoices | None = None
+) -> Strategy:
     """Make the strategy for a store. Collective if the store is distributed.
 
     Raises:
@@ -45,6 +51,8 @@ def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | N
     """
     if update not in (None, "worker", "server"):
         raise ValueError(f"update is 'worker' or 'server', not {update!r}")
+    if local is not None:
+        return _make_local(setup, store, update, local)
     if isinstance(store, DistStore):
         in_lock_step = store.policy.merge == "all"
         if update == "worker" and not in_lock_step:
@@ -61,6 +69,18 @@ def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
     return MergedUpdate(setup, store, ReduceExchange(store, setup.inner, setup.model, setup.choices.reduction))
+
+
+def _make_local(setup: StrategySetup, store: KVStoreBase, update: Update | None, local: LocalChoices) -> LocalSteps:
+    if update == "server" or setup.choices.reduction == "sum":
+        raise ValueError("with local_steps workers step, and deltas are means: leave out update= and reduction=")
+    if isinstance(store, DistStore):
+        store = store.for_optimizer(mean=True)
+        _agree(setup, store, "worker", local.described())
+    strategy = LocalSteps(setup, store, local)
+    if isinstance(store, DistStore):
+        _wait_for_all(store)
+    return strategy
 
 
 def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
@@ -115,12 +135,13 @@ def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers 
     return Buffers(store, [[setup.model]], trained) if shared_of([[setup.model]], trained) else None
 
 
-def _agree(setup: StrategySetup, store: DistStore, update: Update) -> None:
+def _agree(setup: StrategySetup, store: DistStore, update: Update, more: Mapping[str, str] | None = None) -> None:
     """Compare the model and all options with the other workers, before anything is sent."""
     by_leg = codecs.by_leg(setup.compression or ())
     legs = sorted((leg, sorted(codec.params().items())) for leg, codec in by_leg.items())
     options = dataclasses.asdict(setup.choices) | {
         "update": update, "compression": str(legs), "batch_dim": str(setup.samples.batch_dim),
+        **(more or {}),
     }  # fmt: skip
     facts = [*optimizer_facts(setup.inner, setup.named), *option_facts("DistributedOptimizer", options)]
     if update == "worker":  # the servers get worker 0's

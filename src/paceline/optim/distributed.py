@@ -17,6 +17,8 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
 from paceline.optim.choosing import choose_strategy
+from paceline.optim.local_choices import LocalChoices, Outer, Period
+from paceline.optim.local_steps import LocalSteps
 from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
@@ -66,6 +68,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         clip_grad_value: largest absolute value of an element of the merged gradient.
         on_nan: what to do with gradients that are NaN or Inf: ``error``, ``skip`` the step on all workers (counted in
             ``skipped_steps``), or ``pass`` them on.
+        local_steps: steps that a worker takes by itself between two exchanges, a time (``"30 s"``), or ``"32 by
+            speed"``: 32 steps of the fastest worker, and as many of others as fit that time. For slow networks;
+            ``docs/slow-networks.md`` says when it pays.
+        outer: with ``local_steps``: options of the SGD that applies the workers' progress, or a function that makes an
+            optimizer of a list of parameters. Default: Nesterov's momentum, 0.7 and 0.9 (DiLoCo).
+        fragments: with ``local_steps``: parts of the model that are exchanged one after the other.
+        delay: with ``local_steps``: steps for which the answer of an exchange is not waited for.
+        blend: with ``delay``: share of the worker's own weights when the answer comes.
 
     Raises:
         ValueError: the optimizer does not support these settings; the text says why.
@@ -94,6 +104,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         on_nan: OnNan = "error",
+        local_steps: int | str | None = None,
+        outer: Outer | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        blend: float = 0.0,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
@@ -110,6 +125,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         choices = MergeChoices(
             reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
         )  # fmt: skip
+        local = _local_choices(local_steps, outer, fragments, delay, blend)
         codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -122,7 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_wrapped(store)
         setup = StrategySetup(optimizer, self._names, choices, model, self._samples, compression)
         # Wrappers have a _strategy of their own and copy all else, as LightningOptimizer does.
-        self._merging = choose_strategy(setup, store, update)
+        self._merging = choose_strategy(setup, store, update, local)
         self.kvstore = self._merging.store
         self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
         self._step_supports_amp_scaling = not self._merging.steps_here
@@ -295,6 +311,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._merging.broadcast_weights()
         self.sync_buffers()
 
+    def exchange_now(self) -> None:
+        """With ``local_steps``: exchange what workers have done since the last exchange. Every worker calls it.
+
+        At the end of training, so that the last steps of all workers count.
+
+        Raises:
+            PacelineError: there are no local steps.
+        """
+        if not isinstance(self._merging, LocalSteps):
+            raise PacelineError("exchange_now is for local_steps=; without them each step is an exchange")
+        self._merging.exchange_now()
+
     def refresh_weights(self) -> None:
         """Set this worker's weights to the newest of the servers that it knows, between two steps."""
         self._merging.refresh_weights()
@@ -395,6 +423,16 @@ def _layout(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
 def _the_same(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the wrapped optimizer: what unpickling a DistributedOptimizer gives."""
     return optimizer
+
+
+def _local_choices(
+    local_steps: int | str | None, outer: Outer | None, fragments: int, delay: int, blend: float
+) -> LocalChoices | None:
+    if local_steps is not None:
+        return LocalChoices(Period.parse(local_steps), outer, fragments, delay, blend)
+    if outer is not None or (fragments, delay, blend) != (1, 0, 0.0):
+        raise ValueError("outer, fragments, delay and blend belong to local_steps=; give that too")
+    return None
 
 
 def _store(kvstore: str | KVStoreBase, **options: Any) -> KVStoreBase:

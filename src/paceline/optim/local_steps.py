@@ -1,0 +1,367 @@
+"""Local steps: workers step by themselves, and push after a period how far they have gone.
+
+    step 1 ... step H: the user's optimizer, on this worker's own gradients; no exchange
+    step H: delta = (weights at the last exchange) - (weights now) ─► push ─► merge ─► outer optimizer ─► new weights
+
+``dist_sync`` with local steps is DiLoCo (Douillard et al. 2023, arXiv 2311.08105), ``dist_async`` is asynchronous local
+SGD (Liu et al. 2024, arXiv 2401.09135). Fragments and late answers are those of Streaming DiLoCo (Douillard et al.
+2025, arXiv 2501.18512). A delta points in the direction of descent, so servers treat it as a gradient.
+
+| state of a fragment | event                                         | action                           | next      |
+|---------------------|-----------------------------------------------|----------------------------------|-----------|
+| at rest             | a step, and its part of the period has passed | push the delta                   | in flight |
+| in flight           | ``delay`` more steps; or the next push        | wait for the answer; blend it in | at rest   |
+
+Buffers are averaged, and never optimised: they are a fragment with an outer learning rate of 1, without codec.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.optim.backward import BackwardWatch
+from paceline.optim.buffers import broadcast, buffers_of, shared_of
+from paceline.optim.exchange import Exchange, ServerExchange
+from paceline.optim.local_choices import LocalChoices, Period
+from paceline.optim.names import NamedParameter
+from paceline.optim.reduce import ReduceExchange
+from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
+from paceline.updaters import make_spec, option_groups
+from paceline.worker.traffic import Carried
+
+logger = logging.getLogger(__name__)
+
+#: Entry of a ``state_dict``.
+_ENTRY = "local_steps"
+
+
+@dataclass
+class Fragment:
+    """A part of the model that is exchanged at once.
+
+    Attributes:
+        shadows: weights at the last exchange, as the servers have them.
+        live: returns this worker's own weights: a module may replace a buffer.
+        steps_outer: the outer optimizer steps in this process, because the exchange brings merged deltas.
+        samples: samples behind the steps since the last push.
+        due: step after which the answer in flight is waited for; None: nothing is in flight.
+    """
+
+    names: list[str]
+    exchange: Exchange
+    shadows: list[torch.nn.Parameter]
+    live: Callable[[], list[torch.Tensor]]
+    outer: torch.optim.Optimizer
+    steps_outer: bool
+    blend: float
+    samples: float = 0.0
+    rows: float = 0.0
+    inputs: str | None = None
+    pushes: int = 0
+    due: int | None = None
+
+    def restart(self) -> None:
+        """Set this worker's weights to those of the last exchange; what it has done since is dropped."""
+        _copy(self.live(), self.shadows)
+        self.samples, self.rows, self.inputs = 0.0, 0.0, None
+
+    def push(self, nan: str, step: int, delay: int) -> None:
+        """Send how far this worker has gone since the last exchange. Does not wait."""
+        self.pushes += 1
+        for shadow, live in zip(self.shadows, self.live(), strict=True):
+            shadow.grad = (shadow.data - live).to(shadow.dtype) if shadow.requires_grad else None
+        options = self.exchange.encoded(option_groups(self.outer))
+        carried = Carried(
+            self.samples,
+            self.rows,
+            self.inputs,
+            options,
+            round=self.pushes,
+            nan=nan,  # type: ignore[arg-type]
+        )
+        self.samples, self.rows, self.inputs, self.due = 0.0, 0.0, None, step + delay
+        self.exchange.push_rest(carried)
+
+    def settle(self, delayed: bool) -> None:
+        """Wait for the answer, and set this worker's weights to it; a late answer is blended into them."""
+        self.due = None
+        self.exchange.settle()
+        self.exchange.take()
+        if self.steps_outer:
+            self.outer.step()
+        for shadow in self.shadows:
+            shadow.grad = None
+        if delayed and self.blend:
+            for live, shadow in zip(self.live(), self.shadows, strict=True):
+                live.copy_(torch.lerp(shadow.data.to(live.dtype), live, self.blend))
+        else:
+            _copy(self.live(), self.shadows)
+
+
+class OwnExchange(Exchange):
+    """One worker without servers: its own deltas are the merged ones."""
+
+
+class LocalSteps(Strategy):
+    """The wrapped optimizer steps on this worker's own gradients; deltas are exchanged once in a period.
+
+    Attributes:
+        outer: the outer optimizers, one per fragment: their learning rates may be changed between steps.
+    """
+
+    def __init__(self, setup: StrategySetup, store: KVStoreBase, local: LocalChoices) -> None:
+        super().__init__(setup, store)
+        self._local, self._samples, self._setup = local, setup.samples, setup
+        self._steps = 0
+        self._fragments: list[Fragment] = []
+        self._watch = BackwardWatch(lambda param: self._samples.touch(), self._samples.ended)
+        self._watch.watch(param for _, param, _ in setup.named)
+        self._own_steps = local.period.steps
+        self._period_began = time.monotonic()
+        self._first, self._done = 0, 0
+        """Step at which this period began, and the fragments that it has pushed."""
+        if not self._is_plain():
+            for number in range(local.fragments):
+                if part := setup.named[number :: local.fragments]:
+                    self._fragments.append(self._of_parameters(part))
+        self.outer = [one.outer for one in self._fragments]
+        if self._fragments and store.num_workers > 1 and setup.model is not None:
+            self._share_the_rest(setup.model)
+        logger.info(
+            "worker %d: %s, in %d fragments; outer optimizer %s", store.rank, _said(local.period), len(self.outer),
+            type(self.outer[0]).__name__ if self.outer else "none",
+        )  # fmt: skip
+
+    def _is_plain(self) -> bool:
+        """Return whether an exchange changes nothing: one worker, whose delta is applied as it is."""
+        outer = self._local.outer
+        plain = {"lr": 1.0, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+        return self.store.num_workers == 1 and isinstance(outer, Mapping) and {**plain, **outer} == plain
+
+    def _of_parameters(self, part: Named) -> Fragment:
+        """Make the fragment of some parameters; every worker does, in the same order."""
+        params = [param for _, param, _ in part]
+        shadows = [torch.nn.Parameter(one.detach().clone(), one.requires_grad) for one in params]
+        outer = self._local.optimizer(shadows, self.store.num_workers)
+        return self._fragment([name for name, _, _ in part], shadows, lambda: [one.data for one in params], outer)
+
+    def _share_the_rest(self, model: torch.nn.Module) -> None:
+        """Have rank 0's buffers and untrained parameters; from then on, floating-point buffers are averaged."""
+        shared = shared_of([[model]], [param for _, param, _ in self.named])
+        rest = self.store.sibling("rest") if isinstance(self.store, DistStore) else self.store
+        broadcast(rest, shared)
+        names = [name for name, copies in buffers_of([[model]]).items() if copies[0].is_floating_point()]
+        if not names:
+            return
+
+        def live() -> list[torch.Tensor]:
+            now = buffers_of([[model]])
+            return [now[name][0] for name in names]
+
+        shadows = [torch.nn.Parameter(one.detach().clone()) for one in live()]
+        merge = self.store.policy.merge if isinstance(self.store, DistStore) else "all"
+        outer = torch.optim.SGD(shadows, lr=1 / self.store.num_workers if merge == "each" else 1.0)
+        self._fragments.append(self._fragment(names, shadows, live, outer, is_buffers=True))
+
+    def _fragment(
+        self,
+        names: list[str],
+        shadows: list[torch.nn.Parameter],
+        live: Callable[[], list[torch.Tensor]],
+        outer: torch.optim.Optimizer,
+        is_buffers: bool = False,
+    ) -> Fragment:
+        named = [(name, shadow, 0) for name, shadow in zip(names, shadows, strict=True)]
+        exchange = self._exchange_of(named, outer, is_buffers)
+        steps_outer = not isinstance(exchange, ServerExchange)
+        one = Fragment(names, exchange, shadows, live, outer, steps_outer, self._local.blend)
+        one.restart()
+        return one
+
+    def _exchange_of(self, named: list[NamedParameter], outer: torch.optim.Optimizer, is_buffers: bool) -> Exchange:
+        if isinstance(self.store, DistStore):
+            store = self.store.sibling("buffers" if is_buffers else "local steps", mean=True)
+            store.set_gradient_compression(() if is_buffers else self._setup.compression or ())
+            store.set_spec(make_spec(outer))
+            exchange: Exchange = ServerExchange(store, outer, None, "server", "A period has one push")
+        elif self.store.num_workers > 1:
+            exchange = ReduceExchange(self.store, outer, None, "mean")
+        else:
+            exchange = OwnExchange()
+        exchange.add(named)
+        return exchange
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def step(
+        self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
+    ) -> Any:
+        """Step by the wrapped optimizer, and exchange what is due. See :class:`Strategy`."""
+        loss = super().step(closure, scale, found_inf)
+        self._count()
+        with torch.no_grad():
+            self._steps += 1
+            self._settle_due()
+            while self._done < len(self.outer) and self._is_due(self._done):
+                self._push(self._done)
+        return loss
+
+    def _count(self) -> None:
+        """Add the samples of this step to all fragments."""
+        count = self._samples.take(lambda: True)
+        for one in self._fragments:
+            one.samples, one.rows = one.samples + count.samples, one.rows + count.rows
+            one.inputs = count.inputs if count.inputs is not None else one.inputs
+
+    def _is_due(self, number: int) -> bool:
+        """Return whether the period has come to the end of a fragment's part."""
+        part = (number + 1) / len(self.outer)
+        if self._own_steps:
+            return self._steps - self._first >= math.ceil(self._own_steps * part)
+        return time.monotonic() - self._period_began >= self._local.period.seconds * part
+
+    def _push(self, number: int) -> None:
+        is_last = number == len(self.outer) - 1
+        if is_last:
+            self._choose_own_steps()
+        parts = [self._fragments[number], *(self._fragments[len(self.outer) :] if is_last else ())]
+        for one in parts:
+            if one.due is not None:
+                one.settle(delayed=True)
+            one.push(self.choices.on_nan, self._steps, self._local.delay)
+        self._done = number + 1
+        if is_last:
+            self._first, self._done, self._period_began = self._steps, 0, time.monotonic()
+        if not self._local.delay:
+            self._settle_due()
+
+    def _settle_due(self) -> None:
+        for one in self._fragments:
+            if one.due is not None and self._steps >= one.due:
+                one.settle(delayed=self._local.delay > 0)
+
+    def _choose_own_steps(self) -> None:
+        """Choose the steps of the next period from the speeds of all workers in this one."""
+        period = self._local.period
+        if not (period.by_speed and isinstance(self.store, DistStore) and self.store.num_workers > 1):
+            return
+        spent = time.monotonic() - self._period_began
+        speed = (self._steps - self._first) / spent if spent > 0 else 0.0
+        found = self.store.session.gather(f"{self.store.name}/local steps", repr(speed).encode())
+        speeds = [float(one) for one in found if one]
+        self._own_steps = period.steps_of(speed, max(speeds, default=speed))
+
+    def exchange_now(self) -> None:
+        """Exchange what all workers have done since the last exchange. Every worker calls it."""
+        with torch.no_grad():
+            for one in self._fragments:
+                if one.due is not None:
+                    one.settle(delayed=self._local.delay > 0)
+            for one in self._fragments:
+                one.push(self.choices.on_nan, self._steps, 0)
+            for one in self._fragments:
+                one.settle(delayed=False)
+        self._first, self._done, self._period_began = self._steps, 0, time.monotonic()
+
+    # ---- weights and state -----------------------------------------------------------------------------------------
+
+    def broadcast_weights(self) -> None:
+        """Set the weights of all workers and servers to rank 0's. Every worker calls it. A new period begins."""
+        with torch.no_grad():
+            for one in self._fragments:
+                if one.due is not None:
+                    one.settle(delayed=True)
+                self._give(one, one.live())
+                one.restart()
+        self._first, self._done, self._period_began = self._steps, 0, time.monotonic()
+
+    def _give(self, one: Fragment, values: Sequence[torch.Tensor]) -> None:
+        """Set the values at the last exchange, on all workers and servers, to rank 0's."""
+        _copy(one.shadows, values)
+        if isinstance(one.exchange, ServerExchange):
+            one.exchange.broadcast_weights()
+        elif self.store.num_workers > 1:
+            broadcast(self.store, {name: [shadow.data] for name, shadow in zip(one.names, one.shadows, strict=True)})
+
+    def fetch_states(self) -> dict[str, Any]:
+        """Return the entry of a ``state_dict`` with which a job goes on: exactly, if no worker is within a period."""
+        parts = [
+            {
+                "shadows": [shadow.detach().clone() for shadow in one.shadows],
+                "live": [tensor.detach().clone() for tensor in one.live()],
+                "outer": self._outer_state(one),
+                "counts": [one.samples, one.rows],
+            }
+            for one in self._fragments
+        ]
+        way = [self._steps - self._first, self._done, self._own_steps]
+        return super().fetch_states() | {_ENTRY: {"rank": self.store.rank, "parts": parts, "way": way}}
+
+    def _outer_state(self, one: Fragment) -> Any:
+        if isinstance(one.exchange, ServerExchange):
+            return one.exchange.states()
+        return one.outer.state_dict()["state"]
+
+    def give_states(self, saved: Mapping[str, Any]) -> None:
+        """Load the entry of :meth:`fetch_states`: rank 0's, but for this worker's own weights. Every worker calls it.
+
+        A worker whose own weights were not saved takes those of the last exchange. Without an entry a period begins.
+        """
+        super().give_states(saved)
+        entry = saved.get(_ENTRY)
+        if entry is None or len(entry["parts"]) != len(self._fragments):
+            self.broadcast_weights()
+            return
+        with torch.no_grad():
+            for one, part in zip(self._fragments, entry["parts"], strict=True):
+                self._give(one, part["shadows"])
+                one.restart()
+                if isinstance(one.exchange, ServerExchange):
+                    one.exchange.set_states(part["outer"])
+                else:
+                    one.outer.load_state_dict(one.outer.state_dict() | {"state": part["outer"]})
+                if entry["rank"] == self.store.rank:
+                    _copy(one.live(), part["live"])
+                    one.samples, one.rows = part["counts"]
+        since, self._done, self._own_steps = entry["way"]
+        self._first, self._period_began = self._steps - since, time.monotonic()
+
+    def check_extendable(self) -> None:
+        """Raise an error: fragments are made at the start.
+
+        Raises:
+            PacelineError: always.
+        """
+        raise PacelineError(
+            "with local_steps the optimizer needs all parameters from the start: give it its parameters before it is "
+            "given to DistributedOptimizer"
+        )
+
+    def close(self) -> None:
+        """Stop watching backward passes, after the answers in flight have come."""
+        with torch.no_grad():
+            for one in self._fragments:
+                if one.due is not None:
+                    one.settle(delayed=True)
+        self._watch.close()
+
+
+def _copy(targets: Iterable[torch.Tensor], values: Iterable[torch.Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value.data)
+
+
+def _said(period: Period) -> str:
+    if period.seconds:
+        return f"local steps for {period.seconds:g} s"
+    return f"{period.steps} local steps{' of the fastest worker, fewer of slower ones' if period.by_speed else ''}"

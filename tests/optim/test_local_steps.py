@@ -1,0 +1,287 @@
+"""Local steps against models of them that are written out, and against training in one process."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import DistributedOptimizer, kvstore
+from paceline.optim.local_choices import LocalChoices, Period
+from paceline.testing import LocalJob
+
+PLAIN = {"lr": 1.0, "momentum": 0.0}
+
+
+MOMENTUM, UNEQUAL = ("SGD", {"lr": 0.05, "momentum": 0.9}), (6, 2)
+#: Options of a job, and of its replay.
+WRITTEN_OUT = {
+    "nesterov": {"local_steps": 3},
+    "momentum, unequal batches": {"local_steps": 2, "inner": MOMENTUM, "sizes": UNEQUAL},
+    "fragments": {"local_steps": 4, "fragments": 2},
+    "outer sgd": {"local_steps": 4, "outer": {"lr": 0.5, "momentum": 0.0}},
+    **{f"late, {blend}": {"local_steps": 4, "fragments": 2, "delay": 1, "blend": blend} for blend in (0.0, 0.5, 1.0)},
+}
+ONE = {"one step": {"local_steps": 1, "outer": PLAIN, "sizes": UNEQUAL}, "lock step": {"sizes": UNEQUAL}}
+STEPS = 9
+MODES = {"dist_async": {}, "dist_ssync": {"staleness": 2}, "dist_gsync": {"groups": [[0], [1]]}}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Weights and buffers of worker 0 after each step, by case."""
+    with LocalJob(2, 2) as running:
+        return running.run(train_all)[0]
+
+
+@pytest.fixture(scope="module")
+def together_by_mode():
+    with LocalJob(2, 1) as running:
+        return running.run(all_modes)
+
+
+def train_all():
+    found = {name: train("dist_sync", STEPS, **options) for name, options in {**WRITTEN_OUT, **ONE}.items()}
+    return {**found, "whole": resumed(1), "parts": resumed(2), "ended": ends_within_a_period()}
+
+
+def train_alone():
+    alone = net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(alone, 0, step).backward()
+        optimizer.step()
+    return train("dist_sync", 5, local_steps=2, outer=PLAIN)[-1][0], listed(weights(alone))
+
+
+def all_modes():
+    return {kind: together(kind) for kind in MODES}
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def batch(rank, step, size=4):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(size, 3, generator=generator), torch.randn(size, 2, generator=generator)
+
+
+def loss_of(model, rank, step, size=4):
+    inputs, targets = batch(rank, step, size)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def weights(model):
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def buffers(model):
+    return [one.clone() for one in model.buffers() if one.is_floating_point()]
+
+
+def listed(tensors):
+    return [one.flatten().tolist() for one in tensors]
+
+
+def farthest(ours, theirs):
+    return max(abs(one - other) for a, b in zip(ours, theirs, strict=True) for one, other in zip(a, b, strict=True))
+
+
+def train(kind, steps, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), **options):
+    """Train; return the weights and the buffers after each step."""
+    store = kvstore.create(kind)
+    model = net(store.rank)  # rank 0's are used
+    own = getattr(torch.optim, inner[0])(model.parameters(), **inner[1])
+    optimizer = DistributedOptimizer(own, store, model=model, samples=sizes[store.rank], **options)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, store.rank, step, sizes[store.rank]).backward()
+        optimizer.step()
+        found.append((listed(weights(model)), listed(buffers(model))))
+    store.barrier()
+    optimizer.close()
+    return found
+
+
+def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, fragments=1, delay=0, blend=0.0):
+    """Return the weights of worker 0 after each step: DiLoCo in one process, written out."""
+    total = sum(sizes)
+    models = [net(), net()]
+    optimizers = [getattr(torch.optim, inner[0])(model.parameters(), **inner[1]) for model in models]
+    outer = {"lr": 0.7, "momentum": 0.9, "nesterov": True} if outer is None else outer
+    anchor, moments = weights(models[0]), [torch.zeros_like(one) for one in weights(models[0])]
+    means = buffers(models[0])
+    mine = [list(range(number, len(anchor), fragments)) for number in range(fragments)]
+    late, found = [], []
+    for step in range(1, steps + 1):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss_of(model, rank, step - 1, sizes[rank]).backward()
+            optimizer.step()
+        for _, part, new in [one for one in late if one[0] == step]:
+            _blend(models, part, new, blend)
+        since = (step - 1) % period + 1
+        for number, part in enumerate(mine):
+            if since != math.ceil(period * (number + 1) / fragments):
+                continue
+            for index in part:
+                deltas = [anchor[index] - list(model.parameters())[index].detach() for model in models]
+                delta = sum(size * one for size, one in zip(sizes, deltas, strict=True)) / total
+                moments[index] = outer.get("momentum", 0) * moments[index] + delta
+                down = delta + outer["momentum"] * moments[index] if outer.get("nesterov") else moments[index]
+                anchor[index] = anchor[index] - outer["lr"] * down
+            new = {index: anchor[index].clone() for index in part}
+            if number == fragments - 1:
+                means = [
+                    sum(size * one for size, one in zip(sizes, ones, strict=True)) / total
+                    for ones in zip(*map(buffers, models), strict=True)
+                ]
+            if delay:
+                late.append((step + delay, part, new))
+            else:
+                _blend(models, part, new, 0.0)
+                if number == fragments - 1:
+                    for model in models:
+                        for buffer, mean in zip(
+                            [b for b in model.buffers() if b.is_floating_point()], means, strict=True
+                        ):
+                            buffer.copy_(mean)
+        found.append((listed(weights(models[0])), listed(buffers(models[0]))))
+    return found
+
+
+def _blend(models, part, new, blend):
+    with torch.no_grad():
+        for model in models:
+            for index in part:
+                param = list(model.parameters())[index]
+                param.copy_(blend * param + (1 - blend) * new[index])
+
+
+@pytest.mark.parametrize("case", WRITTEN_OUT)
+def test_weights_and_buffers_are_those_of_diloco_written_out(trained, case):
+    options = dict(WRITTEN_OUT[case])
+    expected = replay(STEPS, options.pop("local_steps"), **options)
+    for ours, theirs in zip(trained[case], expected, strict=True):
+        assert farthest(ours[0], theirs[0]) < 1e-6
+        assert options.get("delay") or farthest(ours[1], theirs[1]) < 1e-6
+
+
+def test_one_local_step_of_sgd_is_lock_step(trained):
+    for ours, theirs in zip(trained["one step"], trained["lock step"], strict=True):
+        assert farthest(ours[0], theirs[0]) < 1e-6
+
+
+def test_resumed_training_is_that_of_one_that_went_on(trained):
+    assert trained["whole"] == trained["parts"]
+
+
+def test_last_steps_count_when_workers_exchange_them(trained):
+    expected = replay(6, 4)[-1]
+    assert farthest(trained["ended"], expected[0]) > 1e-4
+
+
+def test_one_worker_whose_progress_is_applied_as_it_is_trains_as_without_us():
+    with LocalJob(1, 1) as running:
+        [[ours, theirs]] = running.run(train_alone)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_workers_of_other_modes_train_together(together_by_mode, kind):
+    for losses in together_by_mode:
+        assert losses[kind][-1] < 0.5 * losses[kind][0]
+
+
+def together(kind):
+    """Fit one problem; return the losses over all samples at the start and the end."""
+    store = kvstore.create(kind, **MODES[kind])
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    everything = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+    targets = everything @ torch.tensor([[1.0], [-2.0], [0.5]])
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), store, model=model, local_steps=4, outer={"lr": 0.5}
+    )
+    losses = [nn.functional.mse_loss(model(everything), targets).item()]
+    mine = slice(store.rank, None, 2)
+    for _ in range(24):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(everything[mine]), targets[mine]).backward()
+        optimizer.step()
+    losses.append(nn.functional.mse_loss(model(everything), targets).item())
+    store.barrier()
+    return losses
+
+
+def resumed(times):
+    """Train 8 steps in so many parts, each with a new optimizer; return the weights."""
+    model, state, step = net(), None, 0
+    for _ in range(times):
+        optimizer = DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.01), "dist_sync", model=model, local_steps=2
+        )
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for _ in range(8 // times):
+            optimizer.zero_grad()
+            loss_of(model, optimizer.kvstore.rank, step).backward()
+            optimizer.step()
+            step += 1
+        state = optimizer.state_dict()
+        optimizer.close()
+    return listed(weights(model))
+
+
+def ends_within_a_period():
+    model = net()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync", model=model, local_steps=4
+    )
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, optimizer.kvstore.rank, step).backward()
+        optimizer.step()
+    optimizer.exchange_now()
+    optimizer.close()
+    return listed(weights(model))
+
+
+# ---- choices -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "period"),
+    [
+        (32, Period(32)),
+        ("30 s", Period(seconds=30.0)),
+        ("0.5 s", Period(seconds=0.5)),
+        ("by speed", Period(100, by_speed=True)),
+        ("32 by speed", Period(32, by_speed=True)),
+    ],
+)
+def test_period_is_read(text, period):
+    assert Period.parse(text) == period
+
+
+@pytest.mark.parametrize("text", [0, -1, True, 1.5, "", "fast", "0 s", "nan s", "inf s", "x s", "0 by speed", None])
+def test_other_periods_are_refused_with_the_allowed_forms(text):
+    with pytest.raises(ValueError, match="by speed"):
+        Period.parse(text)
+
+
+def test_slow_workers_take_as_many_steps_as_fit():
+    period = Period(32, by_speed=True)
+    assert [period.steps_of(speed, 4.0) for speed in (4.0, 2.0, 1.0, 0.01, 0.0)] == [32, 16, 8, 1, 32]
+
+
+@pytest.mark.parametrize(
+    "options", [{"fragments": 0}, {"fragments": 5}, {"delay": -1}, {"delay": 4}, {"blend": 1.5}, {"blend": -0.1}]
+)
+def test_wrong_choices_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        LocalChoices(Period(4), **options)
