@@ -25,6 +25,7 @@ from paceline.optim.exchange import ServerExchange
 from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
+from paceline.optim.states import share_states
 from paceline.optim.strategy import Strategy, StrategySetup, Update
 from paceline.optim.watch import refuse_renormalising
 from paceline.updaters import UpdaterSpec
@@ -60,12 +61,14 @@ def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | N
 def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
+    share_states(store, setup.inner, setup.named)
     return MergedUpdate(setup, store, ReduceExchange(store, setup.inner, setup.model, setup.choices.reduction))
 
 
 def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
     own = store.for_optimizer(setup.choices.reduction == "mean")
     buffers = _prepare(setup, own, "worker")
+    share_states(own, setup.inner, setup.named)
     own.set_spec(UpdaterSpec())
     exchange = ServerExchange(own, setup.inner, setup.model, "worker", _COMPUTED_AGAIN)
     strategy = MergedUpdate(setup, own, exchange, buffers, "push" in own.traffic.codecs)
