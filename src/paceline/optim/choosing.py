@@ -29,6 +29,7 @@ from paceline.optim.local_steps import LocalSteps
 from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
+from paceline.optim.states import share_states
 from paceline.optim.strategy import Strategy, StrategySetup, Update
 from paceline.optim.watch import refuse_renormalising
 from paceline.updaters import UpdaterSpec
@@ -68,6 +69,7 @@ def choose_strategy(
 def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
+    share_states(store, setup.inner, setup.named)
     return MergedUpdate(setup, store, ReduceExchange(store, setup.inner, setup.model, setup.choices.reduction))
 
 
@@ -86,6 +88,7 @@ def _make_local(setup: StrategySetup, store: KVStoreBase, update: Update | None,
 def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
     own = store.for_optimizer(setup.choices.reduction == "mean")
     buffers = _prepare(setup, own, "worker")
+    share_states(own, setup.inner, setup.named)
     own.set_spec(UpdaterSpec())
     exchange = ServerExchange(own, setup.inner, setup.model, "worker", _COMPUTED_AGAIN)
     strategy = MergedUpdate(setup, own, exchange, buffers, "push" in own.traffic.codecs)

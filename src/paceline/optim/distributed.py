@@ -23,6 +23,7 @@ from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
+from paceline.torch_hooks.optimizers import check_wrappable, share_hooks
 from paceline.torch_hooks.untraced import apart
 from paceline.torch_hooks.wrappers import refuse_wrapped
 
@@ -110,8 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         delay: int = 0,
         blend: float = 0.0,
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+        check_wrappable(optimizer)
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is wrapped already")
         if hasattr(optimizer, "skip_synchronize"):
@@ -129,7 +129,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._share_hooks()
+        share_hooks(optimizer, self)
         self._named_model, self._samples = model, SampleCounter(samples, batch_dim)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
@@ -146,12 +146,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             buffers, synchronize = self._merging.buffers, self._merging.synchronize
             weights = self._merging.weights
             self._merging.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
-
-    def _share_hooks(self) -> None:
-        """Have all hooks in common with the wrapped optimizer: those of both run, once."""
-        for call in ("step", "state_dict", "load_state_dict"):
-            for name in (f"_optimizer_{call}_pre_hooks", f"_optimizer_{call}_post_hooks"):
-                setattr(self, name, getattr(self.inner, name))
 
     # ---- param groups ----------------------------------------------------------------------------------------------
 
