@@ -1,15 +1,12 @@
 # One image for scheduler, servers and workers.
 #
-#   docker build --build-arg VERSION="$(git describe --tags --abbrev=0)" --tag paceline .
+#   docker build --tag paceline .
 #   docker run --rm --volume "$PWD:/work" paceline paceline launch -n 2 -s 1 -- python train.py
 #
 # For GPUs: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build
-# Of the tag; without git in here it cannot be found.
-ARG VERSION=0
-ENV SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PACELINE=${VERSION}
 WORKDIR /source
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

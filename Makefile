@@ -98,7 +98,7 @@ test-torch: $(VENV)-$(TORCH).txt
 $(ENGINES)/.ready: $(READY)
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  ray kubernetes-validate kubeflow-trainer-api hatchling hatch-fancy-pypi-readme hatch-vcs editables
+	  ray kubernetes-validate kubeflow-trainer-api hatchling hatch-fancy-pypi-readme editables
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .

@@ -26,9 +26,9 @@ CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
     "Guides": ["launching", "launching/*", "observing", "saving", "unequal", "planning", "failures", "security"],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
-    "Reference": ["reference/*", "settings", "changes", "releases", "reporting"],
+    "Reference": ["reference/*", "settings", "extending", "changes", "releases", "reporting"],
     "Measured": ["benchmarks", "unequal-measured", "examples"],
-    "Architecture": ["architecture", "architecture/*", "contributing"],
+    "Architecture": ["architecture", "architecture/*", "assumptions", "contributing"],
 }
 
 #: Texts of the project's root, and their names on the site.

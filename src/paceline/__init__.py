@@ -74,7 +74,7 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
 
 def _installed_version() -> str:
-    """Return the version of the package that is installed: that of its tag, or one that names the commits since it."""
+    """Return the version of the package that is installed."""
     from importlib import metadata
 
     try:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src/paceline"
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 

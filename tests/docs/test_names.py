@@ -31,7 +31,7 @@ FOREIGN_FLAGS |= {"--local-addr", "--redirects", "--tee", "--multiprocessing-dis
 FOREIGN_FILES = {"train.py", "resume.py", "job.ckpt", "job.ckpt.rank<r>.*", "models/resnet20-0250.ckpt"}
 FOREIGN_FILES |= {name for text in TEXTS.values() for name in re.findall(r"Save\s+this\s+as\s+`([\w.]+)`", text)}
 FOREIGN_CLASSES = {"SparseAdam", "NotImplementedError", "Noise_NNpsk0_25519_AESGCM_SHA256"}
-#: Files of the package that CONTRIBUTING.md writes, each named before its text.
+#: Files of the package that docs/extending.md writes, each named before its text.
 EXAMPLE_PACKAGE = re.compile(r"^`((?:mypace|tests)/\w+\.py)`", re.MULTILINE)
 DOCUMENTS = pytest.mark.parametrize("document", TEXTS)
 

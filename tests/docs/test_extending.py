@@ -1,4 +1,4 @@
-"""The package of one's own that CONTRIBUTING.md shows: its tests pass, and servers train with what it offers."""
+"""The package of one's own that docs/extending.md shows: its tests pass, and servers train with what it offers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import paceline
 from paceline.testing import LocalJob
 from tests.clusters import programs
 
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/extending.md").read_text()
 #: A path, a sentence or two, and the text of the file.
 _FILE = re.compile(
     r"^`((?:mypace|tests)/\w+\.py|pyproject\.toml)`(?:(?!```).)*?\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE
