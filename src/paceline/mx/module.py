@@ -389,7 +389,7 @@ def _averaging(kvstore: str | KVStoreBase | None) -> str | KVStoreBase | None:
     if isinstance(kvstore, str) and kvstore.lower().startswith("dist"):
         kvstore = create(kvstore)
     if isinstance(kvstore, DistStore) and kvstore.policy.merge == "all":
-        return kvstore.for_optimizer(mean=True)
+        return kvstore.of_this_kind("means", mean=True)
     return kvstore
 
 
