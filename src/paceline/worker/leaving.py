@@ -24,7 +24,7 @@ from types import TracebackType
 from paceline.errors import PeerDiedError
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.net.sockets import close_all
-from paceline.worker import guard
+from paceline.worker import alone, guard
 from paceline.worker.session import Session
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -72,6 +72,8 @@ class Exit:
 
     def _leave(self, error: BaseException | None) -> None:
         if self.session is not None:
+            if error is None:
+                alone.finish()
             is_own = error is not None and not self._is_caused_by_others(error)
             why = f": {guard.SENTENCE}" if self._has_no_guard else ""
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
