@@ -58,6 +58,8 @@ class DistStore(KVStore):
         self.traffic = Traffic(session, name, self.table.blocks, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
+        self._own_mean = mean
+        """As it was made: an optimizer that has taken this store itself may have set another merging."""
         self._set_merging(mean, clip_norm)
         self.optimizer = ServerOptimizer(session, name, self.lifecycle, self.table)
         self.samples = 1.0

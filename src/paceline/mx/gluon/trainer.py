@@ -72,6 +72,9 @@ class Trainer:
         ValueError: parameters are on different devices or share a name, a name is unknown, or options conflict.
     """
 
+    _averages = False
+    """Whether pushes of workers in lock step become their mean over samples, and not their sum."""
+
     def __init__(
         self,
         params: Parameters,
@@ -94,7 +97,7 @@ class Trainer:
         on_store = update_on_store(update_on_kvstore, store, self._traits())
         clip_norm = servers_norm(self._clip, store, self._traits().rows) if on_store else 0.0
         self._wanted = True if clip_norm else update_on_kvstore
-        self._store, self._prefix = share_of(store, clip_norm)
+        self._store, self._prefix = share_of(store, clip_norm, self._averages)
         if compression_params:
             self._set_compression(compression_params)
         self._updates: Updates | None = None
