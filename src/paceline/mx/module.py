@@ -383,13 +383,8 @@ class Module:
                 replica.train(mode)
 
 
-def _averaging(kvstore: str | KVStoreBase | None) -> str | KVStoreBase | None:
-    """Return the store; of one whose workers go in lock step one of its kind that merges to the mean over samples."""
-    if isinstance(kvstore, str) and kvstore.lower().startswith("dist"):
-        kvstore = create(kvstore)
-    if isinstance(kvstore, DistStore) and kvstore.policy.merge == "all":
-        return kvstore.of_this_kind("means", mean=True)
-    return kvstore
+class _MeanTrainer(Trainer):
+    _averages = True
 
 
 @contextlib.contextmanager

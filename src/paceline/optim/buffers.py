@@ -5,15 +5,6 @@ sends changed buffers before it pushes, and holds back the last push of the roun
 workers have the answers of the round after that. Before buffers are read, they pull those of the last round whose
 answers they have. Workers that are not in lock step pull the newest.
 
-| worker 0                                  | the servers hold    | a worker that has the answers of round r reads |
-|-------------------------------------------|---------------------|------------------------------------------------|
-| publishes round r + 1, pushes             | r - 1, r, r + 1     | those of r                                     |
-| publishes r + 2: all have pushed r + 1    | r, r + 1, r + 2     | those of r, if it has not settled r + 1        |
-| publishes r + 3: all have settled r + 1   | r + 1, r + 2, r + 3 | nothing: it has the answers of r + 1           |
-
-So three publications are held, under keys of their own, and each has the number of its round. Workers that are not in
-lock step read the newest one.
-
 Other buffers (codebooks, queues) may be read in training, where each worker has its own. Where these have become others
 than rank 0's, one line says so.
 """
@@ -55,33 +46,6 @@ from paceline.optim.shared_tensors import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-class Rounds:
-    """Numbers the rounds of workers in lock step, alike on all of them, so that later ones have larger numbers. Pure.
-
-    At a meeting servers do not wait for those that have come to it, so some workers may have made fewer rounds than
-    others. All count anew from there.
-    """
-
-    def __init__(self) -> None:
-        self._meetings = self._count = self._opened = 0
-        self._settled = 0
-
-    def open(self, meetings: int) -> int:
-        """Begin a round after so many meetings; returns its number."""
-        self._count = self._count + 1 if meetings == self._meetings else 1
-        self._meetings = meetings
-        self._opened = meetings * _MOST_ROUNDS + self._count
-        return self._opened
-
-    def settle(self) -> None:
-        """Note that the answers of the round are here."""
-        self._settled = self._opened
-
-    def last(self, meetings: int) -> int:
-        """Return the largest number that the last round whose answers are here may have had on another worker."""
-        return max(self._settled, meetings * _MOST_ROUNDS)
 
 
 class Buffers:

@@ -119,7 +119,12 @@ def _able_to_regroup(store: DistStore) -> DistStore:
     if policy.merge != "groups" or not session.auto or session.grouped_store or not revises(session.settings):
         return store
     session.auto = "free"
-    return store if policy == store.policy else store.of_this_kind("free", policy=policy)
+    if policy == store.policy:
+        return store
+    free = store.sibling("free", policy=policy)
+    for leg, codec in store.traffic.codecs.items():
+        free.set_gradient_compression(codec.params() | {"leg": leg})
+    return free
 
 
 def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers | None:

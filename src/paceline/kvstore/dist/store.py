@@ -67,8 +67,8 @@ class DistStore(KVStore):
         self._ignored: set[Key] = set()
         self._siblings = 0
         self._is_claimed = False
-        self._handed_on, self._hands_on_mean = self.traffic.codecs, mean
-        """Codecs and merging of stores for further optimizers: not those that an optimizer sets for itself on this one."""
+        self._handed_on = self.traffic.codecs
+        """Codecs of stores for further optimizers: not those that an optimizer sets for itself on this one."""
         session.stores.add(self.lifecycle)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
@@ -106,22 +106,15 @@ class DistStore(KVStore):
             ValueError: ``clip_norm`` was given, but pushes of one round are not merged.
         """
         ours = self.lifecycle
-        wanted = self._hands_on_mean if mean is None else mean, clip_norm
+        wanted = self._own_mean if mean is None else mean, clip_norm
         is_unused = not (self._is_claimed or self.table.keys) and self.optimizer.replaces
         if is_unused and not ours.is_open:
             self._set_merging(*wanted)
         if is_unused and wanted == (ours.mean, self.traffic.clip_norm):
             self._is_claimed, self._handed_on = True, dict(self.traffic.codecs)
             return self
-        other = self.of_this_kind("optimizer", *wanted)
+        other = self.sibling("optimizer", *wanted)
         other._is_claimed = True
-        return other
-
-    def of_this_kind(
-        self, what: str, mean: bool = False, clip_norm: float = 0.0, policy: Policy | None = None
-    ) -> DistStore:
-        """Return a sibling with the codecs that this store hands on."""
-        other = self.sibling(what, mean, clip_norm, policy)
         for leg, codec in self._handed_on.items():
             other.set_gradient_compression(codec.params() | {"leg": leg})
         return other
