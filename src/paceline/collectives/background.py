@@ -174,7 +174,7 @@ class Background:
         key = operation.request.key
         with self._changed:
             if self.down is not None:
-                raise CollectiveError(self.down.text)
+                raise CollectiveError(self.down.text(self._hvd.interface))
             if key in self._operations:
                 raise ValueError(
                     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor "
@@ -354,7 +354,7 @@ class Background:
             self.down = down
             operations, self._operations = list(self._operations.values()), {}
             for operation in operations:
-                operation.error = down.text
+                operation.error = down.text(self._hvd.interface)
                 operation.done = True
             self._changed.notify_all()
 
