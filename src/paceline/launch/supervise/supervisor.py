@@ -263,8 +263,9 @@ class Supervisor:
         """Wait until the last lines are read, for a short time only after a signal; return one that ends the wait."""
         came: list[int] = []
         until = time.monotonic() + _UNREAD_S if self.interrupted else math.inf
-        is_read = lambda: bool(came) or self._console.waits_for is None  # noqa: E731
-        self._await_reader(is_read, lambda: came.extend(self._signals.read()), until)
+        self._await_reader(
+            lambda: bool(came) or self._console.waits_for is None, lambda: came.extend(self._signals.read()), until
+        )
         self._console.release()
         return came[0] if came else 0
 
