@@ -15,6 +15,8 @@ SETTINGS: list[dict[str, object]] = [
     {"type": "bf16"},
     {"type": "int8"},
     {"type": "int8", "chunk": 37},
+    {"type": "int4"},
+    {"type": "int4", "chunk": 38},
     {"type": "topk"},
     {"type": "topk", "ratio": 0.3},
     {"type": "topk", "k": 5},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.compression.int8 import Int8
+from paceline.compression.linear import Int4, Int8
 from paceline.errors import ProtocolError
 
 
