@@ -18,6 +18,7 @@ from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.device_updates import DeviceUpdates, WorkerUpdates
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.store_updates import InProcessUpdates, ServerUpdates, StoreUpdates
+from paceline.worker import alone
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -77,6 +78,7 @@ def choose_store(
     if kvstore is None and num_devices > 1:
         raise ValueError(f"kvstore=None would let {num_devices} replicas drift apart; use 'device' or 'local'")
     if kvstore is None or (num_devices == 1 and is_in_process(kvstore) and not compression and not sparse_weights):
+        alone.note_store(kvstore or "")
         return None
     return create(kvstore)
 
