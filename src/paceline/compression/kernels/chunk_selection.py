@@ -180,11 +180,8 @@ def decode_chunk(stream: Any, numel: Any, shift: Any, steps: Any, indices: Any, 
 def encode(grad: Any, residual: Any, chunk: Any, shift: Any, decay: Any, counts: Any, payload: Any) -> Any:
     """``residual = decay * residual + grad``, and move the largest elements of every chunk out of it.
 
-    Args:
-        counts: elements to send and bytes, of a whole chunk and of the last one.
-
-    Returns:
-        How many elements were dropped.
+    ``counts`` are the elements to send and the bytes, of a whole chunk and of the last one. Returns how many elements
+    were dropped.
     """
     dropped, start, at = 0, 0, 0
     while start < len(residual):
