@@ -15,6 +15,7 @@ from paceline.collectives.negotiation.messages import OperationRequest
 from paceline.collectives.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
 from paceline.collectives.sparse import check_indices
+from paceline.worker import alone
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_",
@@ -97,6 +98,8 @@ def _start(
     """Start an operation; returns its handle."""
     running = world.current()
     set_id, _ = members_of(process_set)
+    if kind != "broadcast":  # which brings weights, no gradients
+        alone.note_exchange()
     if name is None:
         name = f"noname.{running.background.number(set_id)}"
         fields["cached"] = False

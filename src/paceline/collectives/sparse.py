@@ -1,4 +1,4 @@
-"""Checks of the entries of sparse tensors that come from other ranks: an index says where to write. Pure."""
+"""Entries of sparse tensors that come from other ranks: checked before use, as an index says where to write. Pure."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ from paceline.ddp.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.net.security import Security
 from paceline.torch_hooks.untraced import untraced
+from paceline.worker import alone
 from paceline.worker.session import Session
 
 #: How long a rank that ended may take until the scheduler knows why.
@@ -374,6 +375,7 @@ class PacelineGroup(DescribedGroup):
         return range(len(self._members))
 
     def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
+        alone.note_exchange()
         """Return how tensors like this one are reduced.
 
         Raises:

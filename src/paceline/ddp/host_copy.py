@@ -115,8 +115,9 @@ def _all_rows(plane: Plane, mine: torch.Tensor, counts: Sequence[int]) -> torch.
     """Return the rows of all ranks, one rank's after the other."""
     found = mine.new_empty((sum(counts), *mine.shape[1:]))
     row_bytes = mine[0].nbytes if len(mine) else found[:1].nbytes
-    parts = [row_bytes * count for count in counts]
-    plane.allgather(HostCopy(mine).as_bytes, HostCopy(found, reads=False).as_bytes, parts)
+    plane.allgather(
+        HostCopy(mine).as_bytes, HostCopy(found, reads=False).as_bytes, [row_bytes * count for count in counts]
+    )
     return found
 
 
