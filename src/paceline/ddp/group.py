@@ -375,12 +375,12 @@ class PacelineGroup(DescribedGroup):
         return range(len(self._members))
 
     def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
-        alone.note_exchange()
         """Return how tensors like this one are reduced.
 
         Raises:
             ValueError: the operation has no meaning for them.
         """
+        alone.note_exchange()
         dtype = tensor.dtype
         found = self._reductions.get((op, dtype))
         if found is None:

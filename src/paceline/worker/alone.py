@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import sys
 import threading
 import time
@@ -256,7 +255,8 @@ def begin() -> None:
     """Begin to watch, in a worker of a job of several. Idempotent."""
     global _watch
     with _lock:
-        if _watch is not None or multiprocessing.parent_process() is not None:
+        process = sys.modules.get("multiprocessing.process")  # every child of that module has it
+        if _watch is not None or (process is not None and process.parent_process() is not None):
             return
         try:
             settings = from_environment()
