@@ -47,7 +47,10 @@ _OF_OBJECTS = (
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Idempotent."""
+    """Make the backend known to torch.distributed. Idempotent.
+
+    PyTorch 2.14 calls it for a script that asks for ``paceline`` (entry point ``torch.distributed.backends``).
+    """
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         devices = list(dict.fromkeys((*_DEVICES, torch._C._get_privateuse1_backend_name())))
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
@@ -110,6 +113,11 @@ def _init(
     from paceline.ddp.board_store import BoardStore
     from paceline.worker.current import current_session
 
+    if given.pop("enable_reconfigure", False):
+        raise ConfigError(
+            "init_process_group got enable_reconfigure=True, and the members of a group of paceline do not change: "
+            "leave it out; `paceline launch --max-restarts N` starts a job again after a death"
+        )
     for name in _FOREIGN:
         given.pop(name, None)
     # A trainer that once started processes may have written RANK and WORLD_SIZE anew, for itself.
