@@ -254,8 +254,8 @@ _lock = threading.Lock()
 def begin() -> None:
     """Begin to watch, in a worker of a job of several. Idempotent."""
     global _watch
+    process = sys.modules.get("multiprocessing.process")  # every child of multiprocessing has it
     with _lock:
-        process = sys.modules.get("multiprocessing.process")  # every child of that module has it
         if _watch is not None or (process is not None and process.parent_process() is not None):
             return
         try:
