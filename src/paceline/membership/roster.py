@@ -35,6 +35,10 @@ class MemberRecord:
     """How much its steps vary."""
     moved: float = 0.0
     """When the round changed."""
+    work: int = 0
+    """Its steps and the parts of tensors that it has sent or received."""
+    got_on: float = -math.inf
+    """When its work or its round has changed."""
     memory: int = 0
     sent: int = 0
     received: int = 0
@@ -75,6 +79,8 @@ class MemberRecord:
 
     def beat(self, beat: m.Heartbeat, now: float) -> None:
         """Take in a heartbeat."""
+        if beat.round > self.round or beat.work != self.work:
+            self.work, self.got_on = beat.work, now
         if beat.round > self.round:
             rate = (beat.round - self.round) / max(now - self.moved, 1e-3)
             self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate

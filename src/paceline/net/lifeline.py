@@ -228,6 +228,7 @@ class Lifeline:
         """Return a heartbeat with all figures."""
         seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
         beat = m.Heartbeat(self.round, seen, _memory(), traffic.sent, traffic.received, list(self._taken_out.items()))
+        beat.work = traffic.parts
         self._add_figures(beat)
         beat.reports = reports.own().take() if self._settings.role == "worker" else []
         beat.progress, beat.trace = reports.own().progress(), self._recording.take(self._clock)

@@ -95,6 +95,8 @@ class Meter:
         """Number and samples of a round that another thread has ended: this one ends it in the account."""
         self._waited_s, self._way_s, self._has_begun = 0.0, 0.0, False
         self._base, self._sees_forward = base, False
+        self.steps = 0
+        """Steps of optimizers so far."""
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
         self.late_s = 0.0
@@ -149,6 +151,7 @@ class Meter:
 
     def step_ends(self) -> None:
         """End a step of the optimizer. The time after it is ``other``, if a forward pass has ended that before."""
+        self.steps += 1
         if self.enter(OTHER if self._sees_forward else self._base) != NOTHING:
             self._sees_forward = False
 

@@ -209,6 +209,8 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    work: Number = 0
+    """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
 
 class Death(Message):
@@ -359,6 +361,8 @@ class MemberState(Message):
     """Of a server: its values, and the buckets that they are in."""
     progress: StepsLeft | None = None
     """None: its script has told no total of steps."""
+    still_s: Amount | None = None
+    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
 
 
 class Told(Message):
