@@ -75,6 +75,8 @@ class Session:
     """Whether the rounds of this worker are those of a DDP script."""
     has_measured_shares = False
     """Whether samples of this job go to workers by measured speed."""
+    is_local = False
+    """Whether the rounds of this worker are periods of local steps."""
     store_type = ""
     """Type of the store that this worker has made last, as in ``dist_sync``."""
     hands_out = False
@@ -176,6 +178,16 @@ class Session:
         """Seconds that this worker has spent waiting for answers: the rest of a step is its own."""
         return self.meter.waited_s
 
+    @property
+    def step_s(self) -> float:
+        """Seconds that this worker computes in a step; 0: not known."""
+        return self.pace.step_seconds(self.meter.open_own_s, self.meter.open_steps)
+
+    @property
+    def fastest_s(self) -> float:
+        """The same of the fastest worker, as the scheduler has heard."""
+        return self._lifeline.fastest_s
+
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
         if round > self._lifeline.round:
@@ -197,11 +209,12 @@ class Session:
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
         beat.work += self.meter.steps
         beat.spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
-        beat.step_s, beat.usual_samples = pace.step_seconds(self.meter.open_own_s), pace.samples
+        beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
         beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
         beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        beat.account = self.meter.report(self.group, self.is_ddp, self.has_measured_shares or self.hands_out)
+        is_shared = self.has_measured_shares or self.hands_out
+        beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

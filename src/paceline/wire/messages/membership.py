@@ -151,6 +151,8 @@ class AccountReport(Message):
     """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
     is_shared: bool = False
     """Samples go to workers by their speed already."""
+    is_local: bool = False
+    """A round of a worker is a period of local steps."""
 
 
 class ReportedFigures(Message):
@@ -242,6 +244,8 @@ class News(Reply, tag=4):
     """In an answer: the scheduler's clock."""
     trace: Number = 0
     """Number of the trace for which heartbeats bring events; 0: none."""
+    fastest_s: Amount = 0.0
+    """In an answer: seconds of a step of the fastest worker; 0: not known."""
 
 
 class Bye(Request, tag=5):
