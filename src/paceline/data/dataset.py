@@ -12,6 +12,8 @@ from paceline.data.fetching import Dealing
 from paceline.data.partition import shard_bounds
 from paceline.data.sampler import ShardedSampler
 from paceline.layout.tensors import as_tensor
+from paceline.torch_hooks.loaders import digest_of, walks_all
+from paceline.worker import alone
 
 
 class ArrayDataset(TensorDataset):
@@ -77,6 +79,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch: a tuple with a batch of every tensor of the data set."""
+        alone.note_walk(
+            len(self._tensors[0]) if walks_all(self.sampler) else 0, lambda: digest_of(self._tensors)
+        )
         for indices in self._index_batches():
             yield tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self._tensors)
 

@@ -10,7 +10,7 @@
 | a judgement | tell | and then |
 |---|---|---|
 | nothing was exchanged | yes | watch on: a later exchange changes what is told at the end |
-| exchanged; samples that may be those of others | yes | the watch ends |
+| exchanged; its loader walks a whole data set, or its model had inputs | yes | the watch ends |
 | exchanged; samples are divided, or not known | no | the watch ends |
 
 A worker that has not joined tells over a connection of its own; where no scheduler is, it logs the line itself.
@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ import torch
 from paceline.config import Settings, from_environment
 from paceline.errors import PacelineError
 from paceline.host import forks
+from paceline.torch_hooks.loaders import checksum_of, whole_walk
 from paceline.torch_hooks.training_events import TrainingEvents
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ _LEAST_PASSES = 32
 
 #: Parameters and first backward passes in which weights are compared, and changes without a step that are no accident.
 _PARAMS, _COMPARED, _CHANGES = 4, 8, 3
+
+#: Calls of the model whose inputs are compared: as many as a message carries.
+MAX_INPUTS = 3
 
 #: How long to wait for the scheduler's answer: at the end of the process, which waits for it, and in a thread.
 _TELL_TIMEOUT_S = 5.0
@@ -90,6 +94,9 @@ class Watch:
         self._events: TrainingEvents | None = TrainingEvents(self)
         self._steps = self._passes = 0
         self._first: float | None = None
+        self._walk = 0, b""
+        """Length and digest of the data set that the last loader before the first pass or step walks as a whole."""
+        self._inputs: list[int] = []
         self._has_told = False
         self._thread: threading.Thread | None = None
         self.session: Joined | None = None
@@ -101,6 +108,30 @@ class Watch:
 
     def loader_begins(self, loader: DataLoader[Any]) -> None:
         """See :class:`paceline.torch_hooks.training_events.Listener`."""
+        if self._first is None:
+            try:
+                self.walk_begins(*whole_walk(loader))
+            except Exception as error:  # noqa: BLE001 - border: a data set may raise anything when it is looked into
+                logger.info("it is not known which samples %r walks: %r", loader, error)
+
+    def walk_begins(self, length: int, digest: bytes) -> None:
+        """Note that a loader begins to walk a data set as a whole; 0: it walks a part, or that is not known."""
+        if self._first is None:
+            self._walk = length, digest
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether inputs of the model are still to be compared."""
+        return self._events is not None and len(self._inputs) < MAX_INPUTS
+
+    def note_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
+        """Note the inputs of a call of the model in training."""
+        try:
+            found = checksum_of(inputs)
+        except Exception as error:  # noqa: BLE001 - border: subclasses of tensors may raise anything
+            logger.info("the inputs of the model cannot be compared: %r", error)
+            found = None
+        self._inputs = [*self._inputs, found] if found is not None else [0] * MAX_INPUTS
 
     def pass_begins(self) -> None:
         """See :class:`paceline.torch_hooks.training_events.Listener`."""
@@ -138,12 +169,21 @@ class Watch:
         return not self._has_exchanged and (self._steps > 0 or self._passes >= least_passes)
 
     def _judge(self) -> None:
-        if self._is_alone(_LEAST_PASSES):
+        is_alone = self._is_alone(_LEAST_PASSES)
+        if is_alone or (self._has_exchanged and self._knows_samples):
             self._has_told = True
-            self._thread = threading.Thread(target=self._tell, args=(self._told(),), name="paceline-alone", daemon=True)
-            self._thread.start()
-        elif self._has_exchanged:
+            if self.session is None:
+                self._thread = threading.Thread(target=self._tell, name="paceline-alone", daemon=True)
+                self._thread.start()
+            else:
+                self._tell(waits=False)
+        if self._has_exchanged and not is_alone:
             self._end()
+
+    @property
+    def _knows_samples(self) -> bool:
+        """Whether there is something to compare with other workers' samples."""
+        return bool(self._walk[1]) or len(set(self._inputs)) > 1
 
     def _end(self) -> None:
         if self._events is not None:
@@ -154,8 +194,9 @@ class Watch:
         """Tell the last word, before this process leaves the job or ends."""
         if self._thread is not None:  # none may live when the interpreter ends
             self._thread.join(2 * _TELL_TIMEOUT_S)
-        if self._events is not None and (self._has_told or self._is_alone(1)):
-            self._tell(self._told())
+        trains = self._first is not None
+        if self._events is not None and (self._has_told or self._is_alone(1) or (trains and self._knows_samples)):
+            self._tell()
         self._end()
 
     def _told(self) -> m.Training:
@@ -170,13 +211,18 @@ class Watch:
             self._passes,
             self._has_exchanged,
             self._is_unstepped,
+            *self._walk,
+            self._inputs if len(set(self._inputs)) > 1 else [],
         )
 
-    def _tell(self, told: m.Training) -> None:
+    def _tell(self, waits: bool = True) -> None:
         """Tell the scheduler. The training goes on where it does not hear it."""
+        told = self._told()
         try:
             if self.session is not None:
-                self.session.wait([self.session.ask_scheduler(told, _WHAT)], _TELL_TIMEOUT_S)
+                call = self.session.ask_scheduler(told, _WHAT)
+                if waits:
+                    self.session.wait([call], _TELL_TIMEOUT_S)
             elif self._settings.scheduler and told.rank >= 0:
                 _tell_by_itself(self._settings, told)
             else:
@@ -279,6 +325,23 @@ def note_exchange() -> None:
     """Note that this process has reduced values with others."""
     if _watch is not None:
         _watch.exchanged = True
+
+
+def note_walk(length: int, digest: Callable[[], bytes]) -> None:
+    """Note that a loader that is none of torch begins to walk a data set as a whole; 0: it walks a part."""
+    if _watch is not None:
+        _watch.walk_begins(length, digest() if length else b"")
+
+
+def wants_inputs() -> bool:
+    """Return whether inputs of the model are to be noted: of its first calls only."""
+    return _watch is not None and _watch.wants_inputs
+
+
+def note_inputs(inputs: Iterable[torch.Tensor]) -> None:
+    """Note the inputs of a call of the model in training."""
+    if _watch is not None:
+        _watch.note_inputs(inputs)
 
 
 def note_optimizer(params: Sequence[torch.Tensor]) -> None:
