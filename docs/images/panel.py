@@ -1,4 +1,4 @@
-"""Draw ``panel.svg``: the terminal of a real job whose worker 2 reads from a slow disk. ``make pictures``.
+"""Draw ``panel.svg``: the terminal of a real job whose worker 2 reads from a slow disk. ``nox -s pictures``.
 
 ``paceline launch`` runs in a pseudo-terminal. The picture is its screen when the slow worker has been named and the
 figures of all workers are there.

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.config import Settings
 from paceline.membership import Answer, Membership, Warn
-from paceline.membership.alone import WAIT_S, Alone
+from paceline.membership.alone import WAIT_S, Alone, alone_line
 from paceline.wire import messages as m
 
 JOINED = {0: 0, 1: 0}
@@ -122,3 +122,15 @@ def test_scheduler_hears_workers_that_have_not_joined_and_says_why_they_do_not()
     assert "did not join within 60 s: workers 0-1 train alone, and no gradient is exchanged: the store" in (
         members.cause.reason
     )
+
+
+def test_only_workers_that_exchange_nothing_are_why_processes_did_not_join() -> None:
+    alone = Alone(2)
+    alone.note(m.Training(0, steps=5, exchanged=True), 0.0)
+    alone.note(m.Training(1, "local", steps=5), 0.0)
+    assert alone.why_not_joined().startswith("worker 1 trains alone")
+
+
+def test_a_worker_of_a_job_without_scheduler_says_it_by_itself() -> None:
+    assert alone_line(m.Training(1, steps=5)).startswith("worker 1 trains alone, and no gradient is exchanged")
+    assert alone_line(m.Training(1, steps=5, exchanged=True)) == ""

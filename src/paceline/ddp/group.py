@@ -117,7 +117,7 @@ class PacelineGroup(DescribedGroup):
                 return
             for one, reduction in zip(tensors, how, strict=True):
                 if one.is_sparse:
-                    add_sparse(self._plane, one, reduction)
+                    add_sparse(self._plane, one, reduction, self._members)
                     continue
                 host = HostCopy(one)
                 self._plane.allreduce(host.flat, host.flat, reduction)

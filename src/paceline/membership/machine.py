@@ -84,6 +84,7 @@ from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
+from paceline.wire.text import plain_lines
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
 LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
@@ -411,7 +412,7 @@ class Membership:
         if not record.live:
             return []
         if bye.reason:
-            return self._die(key, bye.reason, now)
+            return self._die(key, plain_lines(bye.reason), now)
         record.goodbye_since, record.round = now, max(record.round, bye.round)
         return self._left(record, now) if self._counts_as_left(record, now) else []
 

@@ -305,9 +305,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def broadcast_weights(self) -> None:
         """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
-        if self._merging.buffers is not None and (sent := self._merging.buffers.publish()) is not None:
+        self._merging.synchronize()
+        if (buffers := self._merging.buffers) is not None and (sent := buffers.publish()) is not None:
             sent.wait()
         self._merging.broadcast_weights()
+        if buffers is not None:
+            buffers.settled()
         self.sync_buffers()
 
     def exchange_now(self) -> None:
