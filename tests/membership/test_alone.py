@@ -98,10 +98,23 @@ def test_equal_inputs_are_named_unless_they_are_always_the_same() -> None:
         return m.Training(rank, "dist_sync", exchanged=True, samples=samples, data=b"a", inputs=list(inputs))
 
     [line] = lines(see(0, 1, 2, 3), see(1, 1, 2, 3))
-    assert line.startswith("workers 0-1 train on the same samples: the first 3 inputs of their models are equal.")
+    assert line.startswith("workers 0-1 train on the same samples: the inputs of their models are equal in the first 3")
     assert lines(see(0, 1, 2, 3), see(1, 1, 2, 4)) == lines(see(0, 1, 2), see(1, 1, 2)) == []
     assert lines(see(0, 5, 5, 5), see(1, 5, 5, 5)) == []
     assert len(lines(see(0, 1, 2, 3, samples=9), see(1, 1, 2, 3, samples=9))) == 1
+
+
+def test_workers_whose_loops_divide_the_batches_of_one_order_are_no_news() -> None:
+    def walk(rank: int, order: int, *inputs: int) -> m.Training:
+        return m.Training(
+            rank, "dist_sync", steps=1, exchanged=True, samples=9, data=b"a", order=order, inputs=list(inputs)
+        )
+
+    assert lines(walk(0, 1, 1, 2, 3), walk(1, 1, 4, 5, 6)) == []
+    assert len(lines(walk(0, 1, 1, 2, 3), walk(1, 1, 1, 2, 3))) == 1
+    assert len(lines(walk(0, 1, 1, 2, 3), walk(1, 1))) == 1  # one of them is not known
+    assert len(lines(walk(0, 0, 1, 2, 3), walk(1, 0, 4, 5, 6))) == 1  # an order of its own
+    assert len(lines(walk(0, 7, 1, 2, 3), walk(1, 8, 4, 5, 6))) == 1
 
 
 def test_scheduler_hears_workers_that_have_not_joined_and_says_why_they_do_not() -> None:

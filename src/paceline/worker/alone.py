@@ -25,7 +25,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -33,12 +34,10 @@ import torch
 from paceline.config import Settings, from_environment
 from paceline.errors import PacelineError
 from paceline.host import forks
-from paceline.torch_hooks.loaders import checksum_of, whole_walk
+from paceline.torch_hooks.loaders import Walk, checksum_of, walk_of
 from paceline.torch_hooks.training_events import TrainingEvents
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from paceline.net.call import Call
     from paceline.wire import messages as m
 
@@ -51,8 +50,11 @@ _LEAST_PASSES = 32
 #: Parameters and first backward passes in which weights are compared, and changes without a step that are no accident.
 _PARAMS, _COMPARED, _CHANGES = 4, 8, 3
 
-#: Calls of the model whose inputs are compared: as many as a message carries.
+#: Backward passes whose inputs of the model are compared: as many as a message carries.
 MAX_INPUTS = 3
+
+#: Walks of loaders that may be under way when the training begins.
+_MAX_WALKS = 8
 
 #: How long to wait for the scheduler's answer: at the end of the process, which waits for it, and in a thread.
 _TELL_TIMEOUT_S = 5.0
@@ -93,9 +95,14 @@ class Watch:
         self._events: TrainingEvents | None = TrainingEvents(self)
         self._steps = self._passes = 0
         self._first: float | None = None
-        self._walk = 0, b""
-        """Length and digest of the data set that the last loader before the first pass or step walks as a whole."""
+        self._walks: deque[weakref.ref[Any]] = deque(maxlen=_MAX_WALKS)
+        """Iterators of loaders that have begun before the first pass or step."""
+        self._walk = Walk()
+        """Of the last one of them that was under way then."""
         self._inputs: list[int] = []
+        """Checksums of the model's inputs before each of the first passes."""
+        self._input: int | None = None
+        """That of the calls since the last pass; None: there was none."""
         self._has_told = False
         self._thread: threading.Thread | None = None
         self.session: Joined | None = None
@@ -105,18 +112,19 @@ class Watch:
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
+    def loader_begins(self, iterator: Any) -> None:
         """See :class:`paceline.torch_hooks.training_events.Listener`."""
         if self._first is None:
-            try:
-                self.walk_begins(*whole_walk(loader))
-            except Exception as error:  # noqa: BLE001 - border: a data set may raise anything when it is looked into
-                logger.info("it is not known which samples %r walks: %r", loader, error)
+            self._walks.append(weakref.ref(iterator))
 
-    def walk_begins(self, length: int, digest: bytes) -> None:
-        """Note that a loader begins to walk a data set as a whole; 0: it walks a part, or that is not known."""
-        if self._first is None:
-            self._walk = length, digest
+    def _find_walk(self) -> None:
+        under_way = [one for one in (walk() for walk in self._walks) if one is not None]
+        self._walks.clear()
+        if under_way:
+            try:
+                self._walk = walk_of(under_way[-1])
+            except Exception as error:  # noqa: BLE001 - border: a data set may raise anything when it is looked into
+                logger.info("it is not known which samples %r walks: %r", under_way[-1], error)
 
     @property
     def wants_inputs(self) -> bool:
@@ -126,15 +134,17 @@ class Watch:
     def note_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
         """Note the inputs of a call of the model in training."""
         try:
-            found = checksum_of(inputs)
+            self._input = checksum_of(inputs, self._input or 0)
         except Exception as error:  # noqa: BLE001 - border: subclasses of tensors may raise anything
             logger.info("the inputs of the model cannot be compared: %r", error)
-            found = None
-        self._inputs = [*self._inputs, found] if found is not None else [0] * MAX_INPUTS
+            self._inputs = [0] * MAX_INPUTS
 
     def pass_begins(self) -> None:
         """See :class:`paceline.torch_hooks.training_events.Listener`."""
         self._passes += 1
+        if self._input is not None and self.wants_inputs:
+            self._inputs.append(self._input)
+        self._input = None
         if self.weights is not None and not self._steps and self._passes <= _COMPARED:
             self.weights.compare()
         self._trains()
@@ -148,6 +158,7 @@ class Watch:
         now = time.monotonic()
         if self._first is None:
             self._first = now
+            self._find_walk()
         if now - self._first >= JUDGE_AFTER_S and not self._has_told:
             self._judge()
 
@@ -169,6 +180,8 @@ class Watch:
 
     def _judge(self) -> None:
         is_alone = self._is_alone(_LEAST_PASSES)
+        if not is_alone and max(self._passes, self._steps) <= MAX_INPUTS:
+            return  # inputs are still to come
         if is_alone or (self._has_exchanged and self._knows_samples):
             self._has_told = True
             if self.session is None:
@@ -182,7 +195,12 @@ class Watch:
     @property
     def _knows_samples(self) -> bool:
         """Whether there is something to compare with other workers' samples."""
-        return bool(self._walk[1]) or len(set(self._inputs)) > 1
+        return bool(self._walk.data) or self._inputs_differ
+
+    @property
+    def _inputs_differ(self) -> bool:
+        """Whether the model had unlike inputs: the same ones again and again, as a whole graph, tell nothing."""
+        return len(set(self._inputs)) > 1
 
     def _end(self) -> None:
         if self._events is not None:
@@ -211,7 +229,7 @@ class Watch:
             self._has_exchanged,
             self._is_unstepped,
             *self._walk,
-            self._inputs if len(set(self._inputs)) > 1 else [],
+            self._inputs if self._inputs_differ else [],
         )
 
     def _tell(self, waits: bool = True) -> None:
@@ -327,10 +345,10 @@ def note_exchange() -> None:
         _watch.exchanged = True
 
 
-def note_walk(length: int, digest: Callable[[], bytes]) -> None:
-    """Note that a loader that is none of torch begins to walk a data set as a whole; 0: it walks a part."""
+def note_walk(iterator: Any) -> None:
+    """Note that a loader that is none of torch begins to be walked; see :func:`.loaders.walk_of`."""
     if _watch is not None:
-        _watch.walk_begins(length, digest() if length else b"")
+        _watch.loader_begins(iterator)
 
 
 def wants_inputs() -> bool:
