@@ -13,6 +13,7 @@ from paceline.torch_hooks.training_events import TrainingEvents
 class Heard:
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.closes: TrainingEvents | None = None
 
     def loader_begins(self, iterator: Any) -> None:
         self.events.append(f"loader {len(iterator)}")
@@ -22,6 +23,8 @@ class Heard:
 
     def stepped(self) -> None:
         self.events.append("step")
+        if self.closes is not None:
+            self.closes.close()
 
 
 def train() -> None:
@@ -54,3 +57,10 @@ def test_replacements_under_those_of_others_do_nothing_after_the_end() -> None:
     outer.close()
     assert torch.autograd.backward is not before  # that of the inner one, which calls it
     torch.autograd.backward = before
+
+
+def test_a_listener_that_has_heard_enough_at_a_step_disturbs_no_optimizer() -> None:
+    heard = Heard()
+    heard.closes = TrainingEvents(heard)
+    train()
+    assert heard.events == ["loader 2", "pass", "step"]

@@ -95,6 +95,8 @@ class Watch:
         self._events: TrainingEvents | None = TrainingEvents(self)
         self._steps = self._passes = 0
         self._first: float | None = None
+        self._group = ""
+        """Backend of another process group at the first pass or step: it may be gone when the process ends."""
         self._walks: deque[weakref.ref[Any]] = deque(maxlen=_MAX_WALKS)
         """Iterators of loaders that have begun before the first pass or step."""
         self._walk = Walk()
@@ -159,6 +161,7 @@ class Watch:
         if self._first is None:
             self._first = now
             self._find_walk()
+            self._group = _foreign_group()
         if now - self._first >= JUDGE_AFTER_S and not self._has_told:
             self._judge()
 
@@ -222,7 +225,7 @@ class Watch:
         return m.Training(
             self._settings.rank if self.session is None else self.session.rank,
             self.store,
-            _foreign_group(),
+            self._group,
             self.weights is not None,
             self._steps,
             self._passes,
