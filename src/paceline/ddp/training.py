@@ -35,13 +35,9 @@ from paceline.ddp.shares import MeasuredShares
 from paceline.naming import listed
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
-<<<<<<< HEAD
 from paceline.optim.samples import tally, tensors_in
-from paceline.worker import alone
-=======
-from paceline.optim.samples import tally
 from paceline.torch_hooks.untraced import apart
->>>>>>> main
+from paceline.worker import alone
 from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
