@@ -41,7 +41,10 @@ def both(**facts: Any) -> list[str]:
         ),
         ({"steps": 1, "store": "hvd"}, "hvd.DistributedOptimizer(optimizer)"),
         ({"steps": 1, "store": "ddp"}, "model = DistributedDataParallel(model)"),
-        ({"steps": 1, "group": "gloo"}, "train over gloo of torch.distributed, and this job has no part in it. Launch"),
+        (
+            {"steps": 1, "group": "gloo"},
+            "train over gloo of torch.distributed, and this job has no part in it. Start it",
+        ),
         ({"passes": 9, "exchanged": True, "unstepped": True}, "call optimizer.step() after backward"),
     ],
 )
@@ -141,7 +144,22 @@ def test_only_workers_that_exchange_nothing_are_why_processes_did_not_join() -> 
     alone = Alone(2)
     alone.note(m.Training(0, steps=5, exchanged=True), 0.0)
     alone.note(m.Training(1, "local", steps=5), 0.0)
-    assert alone.why_not_joined().startswith("worker 1 trains alone")
+    assert alone.why_alone({}).startswith("worker 1 trains alone")
+    assert alone.why_alone({1: 1}) == ""
+
+
+@pytest.mark.parametrize("profile", ["", "-"])
+def test_a_job_that_measures_rounds_ends_where_workers_make_none(profile: str) -> None:
+    members = Membership(Settings(num_workers=2, num_servers=1, profile=profile), 0.0, lambda: b"token")
+    members.tick(0.5)
+    members.handle(b"somebody", 1, m.Training(1, group="gloo", steps=5), 1.0)
+    members.tick(1.5)
+    members.tick(2.0)
+    assert (members.cause is not None) == bool(profile)
+    if members.cause is not None:
+        assert members.cause.reason.startswith(
+            "nothing can be measured: worker 1 trains over gloo of torch.distributed"
+        )
 
 
 def test_a_worker_of_a_job_without_scheduler_says_it_by_itself() -> None:

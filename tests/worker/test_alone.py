@@ -205,6 +205,7 @@ def test_walks_of_batches_in_memory_are_noted_and_inputs_only_of_a_watched_proce
     [
         ({"NUM_WORKERS": "2"}, True),
         ({"NUM_WORKERS": "1"}, False),
+        ({"NUM_WORKERS": "1", "PROFILE": "-"}, True),
         ({"NUM_WORKERS": "2", "ROLE": "server"}, False),
         ({"NUM_WORKERS": "many"}, False),
     ],

@@ -81,11 +81,11 @@ class Alone:
             self._said[finding] |= ranks
         return [f"the job ends, and {finding.line(ranks)}" for finding, ranks in found.items()]
 
-    def why_not_joined(self) -> str:
-        """Return the lines about workers that exchange nothing: they are why processes have not joined."""
+    def why_alone(self, rounds: Mapping[int, int]) -> str:
+        """Return the lines about workers that exchange nothing: they are why others wait for them in vain."""
         found: defaultdict[_Finding, set[int]] = defaultdict(set)
         for rank, told in self._told.items():
-            if (alone := _why_alone(told, 0)) is not None:
+            if (alone := _why_alone(told, rounds.get(rank, 0))) is not None:
                 found[alone].add(rank)
         return "; ".join(finding.line(ranks) for finding, ranks in found.items())
 
@@ -129,8 +129,8 @@ def _why_alone(told: m.Training, rounds: int) -> _Finding | None:
     if told.group:
         return _Finding(
             "train",
-            f"over {told.group} of torch.distributed, and this job has no part in it. Launch the script with --ddp; or "
-            "with -s 0, if paceline is to have no part",
+            f"over {told.group} of torch.distributed, and this job has no part in it. Start it by paceline launch "
+            "--ddp; or with -s 0, if paceline is to have no part",
         )
     return _Finding("train", f"alone, and no gradient is exchanged: {_reason(told)}")
 

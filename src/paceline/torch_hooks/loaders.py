@@ -47,7 +47,7 @@ def walk_of(iterator: Any) -> Walk:
     """Return what is walked by an iterator of a ``DataLoader``, or one with ``data``, ``sampler`` and ``taken``."""
     if hasattr(iterator, "_index_sampler"):
         indices = iterator._index_sampler
-        sampler = indices.sampler if type(indices) is BatchSampler else indices
+        sampler: Any = indices.sampler if type(indices) is BatchSampler else indices
         data, taken, seed = iterator._dataset, iterator._num_yielded, iterator._base_seed
     else:
         data, sampler, taken, seed = iterator.data, iterator.sampler, iterator.taken, None

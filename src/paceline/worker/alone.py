@@ -1,16 +1,17 @@
 """Watches whether this worker trains with the others: it tells the scheduler where it does not. See also membership.
 
-| event in a worker of a job of several | action |
+| event in a worker of a job of several, or of one that measures its rounds | action |
 |---|---|
 | torch is imported, a store is made, or the job is joined | the watch begins |
-| a loader begins, before the first backward pass or step | it is the one that the loop trains from |
-| a backward pass or a step, :data:`JUDGE_AFTER_S` after the first | judge |
+| the first backward pass or step | the last loader that is under way is the one that the loop trains from |
+| each of the first :data:`MAX_INPUTS` passes | the checksum of the inputs that the model had since the pass before |
+| a later pass or step, :data:`JUDGE_AFTER_S` after the first | judge |
 | the process ends well, and was not judged, or trained alone | judge |
 
 | a judgement | tell | and then |
 |---|---|---|
 | nothing was exchanged | yes | watch on: a later exchange changes what is told at the end |
-| exchanged; its loader walks a whole data set, or its model had inputs | yes | the watch ends |
+| exchanged; its loader walks a whole data set, or its model had unlike inputs | yes | the watch ends |
 | exchanged; samples are divided, or not known | no | the watch ends |
 
 A worker that has not joined tells over a connection of its own; where no scheduler is, it logs the line itself.
@@ -161,7 +162,7 @@ class Watch:
         if self._first is None:
             self._first = now
             self._find_walk()
-            self._group = _foreign_group()
+            self._group = _foreign_group(min(2, self._settings.num_workers))
         if now - self._first >= JUDGE_AFTER_S and not self._has_told:
             self._judge()
 
@@ -303,10 +304,10 @@ def _tell_by_itself(settings: Settings, told: m.Training) -> None:
         client.close()
 
 
-def _foreign_group() -> str:
-    """Return the backend of torch.distributed's process group, if it has several processes and is not ours."""
+def _foreign_group(least: int) -> str:
+    """Return the backend of torch.distributed's process group, if it has so many processes and is not ours."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+    if dist is None or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < least:
         return ""
     name = str(dist.get_backend())
     return "" if name == "paceline" else name
@@ -319,7 +320,7 @@ _lock = threading.Lock()
 
 
 def begin() -> None:
-    """Begin to watch, in a worker of a job of several. Idempotent."""
+    """Begin to watch, in a worker of a job of several, or of one that measures its rounds. Idempotent."""
     global _watch
     process = sys.modules.get("multiprocessing.process")  # every child of multiprocessing has it
     with _lock:
@@ -329,7 +330,7 @@ def begin() -> None:
             settings = from_environment()
         except PacelineError:  # whoever uses them gets the error
             return
-        if settings.role != "worker" or settings.num_workers < 2:
+        if settings.role != "worker" or (settings.num_workers < 2 and not settings.profile):
             return
         _watch = Watch(settings)
         atexit.register(finish)
