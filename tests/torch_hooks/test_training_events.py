@@ -14,8 +14,8 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
-        self.events.append(f"loader {len(loader)}")
+    def loader_begins(self, iterator: Any) -> None:
+        self.events.append(f"loader {len(iterator)}")
 
     def pass_begins(self) -> None:
         self.events.append("pass")

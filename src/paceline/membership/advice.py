@@ -78,6 +78,10 @@ class Advice:
         lines, self._lines = self._lines, []
         return [*lines, *map(Warn, self.alone.check(self._last_rounds(), now))]
 
+    def why_alone(self) -> str:
+        """Return the lines about workers that exchange nothing; empty: there are none."""
+        return self.alone.why_alone(self._last_rounds())
+
     def _last_rounds(self) -> dict[int, int]:
         return {one.member.rank: one.round for one in self._roster.of_role("worker")}
 

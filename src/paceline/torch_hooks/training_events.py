@@ -25,8 +25,8 @@ from paceline.torch_hooks.untraced import untraced
 class Listener(Protocol):
     """It is called in the thread in which an event happens."""
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
-        """A loader begins to be walked."""
+    def loader_begins(self, iterator: Any) -> None:
+        """A loader begins to be walked, by this iterator."""
 
     def pass_begins(self) -> None:
         """A backward pass begins."""
@@ -66,9 +66,10 @@ class TrainingEvents:
 
         @functools.wraps(original)
         def iterate(loader: DataLoader[Any]) -> Any:
+            iterator = original(loader)
             if self._listener is not None:
-                self._listener.loader_begins(loader)
-            return original(loader)
+                self._listener.loader_begins(iterator)
+            return iterator
 
         return iterate
 
