@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import ProtocolError, RemoteError
 from paceline.net import aead, records
 from paceline.net.aead import AesGcm, Cipher, NoCipher, TamperedError
-from paceline.net.base import LostFrame, check_memory
+from paceline.net.base import LostFrame, SealedFrame, check_memory, sealed
 from paceline.net.records import (
     CHUNK_BYTES,
     ClosedError,
@@ -139,6 +139,33 @@ def test_the_body_of_a_message_is_protected_whatever_its_size() -> None:
         with pytest.raises((TamperedError, ClosedError)):
             read(b"".join(flipped(pieces, at)), 1, AesGcm(KEY), False)
     assert read(b"".join(pieces), 1, AesGcm(KEY), False) == [[body, tensor]]
+
+
+#: Large, and many small ones, of which the last have no room in the head.
+MARKED = [b"body", filled(2 * CHUNK_BYTES), *[b"secret" * 2000] * 7]
+
+
+def wire_marked(frames: Sequence[bytes]) -> list[bytes]:
+    kept = [frames[0], *(sealed(np.frombuffer(frame, np.uint8)) for frame in frames[1:])]
+    return [bytes(piece) for piece in RecordSender(AesGcm(KEY), False).pieces(kept, list(map(len, frames)))]
+
+
+def test_marked_frames_are_protected_whatever_their_size_and_where_they_go_next() -> None:
+    pieces = wire_marked(MARKED)
+    assert len(pieces) == 5
+    assert not any(b"secretsecret" in piece or MARKED[1][:100] in piece for piece in pieces)
+    for at in range(5):
+        with pytest.raises((TamperedError, ClosedError)):
+            read(b"".join(flipped(pieces, at)), 1, AesGcm(KEY), False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=theirs.sendall, args=(b"".join(pieces),))
+        thread.start()
+        found = RecordReceiver(AesGcm(KEY), False, Intake(ours)).message()
+        thread.join()
+    assert [bytes(frame) for frame in found] == MARKED
+    assert [isinstance(frame, SealedFrame) for frame in found] == [False, *[True] * 8]
+    assert isinstance(records.copy_of(found[-1]), SealedFrame)
 
 
 def test_a_frame_of_another_connection_does_not_open() -> None:

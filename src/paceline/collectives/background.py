@@ -57,7 +57,7 @@ from paceline.collectives.planes.base import Plane
 from paceline.collectives.silence import Silence
 from paceline.collectives.timeline import Timeline
 from paceline.errors import PacelineError
-from paceline.wire.text import described, text_of
+from paceline.host.plain_text import described, text_of
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from paceline.collectives.planes.base import Alone
 from paceline.collectives.planes.registry import Planes
 from paceline.collectives.rendezvous import private_folder
 from paceline.collectives.timeline import Timeline
+from paceline.host.plain_text import text_of
 from paceline.net.hosts import host_id
 from paceline.wire.messages import WeightSums
-from paceline.wire.text import text_of
 from paceline.worker.weight_sums import sums_of
 
 #: Value of HOROVOD_TIMELINE with which timelines are started by calls.

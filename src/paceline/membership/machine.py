@@ -74,6 +74,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
+from paceline.host.plain_text import plain_lines
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, describe_all, refuse
@@ -84,7 +85,6 @@ from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
-from paceline.wire.text import plain_lines
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
 LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0

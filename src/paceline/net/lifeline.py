@@ -43,6 +43,7 @@ import psutil
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.host.own_time import OwnTime
+from paceline.host.plain_text import plain_lines
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
 from paceline.net.base import Frames
 from paceline.net.client import Client
@@ -53,7 +54,6 @@ from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording
 from paceline.wire import messages as m
-from paceline.wire.text import plain_lines
 
 logger = logging.getLogger(__name__)
 

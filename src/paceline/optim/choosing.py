@@ -22,13 +22,14 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.store_policy import revises
 from paceline.kvstore.start_checks import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 from paceline.net.allocator import give_back_freed_memory
-from paceline.optim.buffers import Buffers, shared_of
+from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
 from paceline.optim.local_choices import LocalChoices
 from paceline.optim.local_steps import LocalSteps
 from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
+from paceline.optim.shared_tensors import shared_of
 from paceline.optim.states import share_states
 from paceline.optim.strategy import Strategy, StrategySetup, Update
 from paceline.optim.watch import refuse_renormalising

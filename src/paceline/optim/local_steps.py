@@ -31,10 +31,10 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.observe import meter
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.buffers import broadcast, buffers_of, shared_of
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices, Period
 from paceline.optim.reduce import ReduceExchange
+from paceline.optim.shared_tensors import broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
 from paceline.updaters import make_spec, option_groups
 from paceline.worker.traffic import Carried

@@ -133,11 +133,9 @@ class ModelWatch:
         if module.training:
             meter.active.forward_begins()
             self._synchronize()
-            if self._buffers is not None and not torch.is_grad_enabled():
-                self._buffers.keep()
         else:
             self._weights.read(self._synchronize)
-        if self._buffers is not None and self._buffers.are_read:
+        if self._buffers is not None and self._buffers.forward_begins():
             self._weights.read(self._buffers.take, _OWN_BUFFERS)
 
     def _before_part(self, module: torch.nn.Module, args: Any) -> None:

@@ -6,7 +6,7 @@
 | a backward pass begins | ``torch.autograd.backward``, which is replaced |
 | an optimizer has stepped | torch's hooks of all optimizers |
 
-What is replaced calls the original, and is put back when nobody listens any more.
+What is replaced calls the original, and is put back when nobody listens any more; a hook of optimizers stays.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class TrainingEvents:
         self._new_backward, self._new_iterate = _before(self._backward, self._pass_begins), self._iterating()
         torch.autograd.backward = self._new_backward
         DataLoader.__iter__ = self._new_iterate  # type: ignore[method-assign]
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        register_optimizer_step_post_hook(self._stepped)
 
     def close(self) -> None:
-        """Stop. Others may have replaced the same functions since: then ours stay under theirs, and do nothing."""
+        """Stop. Others may have replaced the same functions since: then ours stay under theirs, and do nothing.
+
+        So does the hook of optimizers: torch may be walking its hooks now, in this thread or another one.
+        """
         self._listener = None
-        self._hook.remove()
         if torch.autograd.backward is self._new_backward:
             torch.autograd.backward = self._backward
         if DataLoader.__iter__ is self._new_iterate:

@@ -19,6 +19,7 @@ from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.host import forks
+from paceline.host.plain_text import described
 from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
@@ -32,7 +33,6 @@ from paceline.observe.logs import set_up_worker_logging
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.wire.text import described
 from paceline.worker import alone
 from paceline.worker.late import Awaited, missing_in, questions_about
 from paceline.worker.round_times import RoundTimes
