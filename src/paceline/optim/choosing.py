@@ -77,6 +77,12 @@ def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
 def _make_local(setup: StrategySetup, store: KVStoreBase, update: Update | None, local: LocalChoices) -> LocalSteps:
     if update == "server" or setup.choices.reduction == "sum":
         raise ValueError("with local_steps workers step, and deltas are means: leave out update= and reduction=")
+    if not isinstance(store, DistStore) and codecs.by_leg(setup.compression):
+        raise ValueError(f"a {store.type} store has no servers, which compression of local_steps needs: leave it out")
+    if not isinstance(store, DistStore) and local.period.by_speed and store.num_workers > 1:
+        raise ValueError(
+            f"a {store.type} store knows no speeds: give local_steps= a number of steps, or a time ('30 s')"
+        )
     if isinstance(store, DistStore):
         store = store.for_optimizer(mean=True)
         _agree(setup, store, "worker", local.described())
