@@ -9,7 +9,8 @@ A count is used where it is certain. The first row that applies decides:
 |                                                                        | the weights of their classes          |
 | they are a sum that one number divides, or a mean over what a mask     | that number, or the elements that are |
 | chooses                                                                | chosen                                |
-| the model was called with empty tensors only                           | 0                                     |
+| the model was called with empty tensors only, or a sampler has dealt   | 0                                     |
+| the batch only because each worker needs one                           |                                       |
 | ``batch_dim`` is given, and all inputs that have it agree on its size  | that size, summed over calls          |
 | a sampler or loader of :mod:`paceline.data` has dealt the batch        | as many indices as it dealt           |
 | inputs are a ``PackedSequence`` or a nested tensor                     | its own batch size, summed over calls |
@@ -255,8 +256,11 @@ class SampleCounter:
         for one in calls:
             certain = None if certain is None or one.samples is None else certain + one.samples
             rows, opaque, parts = rows + one.rows, opaque or one.opaque, parts + one.parts
-        if self._batches and self._is_dealt and certain != 0 and (certain is None or self.batch_dim is None):
-            certain = float(sum(one.samples for one in self._batches))
+        dealt_samples = sum(one.samples for one in self._batches) if self._batches and self._is_dealt else None
+        if dealt_samples == 0:
+            return Count(0.0, 0.0)
+        if dealt_samples and certain != 0 and (certain is None or self.batch_dim is None):
+            certain = float(dealt_samples)
         if self._labels and certain != 0:
             return Count(sum(floats(self._labels)), certain or rows or self._rows, LABELS)
         if certain is not None:
