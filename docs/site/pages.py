@@ -25,7 +25,7 @@ FORGE = "https://github.com/paceline/paceline/blob/main"
 CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
     "Guides": [
-        *["launching", "launching/*", "observing", "saving"],
+        *["stores", "launching", "launching/*", "observing", "saving"],
         *["unequal", "slow-networks", "planning", "failures", "security"],
     ],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],

@@ -11,7 +11,8 @@ from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_here, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import over_ssh
-from paceline.observe.table import plain, table
+from paceline.observe.table import table
+from paceline.wire.text import plain
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),

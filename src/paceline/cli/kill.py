@@ -18,6 +18,7 @@ from paceline.launch.remote import run_all
 from paceline.launch.ssh import over_ssh
 from paceline.naming import meant
 from paceline.observe.table import duration, plural, table
+from paceline.wire.text import plain
 
 OPTIONS = (
     Option(("-H", "--hosts"), "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2", "HOSTS"),
@@ -133,6 +134,6 @@ def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> 
     commands = {host.name: over_ssh(ssh, host, ["sh", "-c", script]) for host in hosts}
     for name, code, said in run_all(commands, _HOST_S):
         lines = (said.strip() or f"no word (exit code {code})").splitlines()
-        print("\n".join(f"{name}: {line}" for line in lines), flush=True)
+        print("\n".join(plain(f"{name}: {line}") for line in lines), flush=True)
         shown, has_failed = [*shown, *lines], has_failed or code != 0
     return int(has_failed), shown

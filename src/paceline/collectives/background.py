@@ -57,6 +57,7 @@ from paceline.collectives.planes.base import Plane
 from paceline.collectives.silence import Silence
 from paceline.collectives.timeline import Timeline
 from paceline.errors import PacelineError
+from paceline.wire.text import described, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +298,7 @@ class Background:
         return messages
 
     def _fail(self, error: BaseException) -> None:
-        text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        text = text_of(error) if isinstance(error, PacelineError) else described(error)
         if not isinstance(error, PacelineError):
             logger.exception("rank %d", self._rank)
         self._wait_for_down(_NEWS_S, (Down,))  # who failed first is known better there

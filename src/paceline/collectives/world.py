@@ -29,6 +29,7 @@ from paceline.collectives.rendezvous import private_folder
 from paceline.collectives.timeline import Timeline
 from paceline.net.hosts import host_id
 from paceline.wire.messages import WeightSums
+from paceline.wire.text import text_of
 from paceline.worker.weight_sums import sums_of
 
 #: Value of HOROVOD_TIMELINE with which timelines are started by calls.
@@ -94,7 +95,7 @@ class World:
             self._place()
             self._make_planes(entered.members)
         except BaseException as error:
-            self.background.leave(f"rank {self.rank} could not start: {error}", failed=True)
+            self.background.leave(f"rank {self.rank} could not start: {text_of(error)}", failed=True)
             base.drop_planes()
             raise
 

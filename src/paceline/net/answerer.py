@@ -133,6 +133,9 @@ class Answerer:
             body: the answer.
             frames: makes the payload; called again when the answer is sent again.
             urgency: the answer may overtake those with a higher one.
+
+        Raises:
+            ValueError: no message can carry it. The request has no answer yet.
         """
         inbox = self._inboxes.get(peer)
         if inbox is None and seq:
@@ -140,5 +143,7 @@ class Answerer:
         held = 0
         if inbox is not None and seq:
             held = round(1e6 * inbox.held_s(seq, self._clock()))
+        message = [encode(seq, 0, body, held), *frames()]
+        if inbox is not None and seq:
             inbox.finish(seq, _Result(body, frames, held))
-        self._listener.send(peer, [encode(seq, 0, body, held), *frames()], urgency)
+        self._listener.send(peer, message, urgency)

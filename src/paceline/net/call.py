@@ -43,6 +43,8 @@ from paceline.errors import PacelineError, RemoteError
 from paceline.net.base import Frames, check_memory
 from paceline.wire import Outbox, encode
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_NAME
+from paceline.wire.text import plain, plain_lines, text_of
 
 OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]
 OnFailed: TypeAlias = Callable[[m.Failed], None]
@@ -50,23 +52,20 @@ OnFailed: TypeAlias = Callable[[m.Failed], None]
 #: A request without an answer is asked after once in this time. Open connections lose nothing, so probes are rare.
 PROBE_AFTER_S = 2.0
 
-#: Length at which texts are cut.
-LONGEST_TEXT = 4000
-
 _BUILTIN: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError, "KeyError": KeyError}
 
 
 def failed(error: Exception) -> m.Failed:
     """Return the answer that tells a peer of an error."""
-    return m.Failed(type(error).__name__, str(error)[:LONGEST_TEXT])
+    return m.Failed(plain(type(error).__name__)[:MAX_NAME], text_of(error))
 
 
 def rebuild(body: m.Failed, whom: str) -> Exception:
     """Return the exception that a peer's failure stands for. Other classes than ours become ``RemoteError``."""
-    known = getattr(errors, body.kind, None)
+    known, text = getattr(errors, body.kind, None), f"{whom}: {plain_lines(body.text)}"
     if isinstance(known, type) and issubclass(known, PacelineError):
-        return known(f"{whom}: {body.text}")
-    return _BUILTIN.get(body.kind, RemoteError)(f"{whom}: {body.text}")
+        return known(text)
+    return _BUILTIN.get(body.kind, RemoteError)(text)
 
 
 class Call:

@@ -45,7 +45,6 @@ from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.host.own_time import OwnTime
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
 from paceline.net.base import Frames
-from paceline.net.call import LONGEST_TEXT
 from paceline.net.client import Client
 from paceline.net.hosts import host_id, own_address, process_state
 from paceline.net.records import traffic
@@ -54,6 +53,7 @@ from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording
 from paceline.wire import messages as m
+from paceline.wire.text import plain_lines
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class Lifeline:
     def _say_goodbye(self, reason: str) -> None:
         began = time.monotonic()
         self._note(events.LEFT, bool(reason))
-        bye = self._client.ask(self._channel, m.Bye(reason[:LONGEST_TEXT], self.round), "leaving")
+        bye = self._client.ask(self._channel, m.Bye(plain_lines(reason), self.round), "leaving")
         while not bye.done and time.monotonic() < began + self._bye_timeout_s and self._may_hear():
             self._client.poll(_BYE_CHECK_INTERVAL_S)
             self._watch_scheduler(time.monotonic())

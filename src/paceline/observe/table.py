@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from paceline.wire.text import plain
+
 
 class Size(NamedTuple):
     """How many columns and lines a picture may have; no limit of lines: 0."""
@@ -52,16 +54,6 @@ def duration(seconds: float) -> str:
 def plural(count: int, one: str, many: str) -> str:
     """Return a count with its noun."""
     return f"{count} {one if count == 1 else many}"
-
-
-def plain(text: str, kept: str = "") -> str:
-    """Return words of other processes, hosts and users without control characters, which a terminal would obey.
-
-    Characters in ``kept`` stay all the same.
-    """
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
 
 
 def _is_number(cell: str) -> bool:

@@ -14,6 +14,7 @@ from paceline.observe.account import WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
 from paceline.observe.trackers import Tracker
 from paceline.wire import messages as m
+from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class TrackerThread:
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001 - a foreign tool may raise anything
-            self._warn(f"{type(error).__name__}: {error}; figures are missing there")
+            self._warn(f"{described(error)}; figures are missing there")
             return False
         return True
 

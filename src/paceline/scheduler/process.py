@@ -14,19 +14,19 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
-from paceline.host.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
-from paceline.net.call import LONGEST_TEXT
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
 from paceline.observe import events, ring
 from paceline.observe.clocks import RoundTrips
+from paceline.observe.logs import set_up_logging
 from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
+from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Scheduler:
         except Exception as error:
             # Process border: a defect here must not end the job of all. The peer gets the error, and the log the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
-            self._answerer.answer(peer, seq, m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:LONGEST_TEXT]))
+            self._answerer.answer(peer, seq, m.Failed("RemoteError", described(error)))
 
     def _take_news_of_launcher(self) -> bool:
         """Take the news of the launcher; tells whether processes have ended."""
@@ -137,6 +137,8 @@ class Scheduler:
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         if self._membership.complete:
             self._launcher.report_complete()
+        elif text := self._membership.advice.alone.why_not_joined():
+            self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)

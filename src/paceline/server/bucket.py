@@ -24,6 +24,7 @@ from paceline.server.readers import Readers
 from paceline.server.rows import RowAnswers
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
+from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Slot:
     def break_for(self, error: Exception) -> None:
         """Give the workers that wait an error, and take no push any more: a round would go on without a part of it."""
         logger.error("the update of %s failed", self.name, exc_info=error)
-        why = f"the update of {self.name} failed: {type(error).__name__}: {error}\n{self.story()}"
+        why = f"the update of {self.name} failed: {described(error)}\n{self.story()}"
         self.broken = RemoteError(why)
         for request in self.pending.values():
             request.asker.fail(self.broken)

@@ -18,7 +18,6 @@ from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.extensions import load_all
 from paceline.host.cores import share_of, usable_cores
 from paceline.host.exitcodes import PEER_FAILED
-from paceline.host.logs import set_up_logging
 from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
@@ -30,10 +29,12 @@ from paceline.net.lifeline import Lifeline
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.observe import meter, ring
 from paceline.observe.account import RECEIVE, REST, SERVER_GC, SERVER_PARTS, Steps
+from paceline.observe.logs import set_up_logging
 from paceline.observe.urgency import Urgency
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
+from paceline.wire.text import described
 
 #: Peer, number, request and frames.
 Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]
@@ -269,7 +270,7 @@ def main(settings: Settings) -> int:
         code = PEER_FAILED if is_victim else 1
     except BaseException as error:
         # Process border: the other members learn why this server ends.
-        lifeline.leave(f"it raised {type(error).__name__}: {error}")
+        lifeline.leave(f"it raised {described(error)}")
         raise
     finally:
         listener.close(linger_s=1.0)

@@ -15,7 +15,6 @@ import msgspec
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
-from paceline.net.call import LONGEST_TEXT
 from paceline.observe import ring
 from paceline.observe.events import TOOK
 from paceline.server import commands, notices, pulls, push, setup
@@ -23,6 +22,7 @@ from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
 from paceline.server.members import STRANGER, AnswerFn, Asker, Members, Sender
 from paceline.wire import messages as m
+from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class RequestHandler(ServerState):
             # Process border: a defect here must not end the job of all. The peer gets the error, and the
             # log has the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
-            asker.answer(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:LONGEST_TEXT]))
+            asker.answer(m.Failed("RemoteError", described(error)))
 
 
 def _refusal(body: m.Request, sender: Sender) -> ProtocolError:

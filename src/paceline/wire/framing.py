@@ -13,8 +13,9 @@ import msgspec
 
 from paceline.errors import ProtocolError
 from paceline.wire import messages
-from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
+from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, MAX_NAME
 from paceline.wire.messages import REPLIES, REQUESTS, Body, Envelope, Request
+from paceline.wire.text import plain
 
 _encoder = msgspec.msgpack.Encoder()
 _numbers = msgspec.msgpack.Decoder(Envelope[msgspec.Raw])
@@ -60,8 +61,16 @@ class FramingError(ProtocolError):
 
 
 def encode(seq: int, acked: int, body: Body, held: int = 0) -> bytes:
-    """Return the header frame of a message."""
-    return _encoder.encode(Envelope(seq, acked, body, held))
+    """Return the header frame of a message.
+
+    Raises:
+        ValueError: a text in it is no UTF-8.
+    """
+    try:
+        return _encoder.encode(Envelope(seq, acked, body, held))
+    except UnicodeEncodeError as error:
+        what, text = type(body).__name__, plain(str(error.object))[:MAX_NAME]
+        raise ValueError(f"no message can carry {text!r}, which a {what} has: it is no UTF-8") from None
 
 
 def _read(decoder: msgspec.msgpack.Decoder[Decoded], frames: Sequence[Any]) -> tuple[Decoded, Sequence[Any]]:

@@ -24,7 +24,8 @@ from types import TracebackType
 from paceline.errors import PeerDiedError
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.net.sockets import close_all
-from paceline.worker import guard
+from paceline.wire.text import described
+from paceline.worker import alone, guard
 from paceline.worker.session import Session
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -59,7 +60,7 @@ class Exit:
                 error.__suppress_context__ = True
         self._has_no_guard = guard.ended_a_child()
         if self._has_no_guard:
-            print(f"{kind.__name__}: {error}: {guard.SENTENCE}", file=sys.stderr)
+            print(f"{described(error)}: {guard.SENTENCE}", file=sys.stderr)
         else:
             self._previous_hook(kind, error, trace)
         self._leave(error)  # at once, because running threads may delay the exit
@@ -72,10 +73,12 @@ class Exit:
 
     def _leave(self, error: BaseException | None) -> None:
         if self.session is not None:
-            is_own = error is not None and not self._is_caused_by_others(error)
-            why = f": {guard.SENTENCE}" if self._has_no_guard else ""
-            text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
-            self.session.close(f"{text}{why}" if is_own else "")
+            if error is None:
+                alone.finish()
+            reason = ""
+            if error is not None and not self._is_caused_by_others(error):
+                reason = f"it raised {described(error)}" + (f": {guard.SENTENCE}" if self._has_no_guard else "")
+            self.session.close(reason)
 
     def _is_caused_by_others(self, error: BaseException) -> bool:
         if self.session is not None and self.session.failure is not None:

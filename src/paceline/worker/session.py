@@ -19,7 +19,6 @@ from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.host import forks
-from paceline.host.logs import set_up_worker_logging
 from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
@@ -29,9 +28,12 @@ from paceline.net.lifeline import Lifeline
 from paceline.net.sockets import SocketHub
 from paceline.observe import meter
 from paceline.observe.account import GC, WAIT, Steps
+from paceline.observe.logs import set_up_worker_logging
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
+from paceline.wire.text import described
+from paceline.worker import alone
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
@@ -108,6 +110,7 @@ class Session:
             self._lifeline.join()
             self._connect()
             on_error.pop_all()
+        alone.joined(self)
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
@@ -411,7 +414,7 @@ class Session:
                 self.stores.finish()
         except BaseException as error:
             # Process border: the other members learn why this worker could not leave.
-            reason = "" if self.failure is not None else f"it could not leave: {type(error).__name__}: {error}"
+            reason = "" if self.failure is not None else f"it could not leave: {described(error)}"
             if not isinstance(error, PacelineError):
                 raise
             logger.error("worker %d, leaving: %s", self.rank, error)

@@ -44,3 +44,8 @@ def test_block_names_the_command_that_shows_the_last_events() -> None:
     failure = Failure(ProcessName("worker", 0), 1, "exit code 1", 1.0)
     assert b"what all processes did last: paceline story j1" in failure_block(failure, [], {}, story="j1")
     assert b"paceline story" not in failure_block(failure, [], {})
+
+
+def test_words_of_others_have_no_power_over_the_terminal() -> None:
+    failure = Failure(ProcessName("worker", 0), 1, "exit code 1: \x1b[2J \udcff", 1.0)
+    assert rb"worker 0 on h\x1b failed: exit code 1: \x1b[2J \udcff, 1.0 s" in failure_block(failure, [], {}, "h\x1b")

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import SCHEDULER, ProcessName
+from paceline.wire.text import plain
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> b
 
 def _block(failure: Failure, host: str, head: str, lines: Sequence[bytes]) -> bytes:
     where = "" if host == LOCALHOST else f" on {host}"
-    return b"\n".join([_RULE, f"{failure.member}{where} {head}".encode(), *lines, _RULE, b""])
+    return b"\n".join([_RULE, plain(f"{failure.member}{where} {head}", "\n\t").encode(), *lines, _RULE, b""])
 
 
 def _last_lines(tail: Sequence[bytes]) -> list[bytes]:

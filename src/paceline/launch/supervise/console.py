@@ -14,7 +14,7 @@ from paceline.host.systems import fcntl, os
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
-from paceline.observe.table import plain
+from paceline.wire.text import plain
 
 OUT, ERR = 1, 2
 

@@ -34,6 +34,7 @@ from paceline.naming import listed
 from paceline.net.security import new_job_key
 from paceline.observe import ring
 from paceline.observe.table import plural
+from paceline.wire.text import described
 
 if TYPE_CHECKING:
     from paceline.launch.supervise.job_watch import Watch
@@ -219,7 +220,7 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - border: what is only looked at ends no job
             self._watch = None
             self._console.close_panel()
-            self._console.say(f"the progress of the job is shown no more: {type(error).__name__}: {error}")
+            self._console.say(f"the progress of the job is shown no more: {described(error)}")
 
     def _awaited(self) -> str:
         """Return the reason why the launcher waits: before the scheduler listens, and at the end of the job."""

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from paceline.host.logs import PlainFormatter
+from paceline.observe.logs import PlainFormatter
 
 
 @pytest.mark.parametrize(

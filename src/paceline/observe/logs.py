@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 
 from paceline.config import Settings
+from paceline.wire.text import plain
 
 _CONNECTIONS, _MESSAGES = 1, 2
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class PlainFormatter(logging.Formatter):
@@ -17,7 +15,7 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
-        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+        return plain(super().format(record), "\n\t")
 
 
 def set_up_logging(settings: Settings) -> None:
