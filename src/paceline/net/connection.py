@@ -28,7 +28,6 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from paceline.errors import ProtocolError
-from paceline.host import systems
 from paceline.net.base import Frames
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
@@ -125,7 +124,7 @@ class Connection(Generic[Source]):
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
             self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), Room()
-            self._is_network = sock.family != systems.UNIX
+            self._is_network = sock.family != socket.AF_UNIX
             self._go_on()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
@@ -211,7 +210,7 @@ class Connection(Generic[Source]):
         rest: Iterator[Any] | None = None
         for piece in pieces:
             try:
-                sent = systems.send_at_once(sock, piece)
+                sent = sock.send(piece, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
             except OSError:  # the reader of this connection sees it end and calls _shut()
