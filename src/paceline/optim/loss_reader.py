@@ -1,93 +1,96 @@
-"""What losses are divided by: the weight of a worker with ``weigh="loss"``.
-
-A mean is a sum divided by a number: the labels that count, the words, the elements of a mask. Batches that are joined
-have the sum of their numbers, so a worker that weighs by its number trains as one process with the joined batch. The
-number is read from the graph of each loss (:mod:`paceline.torch_hooks.loss_graph`); what that does not show is refused.
-"""
+"""The losses of backward passes: the numbers that they are divided by, and the checks of the first ones."""
 
 from __future__ import annotations
 
-import math
+import logging
 
 import torch
 
 from paceline.errors import PacelineError
-from paceline.layout.tensors import floats
-from paceline.torch_hooks.loss_graph import Divisor, divisor_of
-from paceline.torch_hooks.losses import Losses, tell_losses
+from paceline.torch_hooks.loss_graph import CountedMean, PassLosses, Reduced, tell_losses
 
-_WAY_OUT = (
-    "set optimizer.samples to the number that the loss is divided by, before each backward pass, or give "
-    "DistributedOptimizer weigh='samples' or weigh='equal'"
-)
+logger = logging.getLogger(__name__)
+
+#: Backward passes whose losses are checked: a script makes them in one way.
+_CHECKED = 20
 
 
 class LossReader:
-    """Reads the losses of every backward pass of one worker.
+    """Reads the losses of every backward pass before it frees what shows them.
 
     Args:
         worker: rank of this worker.
+        says_doubt: this worker says what is uncertain, for all.
     """
 
-    def __init__(self, worker: int) -> None:
-        self._worker = worker
-        self._unread: Divisor | None = None
-        """That of a pass that has begun, and has made no gradient yet: it may not be this optimizer's."""
-        self._passes: list[Divisor] = []
-        """Those of the passes since the last push."""
-        self._factors: list[float] = []
-        """Factors of the terms in the pass before."""
+    def __init__(self, worker: int, says_doubt: bool) -> None:
+        self._worker, self._says_doubt = worker, says_doubt
+        self.is_unread = False
+        """Whether a pass has begun, and has made no gradient yet."""
+        self._left = _CHECKED
+        """Passes whose losses are still checked."""
+        self._mean: CountedMean | None = None
+        """The mean that the losses of the pass that was called last are, if their graph has its divisor."""
+        self._kinds: set[Reduced] = set()
+        """How these losses are made, if they are checked."""
+        self._are_divided_twice = False
+        """Whether they are a sum that two numbers divide, if they are checked."""
+        self._hidden_in: str | None = None
+        """Name of the operation that hides what they are divided by, if they are checked."""
         tell_losses(self._note)
 
-    def _note(self, losses: Losses) -> None:
-        self._unread = divisor_of(losses)
+    def _note(self, losses: PassLosses) -> None:
+        """Note the losses of the pass that begins, which may not be this optimizer's."""
+        self.is_unread = True
+        self._mean = losses.mean
+        if self._left:
+            self._kinds, self._are_divided_twice = losses.kinds, losses.are_divided_twice
+            self._hidden_in = losses.hidden_in
 
-    def touch(self) -> None:
-        """Note that the running pass has made a gradient.
+    def of_pass(self, is_given: bool) -> torch.Tensor | None:
+        """Return the number that divides the losses of a pass that has made a gradient; None: it is not certain.
 
-        Raises:
-            PacelineError: the graph of its losses does not show what they are divided by.
-        """
-        if self._unread is None:
-            return
-        found, self._unread = self._unread, None
-        if found.unknown:
-            raise self._refusal(found.unknown)
-        self._passes.append(found)
-
-    def forget(self) -> None:
-        """Note that gradients of the passes so far were dropped, or are pushed."""
-        self._passes.clear()
-
-    def number(self) -> float:
-        """Return what the losses of the passes since the last push were divided by.
+        Args:
+            is_given: the user has told the weight of the batch.
 
         Raises:
-            PacelineError: there is no such number.
+            PacelineError: a loss is a sum, and workers weigh by samples.
         """
-        if not self._passes:
-            raise self._refusal("the gradients are of no loss that backward() was called on")
-        read = iter(floats([one for found in self._passes for one in (*_numbers(found), *found.factors)]))
-        total = 0.0
-        for found in self._passes:
-            total += sum(next(read) for _ in _numbers(found))
-            self._compare([next(read) for _ in found.factors])
-        return total
-
-    def _compare(self, factors: list[float]) -> None:
-        """Refuse factors that change from pass to pass, but by the scale of a GradScaler: they may be weights."""
-        before, self._factors = self._factors, factors
-        pairs = zip(before, factors, strict=True) if len(before) == len(factors) else ()
-        for one, other in pairs:
-            if one and other and not math.log2(abs(other / one)).is_integer():
-                raise self._refusal(f"a term is multiplied by {other:g}, and was by {one:g} in the pass before")
-
-    def _refusal(self, reason: str) -> PacelineError:
-        return PacelineError(
-            f"worker {self._worker}: with weigh='loss' a worker weighs by the number that its loss is divided by, and "
-            f"the graph of the loss does not show that: {reason}. Instead {_WAY_OUT}"
-        )
-
-
-def _numbers(found: Divisor) -> list[torch.Tensor]:
-    return [] if found.number is None else [found.number]
+        mean, kinds, is_divided_twice, hidden_in = self._mean, self._kinds, self._are_divided_twice, self._hidden_in
+        self._mean, self._kinds, self._are_divided_twice, self._hidden_in = None, set(), False, None
+        self.is_unread = False
+        if self._left:
+            self._left -= 1
+            if Reduced.SUM in kinds:
+                raise PacelineError(
+                    f"worker {self._worker}: the loss is a sum over this worker's samples, and gradients are averaged "
+                    "over all samples, as those of means: give DistributedOptimizer reduction='sum', or let the loss "
+                    "be a mean (reduction='mean', or the sum divided by the samples of the batch)"
+                )
+            says = self._says_doubt and not is_given
+            has_unlike_terms = mean is not None and not mean.is_alone and Reduced.OVER_LABELS in kinds
+            if says and is_divided_twice:
+                self._says_doubt = False
+                logger.warning(
+                    "the loss is a sum that is divided twice, as by its words and by the steps of an accumulation: "
+                    "neither number is taken for the weight of a worker. If the sum is divided by words or others that "
+                    "count, not by samples, set optimizer.samples to their number before the first backward pass of "
+                    "each step"
+                )
+            if says and hidden_in is not None:
+                self._says_doubt = False
+                logger.warning(
+                    "the loss is computed in %s, which does not show what divides it: it is taken for a mean over "
+                    "samples. If it is one over labels or words, of which batches have unlike numbers (padding), set "
+                    "optimizer.samples to the number that counts before the first backward pass of each step. If it is "
+                    "a sum, give DistributedOptimizer reduction='sum'",
+                    hidden_in,
+                )
+            if says and has_unlike_terms:
+                self._says_doubt = False
+                logger.warning(
+                    "the loss is a mean over labels, of which some are ignored or have weights of their classes, and "
+                    "has other terms: workers weigh by these labels, so other terms are no exact means over samples. "
+                    "To weigh all terms by samples, set optimizer.samples to the size of each batch"
+                )
+        return None if mean is None or is_given else mean.weight

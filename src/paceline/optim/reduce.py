@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from paceline.consistency.counting import Inputs, doubt_of
+from paceline.consistency.counting import ALIKE, LABELS, difference_of, mixture_of
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
@@ -30,8 +30,9 @@ Tensors = Mapping[str, torch.Tensor]
 #: Keys besides the names of the model: of weights and of who has which gradient, and of numbers.
 _COUNTS, _SUMS = "counts", "sums"
 
-#: A worker's number in the comparison of how workers count: it knows how many samples it has. Others are of shapes.
-_KNOWS = 1.0
+#: Numbers that say how a worker counts: it knows the number of its samples, or of its labels. Others are of shapes.
+_KINDS = {1.0: None, 2.0: LABELS}
+_CODES = {kind: code for code, kind in _KINDS.items()}
 
 #: Bytes of what a worker tells the others for a line or an error: the shapes of its inputs, names of parameters; and of
 #: its optimizer's options, for an error.
@@ -48,7 +49,6 @@ class ReduceExchange(Exchange):
 
     A mean is over the samples of all workers: a worker multiplies its gradients by its samples, divided by the mean
     number of a worker in the merge before. That number is the same on all workers, and gradients keep their magnitude.
-    Workers that do not know their samples have a mean of their own, so they weigh as those that know do in the mean.
 
     Args:
         store: only broadcasts and reduces.
@@ -71,8 +71,7 @@ class ReduceExchange(Exchange):
         """Parameters of which other workers may have sparse gradients where this one has none."""
         self._alone = store.num_workers == 1
         self._name = f"{store.type} {next(_numbers)}"
-        self._means: dict[bool, float] = {}
-        """Samples of a worker that knows their number, and of one that does not (``False``): the mean of the last merge."""
+        self._mean_samples = 0.0
         self._has_said = False
         self._not_finite: list[str] = []
         """Parameters whose own gradient of the last round was not finite."""
@@ -99,7 +98,7 @@ class ReduceExchange(Exchange):
             self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None), {})
             return
         params = {name: param for name, param, _ in self._named if param.requires_grad or param.grad is not None}
-        weight = self._weight(carried)
+        weight = self._weight(carried.samples)
         present = [weight != 0 and param.grad is not None for param in params.values()]
         for param in params.values():
             param.grad = self._zeros(param) if param.grad is None else param.grad.resolve_conj()
@@ -110,12 +109,11 @@ class ReduceExchange(Exchange):
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
         told = [self._own(one) for one in (_code(carried), _mark(carried), doubt)]
-        own = self._counts(carried)
-        counts = torch.tensor([weight, *own, *itertools.chain(*told), *present], dtype=torch.float64, device="cpu")
+        counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64, device="cpu")
         buffers = {} if self._model is None else buffers_of([[self._model]])
         self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
-        totals, rest, workers = rest[: len(own)], rest[len(own) :], self._store.num_workers
+        workers = self._store.num_workers
         codes, marks, doubts = (rest[first : first + workers] for first in range(0, 3 * workers, workers))
         owners = rest[3 * workers :]
         self._is_suspicious = any(doubts) or not isinstance(self._store, AllReduceStore)  # others may lose precision
@@ -126,32 +124,23 @@ class ReduceExchange(Exchange):
             self._check_options(carried.options)
         if self._reduction == "mean":
             self._compare(codes, carried.inputs)
-            self._note_means(totals)
         if self._reduction == "mean" and weights:
             torch._foreach_div_(list(grads.values()), weights)
+            self._mean_samples *= weights / self._store.num_workers
 
     def _zeros(self, param: torch.nn.Parameter) -> torch.Tensor:
         """Return a gradient of zeros of the same layout as those of other workers: unlike ones cannot be summed."""
         zeros = torch.zeros_like(param)
         return zeros.to_sparse(1) if param in self._sparse else zeros
 
-    def _weight(self, carried: Carried) -> float:
+    def _weight(self, samples: float) -> float:
         """Return what this worker's gradients are multiplied by before they are summed."""
         if self._reduction == "sum":
             return 1.0
-        if not self._means:
-            self._note_means(self._totals(*self._counts(carried)))
-        return carried.samples / self._means.get(carried.inputs is None, carried.samples or 1.0)
-
-    def _counts(self, carried: Carried) -> list[float]:
-        """Return samples, and 1 if there are any, of a worker that knows their number; and of one that does not."""
-        own = [carried.samples, float(carried.samples > 0)]
-        return [*own, 0.0, 0.0] if carried.inputs is None else [0.0, 0.0, *own]
-
-    def _note_means(self, totals: Sequence[float]) -> None:
-        for knows, (samples, workers) in ((True, totals[:2]), (False, totals[2:])):
-            if workers:
-                self._means[knows] = samples / workers
+        if not self._mean_samples:
+            [total] = self._totals(samples)
+            self._mean_samples = total / self._store.num_workers or 1.0
+        return samples / self._mean_samples
 
     def _own(self, number: float) -> list[float]:
         """Return a number per worker: this worker's, and 0 of the others."""
@@ -215,15 +204,22 @@ class ReduceExchange(Exchange):
         return merged_not_finite(self._store.rank, names, round, pushed)
 
     def _compare(self, codes: Sequence[float], own_inputs: str | None) -> None:
-        """Compare how the workers count; all of them come to the same result."""
-        inputs: Inputs = {worker: None if code == _KNOWS else str(code) for worker, code in enumerate(codes) if code}
-        if self._has_said or not doubt_of(inputs):
+        """Compare how the workers count; all of them come to the same result.
+
+        Raises:
+            ConfigError: some workers weigh by samples, and others weigh alike.
+        """
+        inputs = {worker: _KINDS.get(code, str(code)) for worker, code in enumerate(codes) if code}
+        mixture = mixture_of(inputs)
+        if mixture:
+            raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
+        if self._has_said or not difference_of(inputs):
             return
         self._has_said = True
         texts = self._texts((own_inputs or "").encode(), _LONGEST)
-        said = {worker: one and texts[worker].decode(errors="replace") for worker, one in inputs.items()}
+        said = {worker: texts[worker].decode(errors="replace") for worker in inputs}
         if self._store.rank == 0:
-            logger.warning("%s", doubt_of(said))
+            logger.warning("%s, %s", difference_of(said), ALIKE)
 
     def _sum(self, summed: Tensors, first: Copies) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""
@@ -259,7 +255,7 @@ def _code(carried: Carried) -> float:
     """Return a number that tells how a worker counts; 0: it has no samples."""
     if not carried.samples:
         return 0.0
-    return _KNOWS if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
+    return _CODES.get(carried.inputs) or 3.0 + zlib.crc32((carried.inputs or "").encode())
 
 
 def _mark(carried: Carried) -> float:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline.compression import Codec
-from paceline.consistency.counting import Inputs, knows
+from paceline.consistency.counting import Inputs, mixture_of
 from paceline.layout.ranges import Ranges, common, within
 from paceline.updaters import StepOptions, options_apart
 from paceline.updaters.rows import add_rows
@@ -158,79 +158,6 @@ class _Sum:
         return other
 
 
-class _Part:
-    """A sum in progress, and who is behind it.
-
-    Attributes:
-        sum: of the values.
-        samples, workers: those behind it.
-    """
-
-    def __init__(self, dtype: torch.dtype, scratch: Scratch) -> None:
-        self.sum = _Sum(dtype, scratch)
-        self.samples, self.workers = 0.0, list[int]()
-
-    def take(self, other: _Part, factor: float = 1.0) -> None:
-        """Take another part, which weighs ``factor`` times what it says; nothing is left of it."""
-        self.samples += other.samples * factor
-        self.workers += other.workers
-        if self.sum.values is None:
-            self.sum, other.sum = other.sum, self.sum
-            self.sum.unit *= factor
-        elif other.sum.values is not None:
-            self.sum.add(other.sum.values, other.sum.unit * factor, other.sum.borrowed)
-        other.sum.close()
-        other.samples, other.workers = 0.0, []
-
-    def cut(self, part: slice) -> _Part:
-        """Return the sum over a range. It uses the same memory, which is not given back."""
-        other = copy.copy(self)
-        other.sum, other.workers = self.sum.part(part), list(self.workers)
-        return other
-
-
-class _Parts:
-    """The sum of workers that know how many samples they have, and that of the others."""
-
-    def __init__(self, dtype: torch.dtype, scratch: Scratch) -> None:
-        self.known, self.unknown = _Part(dtype, scratch), _Part(dtype, scratch)
-
-    def join(self) -> dict[int, float]:
-        """Let the others weigh as much as those that know, in the mean; if none knows, they weigh as they say.
-
-        Returns:
-            What weights of workers were multiplied by.
-        """
-        known, unknown = self.known, self.unknown
-        if not (known.workers and unknown.workers):
-            return {}
-        factor = (known.samples / len(known.workers)) / (unknown.samples / len(unknown.workers))
-        changed = dict.fromkeys(unknown.workers, factor)
-        known.take(unknown, factor)
-        return changed
-
-    def take(self, other: _Parts) -> None:
-        """Take other parts; nothing is left of them."""
-        self.known.take(other.known)
-        self.unknown.take(other.unknown)
-
-    @property
-    def whole(self) -> _Part:
-        """All workers, where they are joined."""
-        return self.known if self.known.workers else self.unknown
-
-    def close(self) -> None:
-        """Give scratch memory back; the values are gone."""
-        self.known.sum.close()
-        self.unknown.sum.close()
-
-    def cut(self, part: slice) -> _Parts:
-        """Return the sums over a range. They use the same memory, which is not given back."""
-        other = copy.copy(self)
-        other.known, other.unknown = self.known.cut(part), self.unknown.cut(part)
-        return other
-
-
 class Accumulator:
     """Sums the contributions of one cohort, host by host, and on each host in the order of ranks.
 
@@ -239,8 +166,7 @@ class Accumulator:
 
     Args:
         expected: the workers that will contribute, in order, host by host; empty: take them as they come.
-        mean: weigh by samples. A worker that does not know how many it has weighs as those of its host that do, in the
-            mean; a host none of whose workers knows weighs as those of other hosts.
+        mean: weigh by samples.
         dtype: element type of the sum.
         scratch: memory for a sum where no contribution can be summed into.
     """
@@ -249,7 +175,8 @@ class Accumulator:
         self._expected = list(map(list, expected))
         self._mean, self._dtype, self._scratch = mean, dtype, scratch
         self._held: dict[int, Contribution] = {}
-        self._host, self._whole = _Parts(dtype, scratch), _Parts(dtype, scratch)
+        self._host, self._whole = _Sum(dtype, scratch), _Sum(dtype, scratch)
+        self._samples = 0.0
         self.absent: Ranges | None = None
         """Where no worker with samples had a gradient, known when all are merged; None: no worker had samples."""
         self.shares: dict[int, float] = {}
@@ -293,23 +220,20 @@ class Accumulator:
         self.skip = self.skip or one.skip
         if one.samples == 0:
             return
+        self._samples += one.samples
         self.absent = one.absent if self.absent is None else common(self.absent, one.absent)
-        part = self._host.known if not self._mean or knows(one.inputs) else self._host.unknown
-        part.samples += one.samples
-        part.workers += one.inputs or (worker,)
-        if one.values is not None:
-            unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
-            part.sum.add(one.values, unit, one.borrowed)
+        if one.values is None:
+            return
+        unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
+        self._host.add(one.values, unit, one.borrowed)
 
     def _end_host(self) -> None:
         """Add the sum of the current host to the whole."""
-        self._join(self._host)
-        self._whole.take(self._host)
-
-    def _join(self, parts: _Parts) -> None:
-        for worker, factor in parts.join().items():
-            if worker in self.shares:
-                self.shares[worker] *= factor
+        if self._whole.values is None:
+            self._whole, self._host = self._host, self._whole
+        elif self._host.values is not None:
+            self._whole.add(self._host.values, self._host.unit, self._host.borrowed)
+            self._host.close()
 
     def _merge_rest(self) -> None:
         """Merge the contributions held back, without the workers that they waited for."""
@@ -320,6 +244,14 @@ class Accumulator:
             self._end_host()
         self._expected = []
 
+    @property
+    def objection(self) -> tuple[str, str] | None:
+        """Why the contributions cannot make one update, and what to do; None: they can. Known when all are merged."""
+        if self.problem:
+            return f"do not have the same optimizer: {self.problem}", "set the same options on every worker"
+        mixture = mixture_of(self.inputs)
+        return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
+
     def sum(self) -> tuple[torch.Tensor, float] | None:
         """Return the sum and its unit, or None when no worker had a gradient; it may be used until :meth:`close`.
 
@@ -327,12 +259,12 @@ class Accumulator:
         """
         if self._held or self._expected:
             self._merge_rest()
-        self._join(self._whole)
-        whole = self._whole.whole.sum
-        if whole.values is None:
+        if self._whole.values is None:
             return None
-        values = whole.tensor()
-        return values.coalesce() if values.is_sparse else values, whole.unit
+        values = self._whole.values
+        if isinstance(values, Encoded):
+            values = self._whole.tensor()
+        return values.coalesce() if values.is_sparse else values, self._whole.unit
 
     def result(self, weight: float = 1.0, to_read: bool = False) -> tuple[torch.Tensor, float] | None:
         """Return the sum and the factor that makes it the gradient times a weight, or None, as :meth:`sum` does.
@@ -344,9 +276,8 @@ class Accumulator:
         found = self.sum()
         if found is None:
             return None
-        whole = self._whole.whole
-        values, scale = found[0], weight * (found[1] / whole.samples if self._mean else 1.0)
-        return values if to_read or scale == 1.0 or values.is_sparse else whole.sum.own(), scale
+        values, scale = found[0], weight * (found[1] / self._samples if self._mean else 1.0)
+        return values if to_read or scale == 1.0 or values.is_sparse else self._whole.own(), scale
 
     def close(self) -> None:
         """Give scratch memory back; the result is gone."""
@@ -361,7 +292,7 @@ class Accumulator:
         other = copy.copy(self)
         other._expected = [list(host) for host in self._expected]
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
-        other._host, other._whole = self._host.cut(part), self._whole.cut(part)
+        other._host, other._whole = self._host.part(part), self._whole.part(part)
         other.shares, other.inputs, other.notes = dict(self.shares), dict(self.inputs), list(self.notes)
         other.absent = None if self.absent is None else within(self.absent, part.start, part.stop)
         return other

@@ -24,7 +24,7 @@ from typing import Any
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
-from paceline.consistency.counting import doubt_of
+from paceline.consistency.counting import ALIKE, difference_of, mixture_of
 from paceline.consistency.stats import bin_of
 from paceline.errors import ConfigError
 from paceline.layout.ranges import is_all
@@ -97,10 +97,12 @@ class ApplySink(Sink):
         rows = bucket.answers
         if rows is not None:
             rows.note_nothing()
-        if not self._has_said and len(set(accumulator.inputs.values())) > 1:
-            self._say_what_differs(bucket, accumulator)
-        if accumulator.problem and self._policy.merges_rounds:
-            self.refuse(slot, action.workers, accumulator.problem)
+        differ = len(set(accumulator.inputs.values())) > 1
+        objection = accumulator.objection if differ or accumulator.problem else None
+        if differ and not self._has_said:
+            self._say_what_differs(bucket, accumulator, objection)
+        if objection and self._policy.merges_rounds:
+            self.refuse(slot, action.workers, objection)
         elif accumulator.skip:
             slot.rule.stats.skipped += 1
             slot.updater.skip()
@@ -128,19 +130,24 @@ class ApplySink(Sink):
             rate = group.get("lr", rate)
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
-    def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator) -> None:
-        """Say once per store how workers weigh whose numbers of samples may differ."""
-        doubt = doubt_of(accumulator.inputs)
-        if doubt and bucket.place == (0, 0):  # one server has the first bucket, and says it for all
+    def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
+        """Say once per store that workers weigh alike, or not, whose numbers of samples may differ."""
+        if bucket.place != (0, 0):  # one server has the first bucket, and says it for all
+            return
+        unlike = difference_of(accumulator.inputs)
+        if objection and not self._policy.merges_rounds:
+            unlike = mixture_of(accumulator.inputs)
+        if unlike:
             self._has_said = True
-            logger.warning("%s", doubt)
+            logger.warning("%s, %s", unlike, ALIKE)
 
-    def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
+    def refuse(self, slot: Slot, workers: Sequence[int], objection: tuple[str, str]) -> Exception:
         """Answer workers with the reason why their pushes cannot make one update; the round counts without it."""
         key, round = slot.updater.pieces[0].key, slot.rule.pushed[workers[0]]
+        problem, way_out = objection
         error = ConfigError(
-            f"the workers of store {self._store!r} do not have the same optimizer: {problem}, round {round} (key "
-            f"{key!r}); set the same options on every worker before the same step"
+            f"the workers of store {self._store!r} {problem}, round {round} (key {key!r}); {way_out} before the same "
+            "step"
         )
         for worker in workers:
             request = slot.pending.pop(worker, None)
