@@ -284,7 +284,7 @@ def _end_step(optimizer: Any) -> None:
     steps = optimizer._hvd_steps = world.current().count_step(optimizer._hvd_steps, named, ranks)
     if is_due(steps.count):
         weights = {name: param.data for name, param in named}
-        world.current().compare_weights(steps.name, steps.count, weights, ranks)
+        world.current().tell_step(steps.name, steps.count, weights, ranks)
 
 
 def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: OptimizerArguments) -> Any:

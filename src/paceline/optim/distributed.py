@@ -20,7 +20,7 @@ from paceline.optim.choosing import choose_strategy
 from paceline.optim.local_choices import LocalChoices, Outer, Period
 from paceline.optim.local_steps import LocalSteps
 from paceline.optim.names import may_have_gradient, name_added, name_parameters
-from paceline.optim.samples import SampleCounter
+from paceline.optim.samples import SampleCounter, Weigh
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.torch_hooks.optimizers import check_wrappable, share_hooks
@@ -33,7 +33,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer; the training loop stays as it is.
 
     PyTorch's losses give gradients that are means over the local batch. The update uses the mean over the samples of
-    all workers, or over the labels that their losses were divided by. Every worker starts from rank 0's weights.
+    all workers. Every worker starts from rank 0's weights.
 
     With ``update="worker"`` (the default of ``dist_sync``) every backward pass ends with the merged gradients in
     ``param.grad``, as with DistributedDataParallel, and the wrapped optimizer steps in each worker. With
@@ -55,10 +55,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: unit of the learning rate, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; can be set at any time. Default: the number that the loss was divided by,
-            as the labels of a cross entropy, else samples where their number is certain (``docs/pytorch.md`` says
-            where), else all workers weigh alike, and a line says so.
+        samples: samples in a local batch; can be set at any time. Default: the number that a sampler of paceline
+            dealt, or that ``batch_dim`` counts.
         batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
+        weigh: how much a worker counts in the mean: by its ``samples``, where their number is known, else equally; or
+            ``equal`` always, as with DistributedDataParallel. A line at the start of the job says how it is.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
         overlap: push while backward runs. Default: True in ``dist_sync``; the other modes push ``param.grad`` at
@@ -100,6 +101,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         reduction: Literal["mean", "sum"] = "mean",
         samples: float | None = None,
         batch_dim: int | None = None,
+        weigh: Weigh = "samples",
         backward_passes_per_step: int = 1,
         overlap: bool | None = None,
         lazy: bool = False,
@@ -131,7 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         share_hooks(optimizer, self)
-        self._named_model, self._samples = model, SampleCounter(samples, batch_dim)
+        self._named_model, self._samples = model, SampleCounter(samples, batch_dim, weigh)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
         self._layout = _layout(self.param_groups)
@@ -208,7 +210,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted where their number is certain.
+        """Samples in a local batch; None: those that a sampler of paceline dealt, or that ``batch_dim`` counts.
 
         Raises:
             ValueError: the number is negative or not finite.

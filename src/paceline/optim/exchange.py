@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -65,10 +65,11 @@ class Exchange:
     """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds.
 
     Attributes:
-        weighs: the numbers of samples decide how much a push counts.
+        merge: what is made of pushes: their ``mean``, in which numbers of samples decide how much each counts; their
+            ``sum``; or an update of ``each``.
     """
 
-    weighs = False
+    merge: Literal["mean", "sum", "each"] = "each"
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights; between rounds. Every worker calls it."""
@@ -108,8 +109,8 @@ class Exchange:
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
 
-    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let somebody compare this worker's weights after a step with those of the others. Does not wait."""
+    def tell_step(self, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let somebody compare this worker's weights and batch of a step with those of the others. Does not wait."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -152,7 +153,8 @@ class ServerExchange(Exchange):
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
         self._pusher = Pusher(store.session.settings.timeout_s)
         self._loss_store: DistStore | None = None
-        self.weighs = store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
+        weighs = store.policy.merge != "each" or store.policy.lr_scale == "sample"
+        self.merge = ("mean" if store.lifecycle.mean else "sum") if weighs else "each"
         self._new_round()
 
     def add(self, named: Sequence[NamedParameter]) -> None:
@@ -372,9 +374,9 @@ class ServerExchange(Exchange):
         store.barrier()
         self.sparse.broadcast_weights()
 
-    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let the scheduler compare the weights of workers in lock step, if there are several. Does not wait."""
-        self._store.compare_weights(self._store.name, step, weights())
+    def tell_step(self, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let the scheduler compare what workers tell of a step, if there are several. Does not wait."""
+        self._store.tell_step(self._store.name, step, weights, batch)
 
     def refresh_weights(self) -> None:
         """Copy the values of the arena to the weights: a pull may have brought newer ones."""

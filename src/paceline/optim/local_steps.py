@@ -36,6 +36,7 @@ from paceline.optim.local_choices import LocalChoices, Period
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.shared_tensors import broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
+from paceline.optim.told import ToldBatches
 from paceline.updaters import make_spec, option_groups
 from paceline.worker.traffic import Carried
 
@@ -67,14 +68,13 @@ class Fragment:
     blend: float
     samples: float = 0.0
     rows: float = 0.0
-    inputs: str | None = None
     pushes: int = 0
     due: int | None = None
 
     def restart(self) -> None:
         """Set this worker's weights to those of the last exchange; what it has done since is dropped."""
         _copy(self.live(), self.shadows)
-        self.samples, self.rows, self.inputs = 0.0, 0.0, None
+        self.samples, self.rows = 0.0, 0.0
 
     def push(self, nan: str, step: int, delay: int) -> None:
         """Send how far this worker has gone since the last exchange. Does not wait."""
@@ -82,15 +82,8 @@ class Fragment:
         for shadow, live in zip(self.shadows, self.live(), strict=True):
             shadow.grad = (shadow.data - live).to(shadow.dtype) if shadow.requires_grad else None
         options = self.exchange.encoded(option_groups(self.outer))
-        carried = Carried(
-            self.samples,
-            self.rows,
-            self.inputs,
-            options,
-            round=self.pushes,
-            nan=nan,  # type: ignore[arg-type]
-        )
-        self.samples, self.rows, self.inputs, self.due = 0.0, 0.0, None, step + delay
+        carried = Carried(self.samples, self.rows, options, round=self.pushes, nan=nan)  # type: ignore[arg-type]
+        self.samples, self.rows, self.due = 0.0, 0.0, step + delay
         self.exchange.push_rest(carried)
 
     def settle(self, delayed: bool) -> None:
@@ -139,6 +132,7 @@ class LocalSteps(Strategy):
             store.session.is_local = True
             store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
+        self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
         if self._fragments and store.num_workers > 1 and setup.model is not None:
             self._share_the_rest(setup.model)
         logger.info(
@@ -223,7 +217,12 @@ class LocalSteps(Strategy):
         count = self._samples.take(lambda: True)
         for one in self._fragments:
             one.samples, one.rows = one.samples + count.samples, one.rows + count.rows
-            one.inputs = count.inputs if count.inputs is not None else one.inputs
+
+    def ended_step(self) -> None:
+        """Tell how this worker weighs."""
+        batch = self._told.of_step(self._steps)
+        if batch is not None and self._fragments:
+            self._fragments[0].exchange.tell_step(self._steps, {}, batch)
 
     def _is_due(self, number: int) -> bool:
         """Return whether the period has come to the end of a fragment's part."""

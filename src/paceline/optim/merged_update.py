@@ -164,7 +164,7 @@ class MergedUpdate(ExchangingStrategy):
         if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
             return loss
         own = loss.item() if isinstance(loss, torch.Tensor) else loss
-        value = self._exchange.mean_loss(own, self._samples.last)
+        value = self._exchange.mean_loss(own, 1.0 if (last := self._samples.last) is None else last.samples)
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
     def _current_options(self) -> list[Options]:

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = 0
 _FIRST_SERVER = 1
 
-#: Sums of weights that wait for a heartbeat; older ones are forgotten.
-_MAX_SUMS = 8
+#: Steps that a worker tells of with its next heartbeat; older ones are forgotten.
+_MAX_STEPS = 24
 
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
@@ -95,8 +95,8 @@ class Session:
         """Those of them that had died."""
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
-        self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
-        """Sums of weights for the next heartbeat."""
+        self._steps: deque[m.WorkerStep] = deque(maxlen=_MAX_STEPS)
+        """Steps that the next heartbeat tells of."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self._urgency = Urgency(3)
@@ -199,9 +199,9 @@ class Session:
         if self._urgency.note(self.meter.now(), steps.wall_s, steps.way_s, steps.seconds[GC]):
             self._lifeline.beat_soon()
 
-    def note_weights(self, sums: m.WeightSums) -> None:
-        """Let the scheduler compare this worker's weights with those of the others."""
-        self._weights.append(sums)
+    def note_step(self, step: m.WorkerStep) -> None:
+        """Let the scheduler compare what this worker tells of a step with what the others tell."""
+        self._steps.append(step)
         self._lifeline.beat_soon()
 
     def _add_figures(self, beat: m.Heartbeat) -> None:
@@ -212,7 +212,7 @@ class Session:
         beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
         beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
-        beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
+        beat.steps = [self._steps.popleft() for _ in range(len(self._steps))]
         is_shared = self.has_measured_shares or self.hands_out
         beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
 

@@ -408,13 +408,17 @@ class DistStore(KVStore):
         """Wait until all workers of the store have called this; servers do not wait for their pushes meanwhile."""
         self.lifecycle.barrier()
 
-    def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait.
+    def tell_step(
+        self, name: str, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None = None
+    ) -> None:
+        """Let the scheduler compare this worker's weights and batch of a step with those of others. Does not wait.
 
-        Only workers in lock step are compared. Name of the optimizer and number of the step are the same on all of them.
+        Only weights of workers in lock step are compared. Name of the optimizer and number of the step are the same on
+        all of them.
         """
-        if self.policy.merge == "all" and self.num_workers > 1 and weights:
-            self.session.note_weights(m.WeightSums(name, step, sums_of(weights, step)))
+        sums = sums_of(weights, step) if weights and self.policy.merge == "all" else []
+        if self.num_workers > 1 and (sums or batch is not None):
+            self.session.note_step(m.WorkerStep(name, step, sums, batch))
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""
