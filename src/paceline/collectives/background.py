@@ -59,7 +59,7 @@ from paceline.collectives.silence import Silence
 from paceline.collectives.timeline import Timeline
 from paceline.errors import PacelineError
 from paceline.host import forks
-from paceline.wire.text import described, text_of
+from paceline.host.plain_text import described, text_of
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from paceline.collectives.planes.registry import Planes
 from paceline.collectives.rendezvous import private_folder
 from paceline.collectives.timeline import Timeline
 from paceline.host import forks
+from paceline.host.plain_text import text_of
 from paceline.net.hosts import host_id
 from paceline.wire.messages import WeightSums
-from paceline.wire.text import text_of
 from paceline.worker.current import current_session
 from paceline.worker.weight_sums import sums_of
 
