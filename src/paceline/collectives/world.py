@@ -216,9 +216,9 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
         if base is None or not base.link.is_open:
             if base is not None:
                 base.close()
-            if next(_exits) == 0:
-                atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
+            if next(_exits) == 0:  # after the session's: handlers run in reverse order, and its closes all sockets
+                atexit.register(_at_exit)
         _world = World(base, hvd, sets)
 
 

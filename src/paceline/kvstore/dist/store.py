@@ -112,6 +112,7 @@ class DistStore(KVStore):
             self._set_merging(*wanted)
         if is_unused and wanted == (ours.mean, self.traffic.clip_norm):
             self._is_claimed, self._handed_on = True, dict(self.traffic.codecs)
+            self.table.mixes_kinds = True
             return self
         other = self.sibling("optimizer", *wanted)
         other._is_claimed = True
