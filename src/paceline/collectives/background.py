@@ -186,7 +186,7 @@ class Background:
     def _submit(self, operation: Operation) -> None:
         key = operation.request.key
         with self._changed:
-            error = self._forked_from or (self.down.text if self.down is not None else "")
+            error = self._forked_from or (self.down.text(self._hvd.interface) if self.down is not None else "")
             if error:
                 raise CollectiveError(error)
             if key in self._operations:
@@ -370,7 +370,7 @@ class Background:
     def _go_down(self, down: Down) -> None:
         with self._changed:
             self.down = down
-            self._fail_all(down.text)
+            self._fail_all(down.text(self._hvd.interface))
             self._changed.notify_all()
 
     def _fail_all(self, error: str) -> None:

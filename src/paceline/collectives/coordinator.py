@@ -123,7 +123,7 @@ class Coordinator:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
             self._told_steps = _comparisons()
         if generation < self._generation or self._is_ended:
-            self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
+            self._send(rank, generation, Down(-1, "other ranks have joined again, or could not join"))
             return
         self._entered[rank] = body
         if len(self._entered) < self.size:

@@ -20,7 +20,7 @@ from paceline.collectives import link
 from paceline.collectives.background import Background
 from paceline.collectives.coordinator import Coordinator
 from paceline.collectives.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
-from paceline.collectives.errors import CollectiveError, NotInitializedError
+from paceline.collectives.errors import CollectiveError, Interface, NotInitializedError
 from paceline.collectives.negotiation.machine import ProcessSets
 from paceline.collectives.negotiation.messages import VERSION, OperationRequest, RankEntered, RankStep
 from paceline.collectives.planes.base import Alone
@@ -91,7 +91,7 @@ class World:
             base.link.settings = hvd
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         mine = RankEntered(VERSION, host, host_id(), os.getpid(), sets, base.planes_since)
-        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd.start_timeout_s)
+        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd)
         self.background = Background(base.link, base.generation, self.rank, entered, early, hvd, base.timeline)
         self.background.check = base.check
         self.nodes = [(one.host, one.host_id) for one in entered.members]
@@ -192,7 +192,7 @@ def current() -> World:
     return _world
 
 
-def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
+def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool, interface: Interface) -> None:
     """Start the job; see :func:`paceline.hvd.init`.
 
     Raises:
@@ -206,7 +206,8 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
             return
         settings = config.from_environment()
         hvd = read_settings()
-        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic or hvd.dynamic_process_sets)
+        dynamic = dynamic or hvd.dynamic_process_sets
+        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic, interface=interface)
         place = find_place()
         if comm is not None:
             place = place.among(ranks_of(comm, "comm"))

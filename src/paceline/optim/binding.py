@@ -88,7 +88,11 @@ class Bound:
         if weights:
             return real_view(self.param.data)
         grad = self.param.grad
-        if grad is None or not _takes_values(grad):
+        if grad is not None and grad.grad_fn is not None and grad.layout is torch.strided:
+            with torch.enable_grad():  # of backward(create_graph=True): a loop may take a derivative of it
+                self.param.grad = grad.resolve_conj().clone(memory_format=torch.contiguous_format)
+            grad = self.param.grad.detach()
+        elif grad is None or not _takes_values(grad):
             grad = self.param.grad = torch.empty_like(self.param)
         return real_view(grad)
 

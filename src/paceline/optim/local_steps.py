@@ -34,7 +34,7 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices, Period
 from paceline.optim.reduce import ReduceExchange
-from paceline.optim.shared_tensors import broadcast, buffers_of, shared_of
+from paceline.optim.shared_tensors import FollowingBuffers, broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
 from paceline.optim.told import ToldBatches
 from paceline.updaters import make_spec, option_groups
@@ -162,11 +162,13 @@ class LocalSteps(Strategy):
         if not names:
             return
 
-        def live() -> list[torch.Tensor]:
-            now = buffers_of([[model]])
-            return [now[name][0] for name in names]
+        following = FollowingBuffers([[model]], self.store.rank)
+        shadows = [torch.nn.Parameter(one[0].detach().clone()) for one in map(following.current().__getitem__, names)]
 
-        shadows = [torch.nn.Parameter(one.detach().clone()) for one in live()]
+        def live() -> list[torch.Tensor]:
+            now = following.current()
+            return [now[name][0] if name in now else shadow.data for name, shadow in zip(names, shadows, strict=True)]
+
         merge = self.store.policy.merge if isinstance(self.store, DistStore) else "all"
         outer = torch.optim.SGD(shadows, lr=1 / self.store.num_workers if merge == "each" else 1.0)
         self._fragments.append(self._fragment(names, shadows, live, outer, is_buffers=True))

@@ -222,6 +222,7 @@ class ExchangingStrategy(Strategy):
     def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, buffers: Buffers | None) -> None:
         super().__init__(setup, store, exchange)
         self.buffers, self._samples = buffers, setup.samples
+        self._says_graph = store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
         self._steps = 0
@@ -266,9 +267,22 @@ class ExchangingStrategy(Strategy):
 
     def _push_rest(self, carried: Carried) -> None:
         """Push what is not pushed yet of the round."""
+        if self._says_graph:
+            self._say_graph()
         self._exchange.push_rest(carried)
         if self.buffers is not None:
             self.buffers.pushed()
+
+    def _say_graph(self) -> None:
+        """Say once whose samples a derivative of gradients is of: exchanges keep their graph, and merge only them."""
+        grad = next((param.grad for _, param, _ in self.named if param.grad is not None), None)
+        if grad is not None and grad.grad_fn is not None:
+            self._says_graph = False
+            logger.warning(
+                "gradients have a graph (create_graph=True): a derivative of param.grad, as AdaHessian takes it, is of "
+                "each worker's own samples. If a step uses it, average it over the workers before: pushpull of a "
+                'store of its own, paceline.kvstore.create("dist_sync", mean=True), does that'
+            )
 
     def _settle(self) -> None:
         """Wait for all answers of the round, and end it."""
