@@ -23,6 +23,7 @@ from paceline.net.records import (
     RecordSender,
     StalledError,
     in_head,
+    traffic,
 )
 
 KEY = bytes(range(32))
@@ -55,6 +56,15 @@ def read(stream: bytes, count: int, cipher: Cipher, encrypts: bool) -> list[list
             pass
         ours.close()
         thread.join()
+
+
+def test_parts_of_a_large_frame_are_counted_while_it_is_under_way() -> None:
+    frame, before = filled(3 * CHUNK_BYTES), traffic.parts
+    counts = [traffic.parts - before for _ in RecordSender(AesGcm(KEY), False).pieces([b"", frame], [0, len(frame)])]
+    assert counts == [0, 0, 1, 2]
+    sent = traffic.parts
+    assert read(b"".join(wire([[b"", frame]], AesGcm(KEY), True)), 1, AesGcm(KEY), True) == [[b"", frame]]
+    assert traffic.parts - sent >= 6
 
 
 def filled(size: int) -> bytes:
@@ -114,7 +124,7 @@ def test_what_was_changed_on_the_way_never_comes_out(change: object, at: int) ->
 
 def test_without_protection_of_large_frames_all_else_is_protected() -> None:
     pieces = wire(MESSAGES, AesGcm(KEY), False)
-    for at in (0, 2, 4):
+    for at in (0, 5, 8):
         with pytest.raises(TamperedError):
             read(b"".join(flipped(pieces, at)), 3, AesGcm(KEY), False)
     assert read(b"".join(flipped(pieces, 1)), 3, AesGcm(KEY), False) != MESSAGES
@@ -123,8 +133,8 @@ def test_without_protection_of_large_frames_all_else_is_protected() -> None:
 def test_the_body_of_a_message_is_protected_whatever_its_size() -> None:
     body, tensor = b"body" * CHUNK_BYTES, filled(2 * CHUNK_BYTES)
     pieces = wire([[body, tensor]], AesGcm(KEY), False)
-    assert [b"bodybody" in piece for piece in pieces] == [False] * 6
-    assert pieces[-1] == tensor
+    assert [b"bodybody" in piece for piece in pieces] == [False] * 7
+    assert b"".join(pieces[-2:]) == tensor
     for at in range(5):
         with pytest.raises((TamperedError, ClosedError)):
             read(b"".join(flipped(pieces, at)), 1, AesGcm(KEY), False)

@@ -151,7 +151,7 @@ class Advice:
         return m.MemberState(
             one.round, one.pace, now - one.heard, one.memory, one.sent, one.received, phase, waits_for, one.step_s,
             self.verdicts.recent(key), self.verdicts.whole(key), figures, *self.verdicts.late(key),
-            self.verdicts.held(key), one.progress,
+            self.verdicts.held(key), one.progress, None if one.got_on < 0 else max(0.0, now - one.got_on),
         )  # fmt: skip
 
 

@@ -443,7 +443,8 @@ class Membership:
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending is not None, self.advice.following.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
-        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)
+        fastest_s = self._roster.fastest_step_s(at) if at else 0.0
+        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""

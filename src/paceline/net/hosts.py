@@ -146,6 +146,16 @@ def process_state(pid: int) -> ProcessState:
     return ProcessState("")
 
 
+def is_gone(pid: int) -> bool:
+    """Return whether a process of this host has ended, for sure."""
+    try:
+        return _STATES.get(psutil.Process(pid).status()) in ("Z", "X")
+    except psutil.NoSuchProcess:
+        return not psutil.pid_exists(pid)
+    except (psutil.Error, OSError):
+        return False
+
+
 def _is_ready(thread: int) -> bool:
     """Tell whether a thread runs, or waits for a processor."""
     try:

@@ -92,11 +92,20 @@ def _held(frame: bytearray | memoryview, is_marked: bool) -> bytearray | memoryv
 
 
 class WireTraffic:
-    """Bytes that this process has exchanged over the network, for its status."""
+    """Bytes that this process has exchanged over the network, for its status.
+
+    Attributes:
+        parts: parts of large frames that were sent or received; this grows while a message is under way, too.
+    """
 
     def __init__(self) -> None:
-        self.sent = self.received = 0
+        self.sent = self.received = self.parts = 0
         self._lock = threading.Lock()
+
+    def note_part(self) -> None:
+        """Count a part of a large frame."""
+        with self._lock:
+            self.parts += 1
 
     def note(self, sent: int = 0, received: int = 0) -> None:
         """Count a message."""
@@ -137,14 +146,15 @@ class RecordSender:
                 yield from self._large(memoryview(frame).cast("B"), is_sealed)
 
     def _large(self, frame: memoryview, is_sealed: bool) -> Iterator[memoryview]:
-        if not is_sealed:
-            yield frame
-            return
         for start in range(0, len(frame), CHUNK_BYTES):
             plain = frame[start : start + CHUNK_BYTES]
-            record = self._buffer[: len(plain) + self._cipher.overhead]
-            self._cipher.seal_into(plain, record)
-            yield record
+            if is_sealed:
+                record = self._buffer[: len(plain) + self._cipher.overhead]
+                self._cipher.seal_into(plain, record)
+                yield record
+            else:
+                yield plain
+            traffic.note_part()
 
 
 class Intake:
@@ -231,6 +241,8 @@ class Intake:
             if not got:
                 raise ClosedError
             done += max(0, got)
+            if got >= STALL_BYTES:
+                traffic.note_part()
             if done < len(target) and got < STALL_BYTES and time.monotonic() - start >= STALL_S:
                 raise StalledError(f"a large frame did not go on for {STALL_S} s; bytes were left out on the way")
 

@@ -79,6 +79,10 @@ def _make_local(setup: StrategySetup, store: KVStoreBase, update: Update | None,
         raise ValueError("with local_steps workers step, and deltas are means: leave out update= and reduction=")
     if not isinstance(store, DistStore) and codecs.by_leg(setup.compression):
         raise ValueError(f"a {store.type} store has no servers, which compression of local_steps needs: leave it out")
+    if not isinstance(store, DistStore) and local.period.by_speed and store.num_workers > 1:
+        raise ValueError(
+            f"a {store.type} store knows no speeds: give local_steps= a number of steps, or a time ('30 s')"
+        )
     if isinstance(store, DistStore):
         store = store.for_optimizer(mean=True)
         _agree(setup, store, "worker", local.described())

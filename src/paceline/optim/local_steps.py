@@ -29,6 +29,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.observe import meter
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices, Period
@@ -134,6 +135,9 @@ class LocalSteps(Strategy):
             for number in range(local.fragments):
                 if part := setup.named[number :: local.fragments]:
                     self._fragments.append(self._of_parameters(part))
+        if isinstance(store, DistStore):
+            store.session.is_local = True
+            store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
         if self._fragments and store.num_workers > 1 and setup.model is not None:
             self._share_the_rest(setup.model)
@@ -206,6 +210,7 @@ class LocalSteps(Strategy):
         """Step by the wrapped optimizer, and exchange what is due. See :class:`Strategy`."""
         loss = super().step(closure, scale, found_inf)
         self._count()
+        meter.active.note_local_step()
         with torch.no_grad():
             self._steps += 1
             self._settle_due()
@@ -248,15 +253,10 @@ class LocalSteps(Strategy):
                 one.settle(delayed=self._local.delay > 0)
 
     def _choose_own_steps(self) -> None:
-        """Choose the steps of the next period from the speeds of all workers in this one."""
-        period = self._local.period
-        if not (period.by_speed and isinstance(self.store, DistStore) and self.store.num_workers > 1):
-            return
-        spent = time.monotonic() - self._period_began
-        speed = (self._steps - self._first) / spent if spent > 0 else 0.0
-        found = self.store.session.gather(f"{self.store.name}/local steps", repr(speed).encode())
-        speeds = [float(one) for one in found if one]
-        self._own_steps = period.steps_of(speed, max(speeds, default=speed))
+        """Choose the steps of the next period from this worker's speed and that of the fastest."""
+        if self._local.period.by_speed and isinstance(self.store, DistStore):
+            session = self.store.session
+            self._own_steps = self._local.period.steps_of(session.step_s, session.fastest_s)
 
     def exchange_now(self) -> None:
         """Exchange what all workers have done since the last exchange. Every worker calls it."""
