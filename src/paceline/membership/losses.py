@@ -42,6 +42,11 @@ class Losses:
         self._wishes.add(goes_on)
 
     @property
+    def has_stores(self) -> bool:
+        """Whether the workers have made a store of servers."""
+        return bool(self._wishes)
+
+    @property
     def may_go_on(self) -> bool:
         """Whether the job goes on when a worker dies."""
         return self._wishes == {True} if not self._choice else self._choice == "continue"

@@ -33,7 +33,7 @@ from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.wire.text import described
-from paceline.worker import alone
+from paceline.worker import alone, notice
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
@@ -90,6 +90,7 @@ class Session:
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died."""
+        self.notice = notice.Notice(self)
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
         self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
@@ -111,6 +112,7 @@ class Session:
             self._connect()
             on_error.pop_all()
         alone.joined(self)
+        notice.begin(self.notice)
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
@@ -396,9 +398,17 @@ class Session:
         self._failed.wait(timeout_s)
         return self.failure
 
+    def ask_to_leave(self, why: str) -> None:
+        """Have the scheduler asked whether this worker may leave; see :class:`paceline.worker.notice.Notice`."""
+        self._lifeline.ask_to_leave(why)
+
     def _on_change(self) -> None:
         if self.failure is not None:
             self._failed.set()
+        if self._lifeline.leave_for:
+            self.notice.agreed(self._lifeline.leave_for)
+        if self._lifeline.refusal:
+            self.notice.refused(self._lifeline.refusal)
         self._client.wake()
 
     def close(self, reason: str = "") -> None:
@@ -420,6 +430,7 @@ class Session:
             logger.error("worker %d, leaving: %s", self.rank, error)
         finally:
             self._closed = True
+            notice.begin(None)
             meter.stop(self.meter)
             self._client.wake()
             self._lifeline.leave(reason)

@@ -70,6 +70,7 @@ class DistStore(KVStore):
         self._handed_on = self.traffic.codecs
         """Codecs of stores for further optimizers: not those that an optimizer sets for itself on this one."""
         session.stores.add(self.lifecycle)
+        session.notice.listen()
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
@@ -92,6 +93,11 @@ class DistStore(KVStore):
     def num_workers(self) -> int:
         """Number of workers of the job."""
         return self.session.settings.num_workers
+
+    @property
+    def leaving(self) -> bool:
+        """See :attr:`KVStoreBase.leaving`. SIGTERM, ``paceline.notice()`` and ``paceline drain`` make it True."""
+        return bool(self.session.notice.why)
 
     def num_dead_nodes(self) -> int:
         """Return the number of members of the job that are known to be dead."""
