@@ -118,3 +118,32 @@ def test_others_train_on_the_samples_of_a_worker_that_leaves_in_the_same_epoch(t
     assert min(once) == 1
     assert sum(once) <= LENGTH + 1, "a last batch of one sample begins the order again by one"
     assert [after - before for before, after in zip(once, twice, strict=True)] == [1.0] * LENGTH
+
+
+def save_and_load(folder):
+    """Worker 0 leaves; the others save and load without it, and set weights for all."""
+    store = paceline.kvstore.create("dist_sync")
+    model = torch.nn.Linear(4, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store, model=model)
+    for step in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        if store.rank == 0 and step == 1:
+            be_told("notice")
+        optimizer.step()
+    with torch.no_grad():
+        model.weight.fill_(store.rank)
+    optimizer.broadcast_weights()
+    paceline.save(f"{folder}/checkpoint", model, optimizer, step=3, extra=store.rank)
+    with torch.no_grad():
+        model.weight.fill_(7)
+    loaded = paceline.load(f"{folder}/checkpoint", model, optimizer)
+    return loaded.extra, loaded.step, model.weight.flatten().tolist()
+
+
+def test_others_save_and_load_without_worker_0_whose_loop_took_its_batches_from_elsewhere(tmp_path):
+    with LocalJob(num_workers=3, num_servers=1) as job:
+        workers = job.start_all(save_and_load, str(tmp_path))
+        assert workers[0].wait(60) == 0
+        assert "worker 0 leaves a loop that takes its batches from elsewhere" in workers[0].output
+        assert [workers[rank].result(60) for rank in (1, 2)] == [[1, 3, 4 * [1.0]], [2, 3, 4 * [1.0]]]
+    assert len(list(tmp_path.iterdir())) == 2

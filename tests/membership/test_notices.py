@@ -57,7 +57,7 @@ def test_worker_that_asks_is_told_to_leave_and_counts_as_left_with_its_goodbye()
     members.handle(b"worker-0", 5, m.Enter("b"), 1.3)
     members.handle(b"worker-2", 5, m.Enter("b"), 1.3)
     opened = answers(members.handle(b"worker-1", 5, m.Bye("", 7), 1.4))
-    assert (b"worker-0", 5, m.Gathered([], [(1, 7)])) in opened, "nobody waits for its exit code"
+    assert (b"worker-0", 5, m.Gathered([], [(1, 7)], [1])) in opened, "nobody waits for its exit code"
     assert [one.rank for one in members.notices.left()] == [1]
     assert phase_of(members, 1) == "left"
 

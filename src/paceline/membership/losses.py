@@ -34,6 +34,8 @@ class Losses:
         """By rank, the deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone or has left."""
+        self.noticed: set[int] = set()
+        """Workers that have left under notice."""
         self._found: dict[int, dict[int, int]] = {}
         """Last round at each server that has taken it out, by lost worker that is not gone."""
 

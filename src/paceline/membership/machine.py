@@ -419,6 +419,7 @@ class Membership:
         self.advice.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
+        self.losses.noticed.update(rounds if record.notice else ())
         answers = self._waits.go_on_without(rounds)
         if record.notice:
             answers.append(Warn(f"{record} has left after round {record.round}: {record.notice}"))

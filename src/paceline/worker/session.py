@@ -33,7 +33,7 @@ from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.wire.text import described
-from paceline.worker import alone, notice
+from paceline.worker import absent, alone, notice
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
@@ -89,7 +89,7 @@ class Session:
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
-        """Those of them that had died."""
+        """Those of them that had died, or left under notice: nobody misses what they would have said."""
         self.notice = notice.Notice(self)
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
@@ -129,6 +129,19 @@ class Session:
     def rank(self) -> int:
         """This worker's rank."""
         return self._lifeline.rank
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this is the worker of lowest rank of those that were not gone at the last gather or barrier.
+
+        It does what one worker does for all: it places keys, sets values, and writes checkpoints.
+        """
+        return self.rank == self.lead
+
+    @property
+    def lead(self) -> int:
+        """The rank of that worker: the same on all workers."""
+        return next(rank for rank in range(self.settings.num_workers) if rank not in self.gone)
 
     @property
     def workers(self) -> list[m.Member]:
@@ -294,41 +307,18 @@ class Session:
         if before != meter.NOTHING:
             self.meter.note_way(way_of(calls, began))
         if late is not None:
-            waits_for = self._whom_it_waits_for(late)
+            waits_for = absent.whom_it_waits_for(late, self._ask_quickly, self.rank)
             raise DeadlineError(
                 f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
                 f"{waits_for}{advice}"
             )
 
-    def _whom_it_waits_for(self, late: Call) -> str:
-        """Ask who holds up a push, a norm, a barrier or a gather; returns a text for the error.
-
-        The story of the push goes to the log, at level DEBUG.
-        """
-        request = late.request if late.seq else None
-        questions: list[m.Request] = []
-        if isinstance(request, m.Push):
-            questions = [m.AskMissing(request.store, request.entries[0])]
-        elif isinstance(request, m.AskNorm):
-            questions = [m.AskMissing(request.store, entry) for entry in request.entries]
-        elif isinstance(request, m.Meet):
-            questions = [m.AskNotMet(request.group, request.number, request.members)]
-        elif isinstance(request, m.Enter | m.Gather):
-            questions = [m.AskAbsent(request.barrier)]
-        else:
-            return ""
-        try:
-            asked = [self._client.ask(late.channel, one, "asking who is missing") for one in questions]
-            status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-            self.wait([*asked, status], _MISSING_TIMEOUT_S)
-        except PacelineError as error:
-            return f" ({error})"
-        assert isinstance(status.body, m.Status)
-        answers = [one.body for one in asked if isinstance(one.body, m.Missing)]
-        missing = sorted({rank for answer in answers for rank in answer.workers})
-        for story in (answer.story for answer in answers if answer.story):
-            logger.debug("worker %d: %s", self.rank, story)
-        return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody")
+    def _ask_quickly(self, channel: int, requests: Sequence[m.Request]) -> list[m.Body | None]:
+        """Ask a peer, and the scheduler for the status, which comes last; for the error of a deadline."""
+        asked = [self._client.ask(channel, one, "asking who is missing") for one in requests]
+        asked.append(self.ask_scheduler(m.AskStatus(), "asking for the status"))
+        self.wait(asked, _MISSING_TIMEOUT_S)
+        return [call.body for call in asked]
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -435,13 +425,3 @@ class Session:
             self._client.wake()
             self._lifeline.leave(reason)
             self._client.close(linger_s=1.0)
-
-
-def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
-    found = []
-    for member, state in zip(status.members, status.states, strict=True):
-        if member.role == "worker" and member.rank in ranks:
-            where = f"worker {member.rank} on {member.host} (pid {member.pid})"
-            heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
-            found.append(f"{where}, which is at round {state.round} and {heard}")
-    return found

@@ -356,7 +356,7 @@ class DistStore(KVStore):
         Raises:
             CheckpointError: worker 0 raises the error of :meth:`set_optimizer_states`. No state changes.
         """
-        mine = states if self.rank == 0 else {}
+        mine = states if self.session.is_lead else {}
         collective.agree(self, "comparing states with keys", lambda: check_states(self.table, mine, self.spec))
         self.optimizer.replace_states(mine)
 

@@ -419,6 +419,6 @@ class Gathered(Reply, tag=15):
     gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
     dead: list[Rank] = msgspec.field(default_factory=list)
-    """Those of them that have died."""
+    """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
