@@ -30,16 +30,14 @@ class Session:
         self.told.append(body)
         return m.Done()
 
-    def ask_to_leave(self, why: str) -> None:
-        self.asked.append(why)
-
     def close(self) -> None:
         self.is_closed = True
 
 
 @pytest.fixture
 def one() -> Notice:
-    return Notice(Session())
+    session = Session()
+    return Notice(session, session.asked.append)
 
 
 def has_left(one: Notice) -> bool:
@@ -158,7 +156,7 @@ def test_signal_is_a_notice_and_the_second_one_acts(one: Notice, monkeypatch: py
         assert (one._session.asked, acted) == (["SIGTERM"], [])
         os.kill(os.getpid(), signal.SIGTERM)
         assert acted == [signal.SIGTERM]
-        one.refused("the job ends")
+        one.heard("", "the job ends")
         assert acted == 2 * [signal.SIGTERM]
         one._stop_listening()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -181,14 +179,15 @@ from paceline.worker import notice
 
 class Session:
     rank, failure = 0, None
-    def ask_to_leave(self, why):
+    def ask(self, why):
         if os.fork() == 0:  # a child has no handler of paceline
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-        threading.Thread(target=one.refused, args=("the job ends",)).start()
+        threading.Thread(target=one.heard, args=("", "the job ends")).start()
 
-one = notice.Notice(Session())
+session = Session()
+one = notice.Notice(session, session.ask)
 notice.begin(one)
 one.listen()
 os.kill(os.getpid(), signal.SIGTERM)

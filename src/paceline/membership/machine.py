@@ -63,6 +63,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.host.exitcodes import PEER_FAILED, why_ended
+from paceline.host.plain_text import plain_lines
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
@@ -70,12 +71,12 @@ from paceline.membership.ending import Ending
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness
 from paceline.membership.losses import Losses, death_reply
+from paceline.membership.newcomers import Newcomers
 from paceline.membership.notices import Notices
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
-from paceline.wire.text import plain_lines
 
 
 class Membership:
@@ -100,9 +101,8 @@ class Membership:
     def __init__(
         self, settings: Settings, now: float, new_token: Callable[[], bytes], pid: int = 0, host_id: str = ""
     ) -> None:
-        self._settings, self._pid, self._host_id = settings, pid, host_id
+        self._settings = settings
         self._starting = Starting(settings.start_timeout_s, now)
-        self._new_token = new_token
         self._roster = Roster(settings)
         self.losses = Losses(settings.on_worker_death)
         self.notices = Notices(self._roster, self.losses)
@@ -111,7 +111,8 @@ class Membership:
         self.advice = Advice(settings, self._roster, self._waits, now)
         self._ending = Ending()
         self.deaths = self._ending.deaths
-        self.is_supervised = self.complete = False
+        self._newcomers = Newcomers(self._roster, self._ending, new_token, pid, host_id)
+        self.is_supervised = False
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Membership:
         if isinstance(body, m.Hello):
             return self._hello(peer, seq, body, now)
         if isinstance(body, m.Claim):
-            return self._claim(peer, seq, body)
+            return [self._newcomers.claim(peer, seq, body)]
         key = self._roster.of(peer)
         if isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [*self.heard(peer, now), Answer(peer, seq, self.status(now))]
@@ -207,47 +208,16 @@ class Membership:
         return self._roster.of(peer)
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
-        known = self._roster.of(peer)
-        if known is not None:
-            return self._hello_again(peer, seq, known)
-        reason = self._roster.objection(hello, self._ending.is_under_way, self.deaths)
-        if reason:
-            return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
-        rank = hello.rank if hello.rank >= 0 else self._roster.free_rank(hello.role)
-        member = m.Member(
-            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
-            hello.speed,
-        )  # fmt: skip
-        self._roster.add(MemberRecord(member, peer, now, seq))
+        answers = self._newcomers.hello(peer, seq, hello, now)
         if self._starting.death is not None and self._roster.of_role("worker"):
-            return self._miss(self._starting.death, now)
-        if not self._roster.complete:
-            return []
-        self.complete = True
-        for record in self._roster.values():
-            record.heard = now  # from here on they send heartbeats
-        welcomes = [Answer(record.peer, record.seq, self._welcome(key)) for key, record in self._roster.items()]
-        return [*welcomes, *self._waits.start()]
+            return [*answers, *self._miss(self._starting.death, now)]
+        welcomes = self._newcomers.welcome_all(now)
+        return [*answers, *welcomes, *(self._waits.start() if welcomes else [])]
 
-    def _hello_again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
-        """Answer a member whose first answer may have got lost."""
-        record = self._roster[key]
-        if record.peer != peer:
-            return [refuse(peer, seq, f"this connection is not the lifeline of {record}")]
-        record.seq = seq
-        return (
-            [Answer(peer, seq, self._welcome(key))]
-            if self.complete
-            else self._ending.failures_for([Waiting(peer, seq)])
-        )
-
-    def _welcome(self, key: MemberKey) -> m.Welcome:
-        return m.Welcome(key[1], self._roster.known_to(key), self._pid, self._host_id)
-
-    def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
-        if not self._roster.claim(peer, claim):
-            return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
-        return [Answer(peer, seq, m.Done())]
+    @property
+    def complete(self) -> bool:
+        """Whether all members have joined."""
+        return self._newcomers.complete
 
     # ---- life and death --------------------------------------------------------------------------------------------
 
@@ -275,7 +245,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
-        actions = self.advice.judge(now)
+        actions = [*self.advice.judge(now), *self._measure_in_vain(now)]
         self.advice.settle(now)
         self.traces.tick(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
@@ -389,14 +359,19 @@ class Membership:
             return self._nobody_came(late, now)
         if not self._starting.is_word_due(now):
             return []
-        text = self._starting.waited_for(missing, now, self.advice.alone.why_not_joined())
+        text = self._starting.waited_for(missing, now, self.advice.why_alone())
         news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
-        text = self._starting.too_late(missing, self.advice.alone.why_not_joined())
+        text = self._starting.too_late(missing, self.advice.why_alone())
         self._ending.nobody_came(missing, text, now)
         return [Answer(record.peer, record.seq, m.Failed("JoinTimeoutError", text)) for record in self._roster.values()]
+
+    def _measure_in_vain(self, now: float) -> list[Action]:
+        """End a job that only measures rounds where workers make none: it would end with the script."""
+        why = self.advice.why_alone() if self._settings.profile and self._ending.began is None else ""
+        return self._fail_with(m.Death("worker", 0, "", f"nothing can be measured: {why}"), now) if why else []
 
     def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
         record = self._roster[key]
@@ -436,7 +411,8 @@ class Membership:
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending.began is not None, self.advice.following.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
-        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, leave)
+        fastest_s = self._roster.fastest_step_s(at) if at else 0.0
+        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s, leave)
 
     def status(self, now: float) -> m.Status:
         """Return the members, and how each does."""

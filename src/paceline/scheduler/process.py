@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.host.plain_text import described
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
@@ -26,7 +27,6 @@ from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Scheduler:
             self._launcher.report_left(member.role, member.rank)
         if self._membership.complete:
             self._launcher.report_complete()
-        elif text := self._membership.advice.alone.why_not_joined():
+        elif text := self._membership.advice.why_alone():
             self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause

@@ -36,7 +36,7 @@ class _Session(Session):
         )  # fmt: skip
         self.stores, self.meter, self._gathers = WorkerStores(), Meter(), Counter()
         self.gone, self.dead = {}, frozenset()
-        self.notice = Notice(self)
+        self.notice = Notice(self, lambda why: None)
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""

@@ -29,9 +29,9 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.host import forks
+from paceline.host.plain_text import plain
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_TEXT
-from paceline.wire.text import plain
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,6 @@ class Leaver(Protocol):
     def call_scheduler(self, body: m.Request, what: str) -> m.Body:
         """Ask the scheduler, and wait."""
 
-    def ask_to_leave(self, why: str) -> None:
-        """Let the lifeline ask the scheduler: :meth:`Notice.agreed` or :meth:`Notice.refused` follows."""
-
     def close(self) -> None:
         """Leave the job."""
 
@@ -72,12 +69,16 @@ class Leaver(Protocol):
 class Notice:
     """The notice of one worker.
 
+    Args:
+        session: the worker's session.
+        ask: has the scheduler asked whether it may leave, for a reason; :meth:`heard` follows.
+
     Attributes:
         why: why the worker is to leave; empty: it is not.
     """
 
-    def __init__(self, session: Leaver) -> None:
-        self._session, self.why = session, ""
+    def __init__(self, session: Leaver, ask: Callable[[str], None]) -> None:
+        self._session, self._ask, self.why = session, ask, ""
         self._signals = 0
         self._is_listening = False
         self._givers: dict[str, weakref.WeakMethod[Callable[[], m.GiveBack]]] = {}
@@ -107,7 +108,7 @@ class Notice:
         if self._signals > 1 or _active is not self or self._session.failure is not None:
             _act(signum)
         if not self.why:
-            self._session.ask_to_leave("SIGTERM")
+            self._ask("SIGTERM")
 
     def agreed(self, why: str) -> None:
         """Note that this worker is to leave. Called by the lifeline's thread, too."""
@@ -117,7 +118,14 @@ class Notice:
             timer.daemon = True
             timer.start()
 
-    def refused(self, why: str) -> None:
+    def heard(self, why: str, why_not: str) -> None:
+        """Take the scheduler's word: why this worker is to leave, or why it may not though it has asked; or nothing."""
+        if why:
+            self.agreed(why)
+        if why_not:
+            self._refused(why_not)
+
+    def _refused(self, why: str) -> None:
         """Let SIGTERM act: nobody would go on without this worker, or the whole job ends."""
         logger.info("worker %d: SIGTERM is no notice here: %s", self._session.rank, why)
         _act(signal.SIGTERM)

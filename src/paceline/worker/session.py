@@ -15,11 +15,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings
-from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.host import forks
-from paceline.layout.local_merge import LocalMerge
+from paceline.host.plain_text import described
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client
@@ -32,8 +31,8 @@ from paceline.observe.logs import set_up_worker_logging
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.wire.text import described
-from paceline.worker import absent, alone, notice
+from paceline.worker import alone, notice
+from paceline.worker.late import Awaited, missing_in, questions_about
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
@@ -74,6 +73,8 @@ class Session:
     """Whether the rounds of this worker are those of a DDP script."""
     has_measured_shares = False
     """Whether samples of this job go to workers by measured speed."""
+    is_local = False
+    """Whether the rounds of this worker are periods of local steps."""
     store_type = ""
     """Type of the store that this worker has made last, as in ``dist_sync``."""
     hands_out = False
@@ -90,7 +91,6 @@ class Session:
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died, or left under notice: nobody misses what they would have said."""
-        self.notice = notice.Notice(self)
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
         self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
@@ -105,6 +105,7 @@ class Session:
         self._client = Client(make_hub(), check=self._check_open)
         self._failed = threading.Event()
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
+        self.notice = notice.Notice(self, self._lifeline.ask_to_leave)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -132,15 +133,12 @@ class Session:
 
     @property
     def is_lead(self) -> bool:
-        """Whether this is the worker of lowest rank of those that were not gone at the last gather or barrier.
-
-        It does what one worker does for all: it places keys, sets values, and writes checkpoints.
-        """
+        """Whether this worker does what one does for all: it places keys, sets values, and writes checkpoints."""
         return self.rank == self.lead
 
     @property
     def lead(self) -> int:
-        """The rank of that worker: the same on all workers."""
+        """The lowest rank of those that were not gone at the last gather or barrier; the same on all workers."""
         return next(rank for rank in range(self.settings.num_workers) if rank not in self.gone)
 
     @property
@@ -163,14 +161,6 @@ class Session:
         """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
 
-    def local_merge(self, policy: Policy) -> LocalMerge:
-        """Return the servers that merge the pushes of each host, for stores of a policy."""
-        workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
-        alone = range(len(workers))
-        return LocalMerge(
-            workers, servers, policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else alone
-        )
-
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
         return [*self._lifeline.lost, *self._lifeline.deaths]
@@ -189,6 +179,16 @@ class Session:
     def waited_s(self) -> float:
         """Seconds that this worker has spent waiting for answers: the rest of a step is its own."""
         return self.meter.waited_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that this worker computes in a step; 0: not known."""
+        return self.pace.step_seconds(self.meter.open_own_s, self.meter.open_steps)
+
+    @property
+    def fastest_s(self) -> float:
+        """The same of the fastest worker, as the scheduler has heard."""
+        return self._lifeline.fastest_s
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
@@ -209,12 +209,14 @@ class Session:
     def _add_figures(self, beat: m.Heartbeat) -> None:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
+        beat.work += self.meter.steps
         beat.spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
-        beat.step_s, beat.usual_samples = pace.step_seconds(self.meter.open_own_s), pace.samples
+        beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
         beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
         beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        beat.account = self.meter.report(self.group, self.is_ddp, self.has_measured_shares or self.hands_out)
+        is_shared = self.has_measured_shares or self.hands_out
+        beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -290,6 +292,8 @@ class Session:
     def wait(self, calls: Iterable[Call], timeout_s: float | None = None) -> None:
         """Wait until calls are answered.
 
+        Without ``timeout_s`` the time of the settings counts, from when those that a call waits for have got on last.
+
         Raises:
             PeerDiedError: a member of the job died; the text names it.
             DeadlineError: the answers did not arrive in time; the text names the missing processes.
@@ -297,28 +301,49 @@ class Session:
         """
         if self.before_wait is not None:
             self.before_wait()
-        advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
-        timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         calls, began, before = list(calls), self.meter.now(), self.meter.enter(WAIT)
         try:
-            late = self._client.wait(calls, timeout_s)
+            self._wait(calls, timeout_s)
         finally:
             self.meter.leave(before)
         if before != meter.NOTHING:
             self.meter.note_way(way_of(calls, began))
-        if late is not None:
-            waits_for = absent.whom_it_waits_for(late, self._ask_quickly, self.rank)
-            raise DeadlineError(
-                f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
-                f"{waits_for}{advice}"
-            )
 
-    def _ask_quickly(self, channel: int, requests: Sequence[m.Request]) -> list[m.Body | None]:
-        """Ask a peer, and the scheduler for the status, which comes last; for the error of a deadline."""
-        asked = [self._client.ask(channel, one, "asking who is missing") for one in requests]
-        asked.append(self.ask_scheduler(m.AskStatus(), "asking for the status"))
-        self.wait(asked, _MISSING_TIMEOUT_S)
-        return [call.body for call in asked]
+    def _wait(self, calls: Sequence[Call], timeout_s: float | None) -> None:
+        limit_s = rest_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        waited_s = 0.0
+        while (late := self._client.wait(calls, rest_s)) is not None:
+            waited_s += rest_s
+            whom, text = self._whom_it_waits_for(late)
+            rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
+            if rest_s <= 0:
+                advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
+                after = f"was not answered within {waited_s:.3g} s"
+                raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
+
+    def _whom_it_waits_for(self, late: Call) -> tuple[Awaited, str]:
+        """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
+
+        The story of the push goes to the log, at level DEBUG.
+        """
+        questions = questions_about(late.request if late.seq else None)
+        try:
+            asked = [self._client.ask(late.channel, one, "asking who is missing") for one in questions]
+            status = self.ask_scheduler(m.AskStatus(), "asking for the status")
+            self.wait([status], _MISSING_TIMEOUT_S)
+            # A question waits until the message has left that is under way on its connection.
+            is_told = bool(asked) and self._client.wait(asked, _MISSING_TIMEOUT_S) is None
+        except PacelineError as error:
+            return Awaited(), f" ({error})"
+        assert isinstance(status.body, m.Status)
+        missing, stories = missing_in(one.body for one in asked)
+        for story in stories:
+            logger.debug("worker %d: %s", self.rank, story)
+        if missing:
+            found = Awaited.of(status.body, [("worker", rank) for rank in missing])
+        else:
+            found = Awaited.of(status.body, [("worker", self.rank), ("server", late.channel - _FIRST_SERVER)])
+        return found, f"; it waits for {found if missing else 'nobody'}" if is_told else ""
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -388,17 +413,10 @@ class Session:
         self._failed.wait(timeout_s)
         return self.failure
 
-    def ask_to_leave(self, why: str) -> None:
-        """Have the scheduler asked whether this worker may leave; see :class:`paceline.worker.notice.Notice`."""
-        self._lifeline.ask_to_leave(why)
-
     def _on_change(self) -> None:
         if self.failure is not None:
             self._failed.set()
-        if self._lifeline.leave_for:
-            self.notice.agreed(self._lifeline.leave_for)
-        if self._lifeline.refusal:
-            self.notice.refused(self._lifeline.refusal)
+        self.notice.heard(self._lifeline.leave_for, self._lifeline.refusal)
         self._client.wake()
 
     def close(self, reason: str = "") -> None:

@@ -19,6 +19,7 @@ from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_policy import local_merge_of
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.options import no_optimizer, refuse_changes
 from paceline.net.call import Call
@@ -53,7 +54,7 @@ class DistStore(KVStore):
         self, store_type: str, session: Session, policy: Policy, name: str, mean: bool = False, clip_norm: float = 0.0
     ) -> None:
         self._type, self.session, self.policy, self.name = store_type, session, policy, name
-        local_merge = session.local_merge(policy)
+        local_merge = local_merge_of(session, policy)
         self.table = KeyTable(session, name, policy.merge == "all", local_merge)
         self.traffic = Traffic(session, name, self.table.blocks, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)

@@ -12,7 +12,7 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``agen
 | ``["signal", number, [member, ...]]`` | to processes and all that they started |
 | ``["exited", ...]``, ``["runs", ...]`` | for the scheduler: an event of a process of another host |
 | ``["facts", interface, witness]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
-| ``["ping"]`` | answered by ``pong`` |
+| ``["ping"]`` | from the launcher's pinger; answered by ``pong`` |
 
 | from the agent | |
 |---|---|
@@ -27,6 +27,9 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``agen
 **Ends.** An agent whose stdin ends, or that hears nothing for ``SILENCE_S``, exits, and its guardian kills its
 processes. The launcher's end of that stdin closes when the launcher ends, however it ends: the remote shell's client
 dies with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts the host as lost.
+
+A launcher that is paused is not silent: its pinger (``pinger.py``) goes on. Launcher and pinger write into one pipe, so
+a line of more than ``PIPE_BUF`` bytes is sent as several, of which all but the last begin with ``+``.
 
 ``SILENCE_S`` must exceed ``PING_S`` several times, and ``stall_timeout_s`` of the job: then the scheduler, which knows
 more, names the cause first when a network fails. The time in which an end did not run is no silence of the other one.

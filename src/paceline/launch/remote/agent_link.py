@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import selectors
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.host.own_time import OwnTime
-from paceline.host.systems import signal
 from paceline.launch import processes
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.child import ENDING, Child
@@ -29,6 +30,9 @@ LONGEST_TURN_S = 2 * PING_S
 
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
+
+#: First byte of a line that the next one continues.
+_CONTINUED = b"+"
 
 #: Bytes of a line, and of what comes before the first one, that are kept: a host may never end its output.
 _LONGEST_LINE, _NOISE_BYTES = 16 << 20, 4096
@@ -48,6 +52,17 @@ _UNANSWERED = ("timed out", "banner exchange", "kex_exchange_identification")
 def encode(*words: Any) -> bytes:
     """Return one line."""
     return json.dumps(words).encode() + b"\n"
+
+
+def pieces(line: bytes) -> list[bytes]:
+    """Return a line as lines of at most ``PIPE_BUF`` bytes: such a write to a pipe succeeds as a whole, or not at all.
+
+    So two processes can write lines into one pipe.
+    """
+    most = select.PIPE_BUF - len(_CONTINUED) - 1
+    starts = range(0, len(line) - 1, most)
+    parts = [line[start : start + most] for start in starts[:-1]]
+    return [*(_CONTINUED + part + b"\n" for part in parts), line[starts[-1] :]]
 
 
 def text(data: bytes) -> str:
@@ -73,7 +88,7 @@ class AgentLines:
     """Collects bytes and gives back whole lines, decoded; everything before the ``magic`` bytes is noise."""
 
     def __init__(self, magic: bytes = b"") -> None:
-        self._magic, self._pending = magic, b""
+        self._magic, self._pending, self._begun = magic, b"", b""
         self.noise = b""
         """The last bytes before the magic bytes."""
 
@@ -92,9 +107,18 @@ class AgentLines:
                 return []
             self._magic, self._pending = b"", after
         *lines, self._pending = self._pending.split(b"\n")
-        if len(self._pending) > _LONGEST_LINE:
+        whole = [line for line in map(self._joined, lines) if line is not None]
+        if len(self._pending) + len(self._begun) > _LONGEST_LINE:
             raise ValueError(f"a line of more than {_LONGEST_LINE >> 20} MiB is not one of the agent's protocol")
-        return [_line(line) for line in lines]
+        return [_line(line) for line in whole]
+
+    def _joined(self, piece: bytes) -> bytes | None:
+        """Return the line that a piece completes; None: it is continued."""
+        if piece.startswith(_CONTINUED):
+            self._begun += piece[len(_CONTINUED) :]
+            return None
+        line, self._begun = self._begun + piece, b""
+        return line
 
 
 def _line(line: bytes) -> list[Any]:
@@ -174,9 +198,10 @@ class AgentLink:
         self._out, self._err = self._child.pipes()
         self._in: int | None = self._child.stdin()
         self._lines, self._err_text = AgentLines(MAGIC), b""
-        self._unsent = b""
+        self._unsent: deque[bytes] = deque()
+        """Lines of at most ``PIPE_BUF`` bytes."""
         self._open = {self._out, self._err}
-        self.heard_at = self._pinged_at = now = time.monotonic()
+        self.heard_at = now = time.monotonic()
         """When the host was heard last, or this link was made."""
         self._own_time = OwnTime(now, LONGEST_TURN_S)
         selector.register(self._out, selectors.EVENT_READ, self._read)
@@ -200,17 +225,13 @@ class AgentLink:
     def send(self, *words: Any) -> None:
         """Send a line. Lines to a host that is gone are dropped: its end is seen elsewhere."""
         if self._in is not None:
-            self._unsent += encode(*words)
+            self._unsent += pieces(encode(*words))
             self._flush()
 
-    def ping(self, now: float) -> float:
-        """Ping if it is time; return when the next one is due."""
-        if not self.about:
-            return now + PING_S
-        if now >= self._pinged_at + PING_S:
-            self._pinged_at = now
-            self.send("ping")
-        return self._pinged_at + PING_S
+    def keep_alive(self, ping: Callable[[int], None]) -> None:
+        """Have the pipe to the agent pinged from now on."""
+        if self._in is not None:
+            ping(self._in)
 
     def is_silent(self, now: float) -> bool:
         """Tell whether the agent has been silent for too long; called in every turn."""
@@ -222,6 +243,7 @@ class AgentLink:
         if self._in is not None:
             if self._unsent:
                 self._selector.unregister(self._in)
+                self._unsent.clear()
             self._in = None
             self._child.close_stdin()
 
@@ -255,11 +277,13 @@ class AgentLink:
             return
         had = self._in in self._selector.get_map()
         try:
-            self._unsent = self._unsent[os.write(self._in, self._unsent) :]
+            while self._unsent:
+                os.write(self._in, self._unsent[0])
+                self._unsent.popleft()
         except BlockingIOError:
             pass
         except OSError:  # the remote shell has ended
-            self._unsent = b""
+            self._unsent.clear()
         if bool(self._unsent) != had:
             if had:
                 self._selector.unregister(self._in)

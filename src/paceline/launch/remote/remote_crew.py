@@ -13,7 +13,8 @@ from paceline.errors import LaunchError
 from paceline.host.interfaces import tcp
 from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName, ProcessSpec, address_parts
-from paceline.launch.remote.agent_link import AgentLink, data, members
+from paceline.launch.remote.agent_link import PING_S, AgentLink, data, members
+from paceline.launch.remote.pinger import Pinger
 from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.crew import Processes, serve
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
@@ -52,7 +53,8 @@ class RemoteCrew(Processes):
         self._stopped: dict[str, frozenset[ProcessName]] = {}
         self._lost: set[str] = set()
         self._began = time.monotonic()
-        self._ping_at = 0.0
+        self._check_at = 0.0
+        self._pinger: Pinger | None = None
         self._signalled = False
         self._links = {host.name: self._link(host) for host in plan.hosts}
 
@@ -111,9 +113,9 @@ class RemoteCrew(Processes):
         return known | address_parts(scheduler)
 
     def deadline(self) -> float | None:
-        """Return when to look again: for the next ping, or while hosts have not reported."""
+        """Return when to look again: for hosts that fall silent, or while hosts have not reported."""
         first = min(link.heard_at for link in self._links.values()) + self._plan.graces.start_s
-        return min([self._ping_at or first, *self._retry_at.values()])
+        return min([self._check_at or first, *self._retry_at.values()])
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
@@ -127,11 +129,11 @@ class RemoteCrew(Processes):
         link.send("start", process.role, process.rank, [*argv, *process.argv[1:]], env)
 
     def check(self) -> None:
-        """Ping, and notice links that have ended."""
+        """Notice links that have ended, and hosts that are silent."""
         now = time.monotonic()
         if not any(link.about for link in self._links.values()):
             return
-        self._ping_at = min(link.ping(now) for link in self._links.values())
+        self._check_at = now + PING_S
         for link in self._links.values():
             if link.host not in self._lost and link.about and (link.code is not None or link.is_silent(now)):
                 link.drain()
@@ -172,6 +174,7 @@ class RemoteCrew(Processes):
 
     def finish(self) -> None:
         """Have the agents end their processes, and wait for their own end."""
+        self._end_pings()
         for link in self._links.values():
             link.hang_up()
             if not link.about:
@@ -180,8 +183,18 @@ class RemoteCrew(Processes):
 
     def close(self) -> None:
         """Let go of the links."""
+        self._end_pings()
         for link in self._links.values():
             link.close()
+
+    def _greet(self, link: AgentLink, about: dict[str, Any]) -> None:
+        link.about = about
+        self._pinger = self._pinger or Pinger()
+        link.keep_alive(self._pinger.add)
+
+    def _end_pings(self) -> None:
+        if self._pinger is not None:
+            self._pinger.close()
 
     def _ask(self, now: float) -> None:
         """Ask every host for its address towards the others, once all can be named."""
@@ -198,7 +211,7 @@ class RemoteCrew(Processes):
             return
         match line:
             case ["hello", dict() as about]:
-                link.about = about
+                self._greet(link, about)
             case ["address", str() as address, int() as port]:
                 link.address, link.port = address, port
             case ["refused", str() as reason]:
