@@ -26,7 +26,7 @@ from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.torch_hooks.optimizers import check_wrappable, share_hooks
 from paceline.torch_hooks.untraced import apart
 from paceline.torch_hooks.wrappers import refuse_wrapped
-from paceline.worker import alone
+from paceline.worker import alone, notice
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -281,6 +281,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             loss = self._merging.step(closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf"))
             self._merging.ended_step()
+            notice.step()
             return loss  # type: ignore[no-any-return]
         finally:
             meter.active.step_ends()

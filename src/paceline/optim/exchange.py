@@ -366,7 +366,7 @@ class ServerExchange(Exchange):
         store, bound = self._store, list(self.bound.values())
         names: list[Any] = [one.name for one in bound]
         store.barrier()  # the arena may be written only after all workers have read the last round's values
-        if store.rank == 0:
+        if store.session.is_lead:
             store.set_values(names, [real_view(one.param.data) for one in bound])
         store.barrier()
         store.traffic.refresh(store.table.plan(tuple(names)))

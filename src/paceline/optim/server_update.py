@@ -118,7 +118,7 @@ class ServerUpdate(ExchangingStrategy):
         except ValueError as error:
             raise ValueError(f"{error}{_OR_WORKER}") from error
         exchange.add(self.named)
-        if self.inner.state and store.rank == 0:
+        if self.inner.state and store.session.is_lead:
             store.set_optimizer_states(self._own_states())
         self._passes = 0
         """Backward passes since the last step."""
@@ -395,7 +395,7 @@ class ServerUpdate(ExchangingStrategy):
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""
         set_residuals(self.store, saved)
         self.take_states()
-        if self.store.rank == 0:
+        if self.store.session.is_lead:
             self.store.set_optimizer_states(unsent_in(saved))
         self.store.barrier()
 

@@ -145,7 +145,7 @@ class KeyTable:
         Raises:
             KeyMismatchError: shape or dtype differ from rank 0's.
         """
-        if self._session.rank == 0:
+        if self._session.is_lead:
             blocks = self._place(keys, values, tags, answers, whole)
             self._send_values(blocks)
             specs, session = [block.spec for block in blocks], self._session

@@ -160,6 +160,8 @@ class Agent:
                 self._crew.look(members(given))
             case ["status"]:
                 self._crew.ask_status()
+            case ["ends"]:
+                self._crew.say_ending()
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case _:

@@ -315,6 +315,8 @@ class Supervisor:
                 case e.StartProcesses(members):
                     self._start(members)
                 case e.Signal(signum, members):
+                    if signum == signal.SIGTERM:
+                        self._crew.say_ending()
                     self._crew.send(signum, members)
                 case e.Look(members):
                     self._crew.look(members)

@@ -263,6 +263,8 @@ class News(Reply, tag=4):
     """Number of the trace for which heartbeats bring events; 0: none."""
     fastest_s: Amount = 0.0
     """In an answer: seconds of a step of the fastest worker; 0: not known."""
+    leave: Line = ""
+    """Why the receiver is to end its step and leave; empty: it is not."""
 
 
 class Bye(Request, tag=5):
@@ -364,7 +366,7 @@ class MemberState(Message):
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|left|dead)\Z")]
+    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
     waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
@@ -444,6 +446,6 @@ class Gathered(Reply, tag=15):
     gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
     dead: list[Rank] = msgspec.field(default_factory=list)
-    """Those of them that have died."""
+    """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
