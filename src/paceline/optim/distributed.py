@@ -17,7 +17,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
 from paceline.optim.choosing import choose_strategy
-from paceline.optim.local_choices import LocalChoices, Outer, Period
+from paceline.optim.local_choices import LocalChoices, Outer
 from paceline.optim.local_steps import LocalSteps
 from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter, Weigh
@@ -78,7 +78,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             optimizer of a list of parameters. Default: Nesterov's momentum, 0.7 and 0.9 (DiLoCo).
         fragments: with ``local_steps``: parts of the model that are exchanged one after the other.
         delay: with ``local_steps``: steps for which the answer of an exchange is not waited for.
-        blend: with ``delay``: share of the worker's own weights when the answer comes.
+        blend: with ``delay``: share of the worker's own weights when the answer comes. Default: the answer, and all
+            that the worker has done since its push.
+        schedule: with ``local_steps``: ``"qsr"``, more steps as the learning rate falls; ``"qsr 0.2"`` with an alpha.
 
     Raises:
         ValueError: the optimizer does not support these settings; the text says why.
@@ -112,7 +114,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         outer: Outer | None = None,
         fragments: int = 1,
         delay: int = 0,
-        blend: float = 0.0,
+        blend: float | None = None,
+        schedule: str | None = None,
     ) -> None:
         check_wrappable(optimizer)
         if isinstance(optimizer, DistributedOptimizer):
@@ -128,7 +131,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         choices = MergeChoices(
             reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
         )  # fmt: skip
-        local = _local_choices(local_steps, outer, fragments, delay, blend)
+        local = LocalChoices.of(
+            optimizer, local_steps, schedule, outer=outer, fragments=fragments, delay=delay, blend=blend
+        )  # fmt: skip
         codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -428,16 +433,6 @@ def _layout(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
 def _the_same(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the wrapped optimizer: what unpickling a DistributedOptimizer gives."""
     return optimizer
-
-
-def _local_choices(
-    local_steps: int | str | None, outer: Outer | None, fragments: int, delay: int, blend: float
-) -> LocalChoices | None:
-    if local_steps is not None:
-        return LocalChoices(Period.parse(local_steps), outer, fragments, delay, blend)
-    if outer is not None or (fragments, delay, blend) != (1, 0, 0.0):
-        raise ValueError("outer, fragments, delay and blend belong to local_steps=; give that too")
-    return None
 
 
 def _store(kvstore: str | KVStoreBase, **options: Any) -> KVStoreBase:
