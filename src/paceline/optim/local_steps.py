@@ -201,7 +201,7 @@ class LocalSteps(Strategy):
 
     def _exchange_of(self, store: DistStore | None, outer: torch.optim.Optimizer) -> Exchange:
         if store is not None:
-            return ServerExchange(store, outer, None, "server", "A period has one push")
+            return ServerExchange(store, outer, None, "server")
         return ReduceExchange(self.store, outer, None, "mean") if self.store.num_workers > 1 else OwnExchange()
 
     # ---- steps -----------------------------------------------------------------------------------------------------

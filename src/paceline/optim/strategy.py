@@ -51,10 +51,8 @@ class MergeChoices:
     reduction: Literal["mean", "sum"] = "mean"
     passes: int = 1
     """Backward passes per push."""
-    overlap: bool | None = None
-    """Push while backward runs; None: the default of the store's mode."""
-    lazy: bool = False
-    """``step`` does not wait for new weights."""
+    overlap: bool = True
+    """Push while backward runs, where workers step."""
     clip_norm: float | None = None
     clip_value: float | None = None
     on_nan: OnNan = "error"
@@ -179,9 +177,6 @@ class Strategy:
     def zeroed(self) -> None:
         """Note that all gradients were set to None or to zeros."""
 
-    def synchronize(self) -> None:
-        """Wait until the weights of the last step have arrived."""
-
     def broadcast_weights(self) -> None:
         """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
 
@@ -225,7 +220,7 @@ class ExchangingStrategy(Strategy):
         self._says_graph = store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
-        self._steps = 0
+        self._steps, self._has_said = 0, False
         self._model = setup.model
         self._options: list[Options] = []
         """Options of the last round that was opened."""
@@ -264,6 +259,17 @@ class ExchangingStrategy(Strategy):
                 after=None if self.buffers is None else self.buffers.publish(),
             )
         return self._open
+
+    def _say_changed(self, why: str, way_out: str) -> None:
+        """Say once that a loop has changed its own gradients, before they are merged."""
+        if not self._has_said and self.store.num_workers > 1:
+            self._has_said = True
+            logger.warning(
+                "worker %d: gradients were changed before they were merged: %s. What looks at the size of gradients "
+                "(clipping, a GradScaler) has seen this worker's own. %s, or clip with clip_grad_norm= or "
+                "clip_grad_value=",
+                self.store.rank, why, way_out,
+            )  # fmt: skip
 
     def _push_rest(self, carried: Carried) -> None:
         """Push what is not pushed yet of the round."""
@@ -326,7 +332,6 @@ class ExchangingStrategy(Strategy):
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
-        self.synchronize()
         with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
             self._exchange.broadcast_weights()
 
