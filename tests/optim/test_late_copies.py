@@ -144,22 +144,3 @@ def test_weight_that_a_loop_has_changed_is_an_error_of_the_step_where_copies_are
         for rank, said in enumerate(job.run(change_weights)):
             assert said[0].startswith(f"worker {rank}: parameter '0.weight' was changed after the last step")
             assert said[1:] == ["1 errors"]
-
-
-def change_gradients() -> str:
-    stream = copy_late()
-    net, optimizer = prepared("server")
-    loss_of(net, 0).backward()
-    stream.join()
-    net[3].bias.grad.data.mul_(2.0)  # type: ignore[union-attr]
-    try:
-        optimizer.step()
-    except PacelineError as error:
-        return str(error)
-    return ""
-
-
-def test_gradient_that_a_loop_has_changed_is_an_error_where_copies_are_late() -> None:
-    with LocalJob(1, 1) as job:
-        [said] = job.run(change_gradients)
-    assert "the gradient of '3.bias' was changed after its push" in said

@@ -58,7 +58,7 @@ class ClosureCalls:
 
     def _tell(self, mine: int) -> None:
         ranks = members_of(self._process_set)[1]
-        told = torch.zeros(len(ranks), dtype=torch.int64)
+        told = torch.zeros(len(ranks), dtype=torch.int64, device="cpu")
         told[ranks.index(world.current().rank)] = mine
         handle = allreduce_async_(told, None, f"closure.{self._name}", Sum, process_set=self._process_set)
         counts = dict(zip(ranks, synchronize(handle).tolist(), strict=True))  # 0: a rank that has joined
