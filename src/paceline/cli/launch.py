@@ -124,7 +124,7 @@ def _wait(job: Job) -> int:
 
 
 class TerminatedError(Exception):
-    """SIGTERM came, or SIGHUP: its terminal was closed."""
+    """SIGTERM came, or SIGQUIT, or SIGHUP: its terminal was closed."""
 
     def __init__(self, signum: int = signal.SIGTERM) -> None:
         super().__init__(signum)
@@ -133,12 +133,16 @@ class TerminatedError(Exception):
 
 @contextlib.contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless it is ignored (``nohup``), raise :class:`TerminatedError` in the block."""
+    """Let signals that end a job raise :class:`TerminatedError` in the block, if they are not ignored (``nohup``).
+
+    Of SIGINT Python makes a ``KeyboardInterrupt``.
+    """
 
     def terminated(signum: int, frame: FrameType | None) -> None:
         raise TerminatedError(signum)
 
-    caught = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    caught = [one for one in ending if signal.getsignal(one) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, terminated) for signum in caught}
     try:
         yield

@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.host import forks, systems
+from paceline.host.interfaces import tcp, with_own_scope, with_scope
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096
@@ -86,7 +87,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
             sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
             forks.in_children(sock, socket.socket.close)
         bound = sock.getsockname()
-        return sock, f"tcp://[{bound[0]}]:{bound[1]}" if ":" in host else f"tcp://{bound[0]}:{bound[1]}"
+        return sock, tcp(with_scope(bound), bound[1])
     except OSError as error:
         raise OSError(error.errno, f"cannot listen at {address}: {error.strerror or error}") from error
 
@@ -100,7 +101,8 @@ def dial(address: str) -> socket.socket:
     if not address.startswith("tcp:"):
         return _connected(systems.UNIX, _unix_name(address))
     reason = OSError(f"{address} has no address")
-    for family, _, _, _, target in socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM):
+    host, port = _host_and_port(address)
+    for family, _, _, _, target in socket.getaddrinfo(with_own_scope(host), port, type=socket.SOCK_STREAM):
         try:
             return _connected(family, target)
         except OSError as error:

@@ -18,7 +18,7 @@ import psutil
 from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.host import systems
-from paceline.host.interfaces import address_of, source_address, tcp
+from paceline.host.interfaces import address_of, source_address, tcp, with_scope
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,10 @@ def bind_address(scheduler: str) -> str:
     if target.scheme != "tcp" or not target.hostname or port is None:
         raise ConfigError(f"scheduler address {scheduler!r} is not of the form tcp://host:port")
     try:
-        resolved = socket.getaddrinfo(target.hostname, port, type=socket.SOCK_STREAM)[0][4][0]
+        resolved = socket.getaddrinfo(target.hostname, port, type=socket.SOCK_STREAM)[0][4]
     except OSError as error:
         raise ConfigError(f"scheduler host {target.hostname!r} does not resolve: {error}") from error
-    return tcp(str(resolved), port or "*")
+    return tcp(with_scope(resolved), port or "*")
 
 
 def host_id() -> str:

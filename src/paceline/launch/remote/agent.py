@@ -32,7 +32,7 @@ from paceline.launch.remote.agent_link import (
     members,
     text,
 )
-from paceline.launch.supervise.child import SignalPipe
+from paceline.launch.supervise.child import ENDING, SignalPipe
 from paceline.launch.supervise.crew import LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, event_of, words_of
 from paceline.launch.supervise.guardian import Guardian
@@ -122,9 +122,10 @@ class Agent:
         self._say("closed", *member, stream)
 
     def _signalled(self, signals: SignalPipe) -> None:
-        """Check the children. Signals that end jobs are the launcher's business: engines send them to us as well."""
+        """Check the children. An engine signals all processes; what ends the job is the launcher's business."""
         for signum in signals.read():
-            self._say("signalled", signum)
+            if signum in ENDING:
+                self._say("signalled", signum)
         self._crew.check()
 
     def _listen(self) -> None:
@@ -147,9 +148,9 @@ class Agent:
                 self._crew.inherit(self._environ)
             case ["address", list() as wanted, list() as targets]:
                 self._say(*_addresses(wanted, targets))
-            case ["facts", str() as interface, str() as witness]:
+            case ["facts", str() as witness]:
                 self._listening = host_checks.listen()
-                self._say("facts", host_checks.facts(interface, witness), self._listening.getsockname()[1])
+                self._say("facts", host_checks.facts(witness), self._listening.getsockname()[1])
             case ["reach", list() as targets]:
                 self._say("reached", host_checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
@@ -158,6 +159,8 @@ class Agent:
                 self._crew.look(members(given))
             case ["status"]:
                 self._crew.ask_status()
+            case ["pass_on", int() as signum]:
+                self._crew.pass_on(signum)
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case _:

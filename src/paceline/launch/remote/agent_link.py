@@ -38,7 +38,7 @@ _LONGEST_LINE, _NOISE_BYTES = 16 << 20, 4096
 
 #: What an agent says of its host, by name: in its first line, and to ``paceline doctor``.
 _ABOUT = {"python": str, "version": str, "cores": int, "host": str, "reached_at": str, "clock": float, "pid": int}
-_FACTS = {"versions": dict, "address": str, "problem": str, "shared": bool}
+_FACTS = {"versions": dict, "shared": bool}
 _VERSIONS = {"paceline": str, "torch": str}
 
 #: Signs in the output of ssh that no answer came in time, or that the server has closed the connection at once.
@@ -226,6 +226,18 @@ class AgentLink:
         if self._in is not None:
             self._unsent += pieces(encode(*words))
             self._flush()
+
+    def ask_address(self, interfaces: Sequence[str], links: Iterable[AgentLink]) -> None:
+        """Ask the host, whose interfaces may be chosen, for its address towards the others, which have greeted."""
+        self.send(
+            "address", list(interfaces), [target for one in links if one is not self for target in one._targets()]
+        )
+
+    def _targets(self) -> list[str]:
+        """Return what may reach the host: how we reached it, its name, its addresses."""
+        reached = str(self.about["reached_at"])
+        name = self.host.rpartition("@")[2]
+        return [*([reached] if reached else []), name, *map(str, self.about["addresses"])]
 
     def keep_alive(self, ping: Callable[[int], None]) -> None:
         """Have the pipe to the agent pinged from now on."""

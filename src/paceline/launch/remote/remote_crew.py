@@ -157,6 +157,13 @@ class RemoteCrew(Processes):
         for link, there in self._by_link(members):
             link.send("signal", signum, there)
 
+    def pass_on(self, signum: int) -> bool:
+        """Have every host give its processes a signal."""
+        for link in self._links.values():
+            if link.about:
+                link.send("pass_on", signum)
+        return True
+
     def _by_link(self, members: Collection[ProcessName]) -> list[tuple[AgentLink, list[ProcessName]]]:
         by_host = defaultdict(list)
         for member in members:
@@ -195,9 +202,8 @@ class RemoteCrew(Processes):
         """Ask every host for its address towards the others, once all can be named."""
         self._asked_at = now
         for link in self._links.values():
-            others = [target for one in self._links.values() if one is not link for target in _targets(one)]
             link.send("environ", dict(self._request.environ))
-            link.send("address", self._interfaces[link.host], others)
+            link.ask_address(self._interfaces[link.host], self._links.values())
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
         stranger = next((one for one in _named(line) if one not in self._host_of), None)
@@ -280,9 +286,3 @@ def _interfaces(plan: JobPlan) -> dict[str, list[str]]:
         if isinstance(wanted, str) and wanted not in found[process.host]:
             found[process.host].append(wanted)
     return found
-
-
-def _targets(link: AgentLink) -> list[str]:
-    """Return what may reach a host: how we reached it, its name, its addresses."""
-    reached = str(link.about["reached_at"])
-    return [*([reached] if reached else []), link.host, *map(str, link.about["addresses"])]

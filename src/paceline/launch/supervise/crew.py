@@ -15,7 +15,7 @@ from paceline.errors import LaunchError
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
-from paceline.launch.supervise.child import Child
+from paceline.launch.supervise.child import FOR_WORKERS, Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
@@ -74,6 +74,10 @@ class Processes(abc.ABC):
     @abc.abstractmethod
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
+
+    def pass_on(self, signum: int) -> bool:
+        """Give a signal that ends no job to processes; SIGUSR1 and SIGUSR2 are for workers only. False: it cannot."""
+        return False
 
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
@@ -175,6 +179,13 @@ class LocalCrew(Processes):
         """Signal some processes and everything they started."""
         processes.send(signum, {self._children[member].pid for member in members if member in self._children})
 
+    def pass_on(self, signum: int) -> bool:
+        """Give a signal to processes that handle it; SIGTSTP stops the others, SIGCONT continues them."""
+        for_all = signum not in FOR_WORKERS
+        there = [member for member in self._children if for_all or member.role == "worker"]
+        processes.pass_on(signum, {self._children[member].pid for member in there})
+        return True
+
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
         alive = processes.living({child.pid for child in self._children.values()})
@@ -196,7 +207,8 @@ class LocalCrew(Processes):
     def _start(
         self, member: ProcessName, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
-        child = Child(argv, {**self._environ, **env}, self._register, pass_fds)
+        ignored = () if member.role == "worker" else FOR_WORKERS
+        child = Child(argv, {**self._environ, **env}, self._register, pass_fds, ignored=ignored)
         self._children[member] = child
         self._running.add(member)
         for stream, fd in zip((OUT, ERR), child.pipes(), strict=True):

@@ -23,6 +23,7 @@ from functools import partial
 from paceline.host import forks
 from paceline.host.systems import os, signal
 from paceline.launch import processes
+from paceline.launch.supervise.child import ENDING, PASSED_ON
 
 _TRIES = 100
 _PAUSE_S = 0.02
@@ -102,7 +103,7 @@ def _cancel(argv: Sequence[str], text: bytes) -> None:
 def detach(read_fd: int) -> None:
     """Leave the launcher's terminal, signals and open files; a pipe of the launcher would otherwise stay open."""
     os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+    for signum in (*ENDING, *PASSED_ON, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

@@ -26,7 +26,7 @@ from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
 from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import failure_block, lost_block
-from paceline.launch.supervise.child import SignalPipe
+from paceline.launch.supervise.child import ENDING, FOR_WORKERS, SignalPipe
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import Processes, Take
 from paceline.launch.supervise.guardian import Guardian
@@ -332,7 +332,19 @@ class Supervisor:
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
-            self._interrupt(signum)
+            if signum in ENDING:
+                self._interrupt(signum)
+            else:
+                self._pass_on(signum)
+
+    def _pass_on(self, signum: int) -> None:
+        """Give a signal to the processes of the job. Ctrl-Z stops them, then the launcher, until it is continued."""
+        is_passed_on = self._crew.pass_on(signum)
+        if signum in FOR_WORKERS:
+            what = "for the workers that handle it" if is_passed_on else "this launcher cannot pass it on"
+            self._console.say(f"{signal.Signals(signum).name}: {what}")
+        if signum == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def _interrupt(self, signum: int) -> None:
         self.interrupted = self._is_hurried = True
