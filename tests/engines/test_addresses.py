@@ -43,11 +43,11 @@ def cluster() -> Iterator[SshHosts]:
         yield made
 
 
-def paceline(cluster: SshHosts, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def paceline(cluster: SshHosts, folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         cluster.command([sys.executable, "-m", "paceline", *words]), cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=120, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environ, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -61,4 +61,21 @@ def test_hosts_of_a_direct_cable_train_together_one_under_a_name_of_loopback(
     assert done.returncode == 0, done.stderr
     assert trained(done.stdout, ["h1", "h0"]), done.stdout
     checked = paceline(cluster, tmp_path, "doctor", "-H", f"{other},near", "--ssh", ssh)
+    assert checked.stdout.endswith("nothing to fix\n"), checked.stdout + checked.stderr
+
+
+def test_firewall_may_let_a_range_of_ports_through_only(cluster: SshHosts, tmp_path: Path) -> None:
+    for words in ("-p tcp --dport 2222 -j ACCEPT", "-p tcp --dport 20000:20019 -j ACCEPT", "-p tcp --syn -j DROP"):
+        for index, name in enumerate(("eth0", "net7")):
+            cluster[index].run(f"iptables -A INPUT -i {name} {words}")
+    ssh = f"ssh -F {cluster.folder}/aliases"
+    try:
+        words = ["-n", "2", "-s", "2", "-H", "v4,near", "-o", f"ssh={ssh}", "--", sys.executable]
+        done = paceline(cluster, tmp_path, "launch", *words, write_training(tmp_path), PACELINE_PORTS="20000-20019")
+        checked = paceline(cluster, tmp_path, "doctor", "-H", "v4,near", "--ssh", ssh, PACELINE_PORTS="20000-20019")
+    finally:
+        for index in range(2):
+            cluster[index].run("iptables -F")
+    assert done.returncode == 0, done.stderr
+    assert trained(done.stdout, ["h1", "h0"]), done.stdout
     assert checked.stdout.endswith("nothing to fix\n"), checked.stdout + checked.stderr

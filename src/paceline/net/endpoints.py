@@ -1,6 +1,7 @@
 """Sockets: addresses, and the kernel's knowledge of the host at the other end.
 
-Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host.
+Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host. A process may listen at
+any port (``tcp://host:*``), or at a free one of a range (``tcp://host:20000-20099``).
 
 The kernels of two connected hosts talk without any process: each acknowledges the other's packets. With keepalive they
 do so once in a second also without messages. So a host that was not heard is down or unreachable, whatever its
@@ -19,6 +20,7 @@ This knowledge exists on Linux only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import sys
@@ -26,6 +28,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from paceline.config import port_range
 from paceline.host import forks, systems
 from paceline.host.interfaces import tcp, with_own_scope, with_scope
 
@@ -65,8 +68,22 @@ def _unix_name(address: str) -> bytes:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    target = urlsplit(address.replace(":*", ":0"))
+    target = urlsplit(address)
     return target.hostname or "", target.port or 0
+
+
+def _listening_at(address: str) -> socket.socket:
+    """Return a socket that listens at an address of TCP; of a range of ports at the first free one."""
+    host, _, last = address.removeprefix("tcp://").rpartition(":")
+    host, ports = host.strip("[]"), port_range(last) if "-" in last else [int(last.replace("*", "0"))]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or len(ports) == 1:
+                raise
+    raise OSError(errno.EADDRINUSE, "no port of the range is free")
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
@@ -81,10 +98,8 @@ def listen(address: str) -> tuple[socket.socket, str]:
             sock.bind(_unix_name(address))
             sock.listen(_BACKLOG)
             return sock, address
-        host, port = _host_and_port(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with forks.held():
-            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            sock = _listening_at(address)
             forks.in_children(sock, socket.socket.close)
         bound = sock.getsockname()
         return sock, tcp(with_scope(bound), bound[1])

@@ -60,4 +60,8 @@ def _is_own(path: Path) -> bool:
 
 
 def _file(pid: int) -> Path:
-    return Path(tempfile.gettempdir(), f"paceline-{systems.user_id()}-no-guard-{pid}")
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:  # none can be written, so no file is there
+        folder = os.sep
+    return Path(folder, f"paceline-{systems.user_id()}-no-guard-{pid}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ read -r line < {folder}/fails && {{
 }}
 for script; do :; done
 sleep {delay_s}
-exec sh -c "$script"
+{runs}
 """
 
 BANNER = "Connection timed out during banner exchange"
@@ -32,12 +33,12 @@ TIMED_OUT = "ssh: connect to host h1 port 22: Connection timed out"
 
 def launch(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *fails: str, start_s: float = 60.0, delay_s: float = 0.0,
-    python: str = sys.executable, script: str = "exit 7",
+    python: str = sys.executable, script: str = "exit 7", runs: str = 'exec sh -c "$script"',
 ) -> int:  # fmt: skip
     """Run a job of one worker on a host; return its exit code."""
     (folder / "fails").write_text("".join(f"{line}\n" for line in fails))
     ssh = folder / "ssh"
-    ssh.write_text(_SSH.format(folder=folder, delay_s=delay_s))
+    ssh.write_text(_SSH.format(folder=folder, delay_s=delay_s, runs=runs))
     ssh.chmod(0o700)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     words = ["launch", "-n", "1", "-s", "0", "-H", "h1,", "-o", f"ssh={ssh}", "--start-timeout", f"{start_s:g}"]
@@ -73,6 +74,17 @@ def test_host_that_never_answers_is_given_up_when_the_time_for_the_start_has_pas
     assert launch(tmp_path, monkeypatch, TIMED_OUT, TIMED_OUT) == 1
     lines = [line for line in capfd.readouterr().err.splitlines() if TIMED_OUT in line]
     assert ["trying again" in line for line in lines] == [True, False]
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "tcsh"])
+def test_login_shell_that_another_one_has_replaced_is_told_the_command(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``exec zsh`` in a bashrc does: that shell reads what the launcher says."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    monkeypatch.setattr("paceline.launch.remote.agent_link._TYPE_AFTER_S", 0.1)
+    assert launch(tmp_path, monkeypatch, runs=f"exec {shell}") == 7
 
 
 def test_host_that_refuses_is_not_reached_again(

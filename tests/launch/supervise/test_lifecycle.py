@@ -30,7 +30,7 @@ from paceline.launch.supervise.events import (
     Tick,
 )
 from paceline.launch.supervise.exits import LOOK_S, SAY_S
-from paceline.launch.supervise.lifecycle import UNJOINED_S, JobLifecycle, Phase
+from paceline.launch.supervise.lifecycle import UNJOINED_CPU_S, UNJOINED_S, JobLifecycle, Phase
 
 SCHEDULER, SERVER, W0, W1 = (
     ProcessName("scheduler", 0),
@@ -706,3 +706,25 @@ def test_job_of_ddp_fails_if_all_workers_end_and_none_has_joined(joined: bool) -
     assert world.cycle.code == (0 if joined else 1)
     cause = world.cycle.blame.cause
     assert cause is None if joined else cause is not None and "backend paceline of --ddp" in cause.reason
+
+
+def test_worker_of_ddp_that_works_without_joining_is_named_once() -> None:
+    world = World(must_join=True)
+    world.tell(Ready())
+    world.tell(Runs(SERVER, 2 * UNJOINED_CPU_S))
+    world.tell(Runs(W0, UNJOINED_CPU_S - 1))
+    assert world.warnings == []
+    world.tell(Runs(W0, UNJOINED_CPU_S))
+    world.tell(Runs(W1, UNJOINED_CPU_S))
+    [line] = world.warnings
+    assert line.startswith("worker 0 has used 20 s of CPU time, and not opened the backend paceline of --ddp. Either ")
+
+
+@pytest.mark.parametrize("must_join", [False, True])
+def test_worker_of_ddp_that_the_others_wait_for_in_vain_gets_a_hint(must_join: bool) -> None:
+    world = World(must_join=must_join)
+    world.tell(Ready())
+    world.tell(Lost(W1, "worker 1 did not join within 60 s"))
+    cause = world.cycle.blame.cause
+    assert cause is not None
+    assert ("TORCH_DEVICE_BACKEND_AUTOLOAD" in cause.reason) == must_join

@@ -146,10 +146,10 @@ class Agent:
             case ["environ", dict() as variables]:
                 self._environ.update(variables)
                 self._crew.inherit(self._environ)
-            case ["address", list() as wanted, list() as targets]:
-                self._say(*_addresses(wanted, targets))
-            case ["facts", str() as witness]:
-                self._listening = host_checks.listen()
+            case ["address", list() as wanted, list() as targets, str() as ports]:
+                self._say(*_addresses(wanted, targets, ports))
+            case ["facts", str() as witness, str() as ports]:
+                self._listening = host_checks.listen(ports)
                 self._say("facts", host_checks.facts(witness), self._listening.getsockname()[1])
             case ["reach", list() as targets]:
                 self._say("reached", host_checks.reach(targets))
@@ -231,13 +231,13 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _addresses(wanted: list[str], targets: list[str]) -> list[Any]:
-    """Return this host's address: on the first interface, else the one from which it reaches a target."""
+def _addresses(wanted: list[str], targets: list[str], ports: str) -> list[Any]:
+    """Return this host's address, on the first interface, else the one from which it reaches a target; a free port."""
     try:
-        found = [address_of(one) for one in wanted]
+        found, port = [address_of(one) for one in wanted], free_port(ports)
     except PacelineError as error:
         return ["refused", str(error)]
-    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, free_port()]
+    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, port]
 
 
 def main() -> int:

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import config
+from paceline.errors import ConfigError
 from paceline.host.interfaces import with_own_scope
 from paceline.launch.host_list import Host
 from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.request import Explain, HostCommand
-from paceline.launch.supervise.crew import serve
+from paceline.launch.supervise.crew import free_port, serve
 from paceline.launch.supervise.guardian import Guardian
 
 #: Clocks that differ by more make logs hard to read; nothing else depends on them.
@@ -80,6 +82,7 @@ class Doctor:
         return list(self._findings.values())
 
     def _examine(self, guardian: Guardian, witness: Path) -> None:
+        ports = os.environ.get(config.variable("ports"), "")
         with contextlib.ExitStack() as stack:
             links = [self._open(finding, guardian) for finding in self._findings.values()]
             for link in links:
@@ -87,8 +90,8 @@ class Doctor:
             live = self._answered(links, lambda one: bool(one.about))
             for link in live:
                 interface = self._findings[link.host].host.interface
-                link.ask_address([interface] if interface else [], live)
-                link.send("facts", witness.name)
+                link.ask_address([interface] if interface else [], live, ports)
+                link.send("facts", witness.name, ports)
             live = self._answered(live, lambda one: bool(one.facts))
             for link in live:
                 link.send("reach", self._targets(link.host))
@@ -104,6 +107,8 @@ class Doctor:
         """Wait for the hosts' answers, and return those that have one; no answer is a problem."""
 
         def is_over() -> bool:
+            for link in links:
+                link.type_command(time.monotonic())
             return all(link.code is not None or has(self._findings[link.host]) for link in links)
 
         serve(self._selector, self._timeout_s, is_over)
@@ -180,12 +185,16 @@ def facts(witness: str) -> dict[str, Any]:
     return {"versions": versions, "shared": os.path.exists(witness)}
 
 
-def listen() -> socket.socket:
-    """Return a socket that listens on every address of this host, on a free port."""
+def listen(ports: str = "") -> socket.socket:
+    """Return a socket that listens on every address of this host, on a free port, which may be of a range."""
+    try:
+        port = free_port(ports)
+    except ConfigError:  # the answer to "address" says so
+        port = 0
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # the kernel has IPv6, but it is switched off
-            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=128)
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=128)
 
 
 def reach(targets: Sequence[Sequence[Any]]) -> dict[str, str]:

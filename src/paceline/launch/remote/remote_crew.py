@@ -19,6 +19,7 @@ from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.crew import Processes, serve
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
+from paceline.observe.table import plural
 
 #: How long agents may take to end their processes, after the job.
 _FINISH_S = 5.0
@@ -75,6 +76,7 @@ class RemoteCrew(Processes):
             raise LaunchError(self._request.explain(self._hosts[ended.host], ended))
         silent = [link for link in self._links.values() if not link.about]
         for link in silent:
+            link.type_command(now)
             if link.code is not None:
                 link.drain()
                 if not link.about:
@@ -85,10 +87,9 @@ class RemoteCrew(Processes):
         start_s = self._plan.graces.start_s
         late = [link.host for link in absent if now > (self._asked_at or link.heard_at) + start_s]
         if late:
-            raise LaunchError(
-                f"no answer from {', '.join(late)} within {start_s:g} s; the other "
-                f"{len(self._links) - len(absent)} hosts are ready; try: ssh {late[0]} true"
-            )
+            ready = len(self._links) - len(absent)
+            others = f"; {plural(ready, 'other host is', 'other hosts are')} ready" if ready else ""
+            raise LaunchError(f"no answer from {', '.join(late)} within {start_s:g} s{others}; try: ssh {late[0]} true")
         return bool(absent)
 
     def _reach_again(self, link: AgentLink, now: float) -> None:
@@ -115,7 +116,8 @@ class RemoteCrew(Processes):
     def deadline(self) -> float | None:
         """Return when to look again: for hosts that fall silent, or while hosts have not reported."""
         first = min(link.heard_at for link in self._links.values()) + self._plan.graces.start_s
-        return min([self._check_at or first, *self._retry_at.values()])
+        typing = [link.type_at for link in self._links.values() if not link.about]
+        return min([self._check_at or first, *self._retry_at.values(), *typing])
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
@@ -200,10 +202,10 @@ class RemoteCrew(Processes):
 
     def _ask(self, now: float) -> None:
         """Ask every host for its address towards the others, once all can be named."""
-        self._asked_at = now
+        self._asked_at, ports = now, self._plan.setting("ports", self._request.environ)
         for link in self._links.values():
             link.send("environ", dict(self._request.environ))
-            link.ask_address(self._interfaces[link.host], self._links.values())
+            link.ask_address(self._interfaces[link.host], self._links.values(), ports)
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
         stranger = next((one for one in _named(line) if one not in self._host_of), None)

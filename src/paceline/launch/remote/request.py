@@ -24,22 +24,19 @@ Explain = Callable[[Host, AgentLink], str]
 #: Exit codes of the script below.
 NO_DIRECTORY, NO_PYTHON = 91, 92
 
-#: Its first line is a sign of life: on a busy host Python takes long to start.
-_SCRIPT = f"""echo
-cd "$1" || exit {NO_DIRECTORY}
-test -z "$2" || export PYTHONPATH="$2"
-shift 2
-for python in "$@"; do
-  if command -v "$python" >/dev/null 2>&1; then exec "$python" -P -m paceline agent; fi
-done
-echo "not found: $*" >&2
-exit {NO_PYTHON}"""
+#: Its first word is a sign of life: on a busy host Python takes long to start. It is one line: csh takes no more.
+_SCRIPT = (
+    f'echo; cd "$1" || exit {NO_DIRECTORY}; test -z "$2" || export PYTHONPATH="$2"; shift 2; for python in "$@"; do '
+    'if command -v "$python" >/dev/null 2>&1; then exec "$python" -P -m paceline agent; fi; done; '
+    f'echo "not found: $*" >&2; exit {NO_PYTHON}'
+)
 
 #: Variables of the launcher's shell that processes on other hosts get as well: these, and those with the prefixes.
 _FORWARDED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ"})
 _PREFIXES = (
     "PACELINE_", "MXNET_", "PS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMBA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_",
-    "PYTHON", "CUBLAS_", "HF_", "WANDB_", "AWS_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "PYTHON", "CUBLAS_", "HF_", "WANDB_", "AWS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy",
+    "https_proxy", "all_proxy", "no_proxy",
 )  # fmt: skip
 
 

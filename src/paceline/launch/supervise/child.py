@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from types import FrameType
 
 from paceline.errors import LaunchError
 from paceline.host import forks
-from paceline.host.systems import os, signal
+from paceline.host.systems import os, resource, signal
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -115,8 +116,19 @@ def _popen(
             preexec_fn=prepare,  # noqa: PLW1509 - the launcher has one thread
         )
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise LaunchError(f"{argv[0]!r} cannot be run: {reason}") from error
+        raise LaunchError(f"{argv[0]!r} cannot be run: {why_none(error)}") from error
+
+
+def why_none(error: OSError | ValueError) -> str:
+    """Return why a process could not be started."""
+    if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
+        return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    number = "unlimited" if limit == resource.RLIM_INFINITY else limit
+    return (
+        f"there are as many processes and threads as may be: raise the user's limit (ulimit -u, which is {number}) or "
+        "that of the container or service (pids.max)"
+    )
 
 
 def die_with_parent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import selectors
 import socket
@@ -11,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from paceline.errors import LaunchError
+from paceline.config import port_range
+from paceline.errors import ConfigError, LaunchError
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
@@ -275,8 +277,16 @@ def serve(selector: selectors.BaseSelector, limit_s: float, is_over: Callable[[]
             key.data()
 
 
-def free_port() -> int:
-    """Return a TCP port that is free now. It may be taken before it is bound."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_port(ports: str = "") -> int:
+    """Return a TCP port that is free now, of a range the last one: listening processes take the first ones.
+
+    It may be taken before it is bound.
+
+    Raises:
+        ConfigError: the range is none, or no port of it is free.
+    """
+    for port in reversed(port_range(ports)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise ConfigError(f"no port of {ports or 'this host'} is free on {socket.gethostname()}")

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from paceline.errors import LaunchError
 from paceline.host import forks
 from paceline.host.systems import os, signal
 from paceline.launch import processes
-from paceline.launch.supervise.child import ENDING, PASSED_ON
+from paceline.launch.supervise.child import ENDING, PASSED_ON, why_none
 
 _TRIES = 100
 _PAUSE_S = 0.02
@@ -39,7 +40,7 @@ class _Survivor:
     def __init__(self, act: Callable[[bytes], None]) -> None:
         with forks.held():
             read_fd, self.fd = os.pipe()
-            self._pid = os.fork()
+            self._pid = fork()
             if self._pid == 0:
                 _main(read_fd, self.fd, act)
             os.close(read_fd)
@@ -80,6 +81,18 @@ class Canceller(_Survivor):
         if self.fd >= 0:
             os.write(self.fd, _RELEASED)
             self.close()
+
+
+def fork() -> int:
+    """Fork.
+
+    Raises:
+        LaunchError: the system refuses one more process.
+    """
+    try:
+        return os.fork()
+    except OSError as error:
+        raise LaunchError(f"no process can be started: {why_none(error)}") from error
 
 
 def _main(read_fd: int, write_fd: int, act: Callable[[bytes], None]) -> None:
