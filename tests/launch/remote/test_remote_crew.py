@@ -121,3 +121,14 @@ def test_host_that_is_lost_before_it_says_that_a_process_runs_fails_the_job(
     monkeypatch.setattr(RemoteCrew, "_heard", hear_no_start)
     assert launch(tmp_path, monkeypatch, script="kill -9 $PPID; exec sleep 1000") == 255
     assert "worker 0 on h1 failed: exit code 255: " in capfd.readouterr().err
+
+
+def test_variable_that_other_hosts_do_not_get_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_DATA", "/data")
+    assert launch(tmp_path, monkeypatch, script='echo "$MY_DATA $PWD"') == 0
+    said = (
+        "the command reads MY_DATA, which workers on other hosts do not get from this shell; to pass on: --env MY_DATA"
+    )
+    assert f"paceline: {said}\n" in capfd.readouterr().err

@@ -37,7 +37,15 @@ more, names the cause first when a network fails. The time in which an end did n
 """
 
 from paceline.launch.remote.remote_job import AgentBackend, BrokeredJob, RemoteJob, copy_all, run_all
-from paceline.launch.remote.request import RemoteRequest, agent_here, agent_script, explain, forwarded, remote_request
+from paceline.launch.remote.request import (
+    RemoteRequest,
+    agent_here,
+    agent_script,
+    explain,
+    forwarded,
+    kept_back,
+    remote_request,
+)
 
 __all__ = [
     "AgentBackend",
@@ -49,6 +57,7 @@ __all__ = [
     "copy_all",
     "explain",
     "forwarded",
+    "kept_back",
     "remote_request",
     "run_all",
 ]

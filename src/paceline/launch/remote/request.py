@@ -62,6 +62,19 @@ def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict
     }
 
 
+#: Variables that every host has for itself.
+_OF_HOST = frozenset({
+    "HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "OLDPWD", "HOSTNAME", "TERM", "TMPDIR", "TMP", "TEMP", "MAIL",
+    "_", "SHLVL", "DISPLAY", "EDITOR", "PAGER", "COLUMNS", "LINES", "VIRTUAL_ENV", "CONDA_PREFIX",
+})  # fmt: skip
+
+
+def kept_back(environ: Mapping[str, str]) -> set[str]:
+    """Return the variables of the launcher's shell that neither go to other hosts nor are a host's own."""
+    own = {name for name in environ if name in _OF_HOST or name.startswith(("XDG_", "SSH_", "SLURM_"))}
+    return set(environ) - set(forwarded(environ)) - own - OWNED
+
+
 _KNOWN = (
     ("Could not resolve hostname", "is unknown: check its name in the hosts file or in ~/.ssh/config"),
     ("Host key verification failed", "has a host key that ssh does not know: connect once by hand with `ssh {host}`"),
