@@ -103,6 +103,7 @@ class Supervisor:
         self._processes = {process.member: process for process in plan}
         self._plan = plan
         self._known = dict(known)
+        self._restart = int(known.get(Late.RESTART, "0"))
         self._make_crew = make_crew
         self._code: int | None = None
         self.interrupted = False
@@ -188,7 +189,9 @@ class Supervisor:
         with contextlib.suppress(OSError, LaunchError):
             runtime.write(replace(self._job, scheduler=scheduler or ""))
             if self._plan.scheduler is not None:
-                ring.note_hosts(self._job.id, self._job.key, [one for one in self._job.hosts if one != LOCALHOST])
+                ring.note_hosts(
+                    self._job.id, self._job.key, [one for one in self._job.hosts if one != LOCALHOST], self._restart
+                )
 
     def _forget(self) -> None:
         with contextlib.suppress(OSError, LaunchError):
@@ -206,7 +209,8 @@ class Supervisor:
             self._console.block(lost_block(death, *self._tail_and_host(death.member)))
         if blame.cause is not None:
             tail, host = self._tail_and_host(blame.cause.member)
-            story = self._plan.job_id if self._plan.scheduler is not None else ""
+            which = f" --start {self._restart}" if self._plan.max_restarts else ""
+            story = f"{self._plan.job_id}{which}" if self._plan.scheduler is not None else ""
             self._console.block(failure_block(blame.cause, tail, blame.aftermath, host, story))
 
     def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
