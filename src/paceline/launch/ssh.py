@@ -16,7 +16,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import command_words
-from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
+from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request, without_hosts
 
 #: What never belongs to a copy.
 _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
@@ -60,6 +60,7 @@ class SshBackend(AgentBackend):
 
         there = replace(machine, environ=here)
         request = remote_request(plan, there, options.python, partial(over_ssh, ssh))
+        request = replace(request, without=lambda names: self.plan(without_hosts(spec, names), machine))
         if not spec.sync:
             return request
         inside = os.path.relpath(plan.directory, machine.directory)  # a copy of this directory in itself would grow

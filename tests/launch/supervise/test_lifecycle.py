@@ -28,6 +28,7 @@ from paceline.launch.supervise.events import (
     StartProcesses,
     Stopped,
     Tick,
+    Unheard,
 )
 from paceline.launch.supervise.exits import LOOK_S, SAY_S
 from paceline.launch.supervise.lifecycle import UNJOINED_CPU_S, UNJOINED_S, JobLifecycle, Phase
@@ -426,9 +427,11 @@ def test_survivors_are_terminated_then_killed_then_given_up(world: World) -> Non
     world.wait()
     assert world.now == 11
     assert world.signals == [(signal.SIGTERM, ALL), (signal.SIGKILL, ALL)]  # SERVER may have left something behind
+    world.tell(Unheard(frozenset({W1})))
     world.wait()
     assert world.finished == [1]
-    assert "scheduler, worker 0, worker 1 cannot be killed" in world.warnings[-1]
+    assert "scheduler, worker 0 cannot be killed" in world.warnings[-2]
+    assert "worker 1 may run on: no word from there" in world.warnings[-1]
 
 
 def test_process_that_ends_by_our_signal_is_not_blamed(world: World) -> None:

@@ -45,6 +45,7 @@ from paceline.launch.remote.request import (
     forwarded,
     kept_back,
     remote_request,
+    without_hosts,
 )
 
 __all__ = [
@@ -60,4 +61,5 @@ __all__ = [
     "kept_back",
     "remote_request",
     "run_all",
+    "without_hosts",
 ]

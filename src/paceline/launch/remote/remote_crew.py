@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,17 @@ from paceline.launch.remote.agent_link import PING_S, AgentLink, data, members
 from paceline.launch.remote.pinger import Pinger
 from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.crew import Processes, serve
-from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
+from paceline.launch.supervise.events import (
+    Event,
+    Exited,
+    NotStarted,
+    Runs,
+    Started,
+    Stopped,
+    Unheard,
+    event_of,
+    words_of,
+)
 from paceline.launch.supervise.supervisor import Surroundings
 from paceline.observe.table import plural
 
@@ -27,18 +37,34 @@ _FINISH_S = 5.0
 #: Pause before a host is reached again: as long as the tries have taken, within these limits.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 
+#: Silence after which signals may not arrive. A host answers every ping.
+_UNHEARD_S = 3 * PING_S
+
 #: Exit code of processes whose host was lost.
 LOST_CODE = 255
+
+
+class HostsAbsentError(LaunchError):
+    """Hosts do not answer.
+
+    Attributes:
+        hosts: their names.
+    """
+
+    def __init__(self, text: str, hosts: Iterable[str]) -> None:
+        super().__init__(text)
+        self.hosts = tuple(hosts)
 
 
 class RemoteCrew(Processes):
     """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
-    Each host's own interpreter takes the place of the launcher's in commands.
+    Each host's own interpreter takes the place of the launcher's in commands. With ``waits`` any host that cannot be
+    reached is tried until the time for the start has passed: the job ran there before.
     """
 
-    def __init__(self, around: Surroundings, request: RemoteRequest) -> None:
-        self._around, self._request = around, request
+    def __init__(self, around: Surroundings, request: RemoteRequest, waits: bool = False) -> None:
+        self._around, self._request, self._waits = around, request, waits
         plan = self._plan = request.plan
         self._hosts = {host.name: host for host in plan.hosts}
         self._host_of = {process.member: process.host for process in plan}
@@ -73,7 +99,7 @@ class RemoteCrew(Processes):
             (one for one in self._links.values() if one.about and not one.address and one.code is not None), None
         )
         if ended is not None:
-            raise LaunchError(self._request.explain(self._hosts[ended.host], ended))
+            raise HostsAbsentError(self._request.explain(self._hosts[ended.host], ended), [ended.host])
         silent = [link for link in self._links.values() if not link.about]
         for link in silent:
             link.type_command(now)
@@ -89,7 +115,8 @@ class RemoteCrew(Processes):
         if late:
             ready = len(self._links) - len(absent)
             others = f"; {plural(ready, 'other host is', 'other hosts are')} ready" if ready else ""
-            raise LaunchError(f"no answer from {', '.join(late)} within {start_s:g} s{others}; try: ssh {late[0]} true")
+            said = f"no answer from {', '.join(late)} within {start_s:g} s{others}; try: ssh {late[0]} true"
+            raise HostsAbsentError(said, late)
         return bool(absent)
 
     def _reach_again(self, link: AgentLink, now: float) -> None:
@@ -98,8 +125,8 @@ class RemoteCrew(Processes):
         due = self._retry_at.get(link.host)
         if due is None:
             why = self._request.explain(self._hosts[link.host], link)
-            if not link.was_unanswered or tried_s > start_s:
-                raise LaunchError(why)
+            if tried_s > start_s or not (self._waits or link.was_unanswered):
+                raise HostsAbsentError(why, [one.host for one in self._links.values() if not one.about])
             self._around.console.say(f"{why}; trying again until {start_s:g} s have passed")
             self._retry_at[link.host] = now + min(max(tried_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         elif now >= due:
@@ -143,6 +170,8 @@ class RemoteCrew(Processes):
                 self._left.pop(link.host, None)
             if link.host in self._lost:
                 self._lose(link)
+        late = {link.host for link in self._links.values() if link.about and now > link.heard_at + _UNHEARD_S}
+        self._around.take(Unheard(frozenset(member for member in self._running if self._host_of[member] in late)))
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Ask how much CPU time processes have used."""

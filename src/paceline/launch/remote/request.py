@@ -6,10 +6,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, describe
 from paceline.launch.planner import Machine
 from paceline.launch.process_environment import OWNED
@@ -140,6 +141,8 @@ class RemoteRequest:
     """Says why a remote shell ended."""
     copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Commands that run before the start, side by side, by host."""
+    without: Callable[[Collection[str]], RemoteRequest] | None = None
+    """Plans the job again without some hosts, a ``ValueError`` if it does not fit; None: an engine chose the hosts."""
 
     @property
     def text(self) -> str:
@@ -158,3 +161,20 @@ def remote_request(
     environ = forwarded(machine.environ, OWNED | {private})
     script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
     return RemoteRequest(plan, machine.python, lambda host: reach(host, script), environ)
+
+
+def without_hosts(spec: JobSpec, names: Collection[str]) -> JobSpec:
+    """Return a job that does not use some of its hosts.
+
+    Raises:
+        ValueError: none is left, or none of a group that names its hosts.
+    """
+
+    def left(hosts: Sequence[Host], whose: str) -> tuple[Host, ...]:
+        found = tuple(host for host in hosts if host.name not in names)
+        if hosts and not found:
+            raise ValueError(f"{whose} has no other host")
+        return found
+
+    groups = tuple(replace(one, hosts=left(one.hosts, f"group {one.name}")) for one in spec.groups)
+    return replace(spec, hosts=left(spec.hosts, "the job"), groups=groups)

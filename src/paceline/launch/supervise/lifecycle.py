@@ -142,6 +142,7 @@ class JobLifecycle:
         self._alone = ""
         """The scheduler's word on workers that train without having joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
+        self._unheard: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[e.Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
@@ -169,6 +170,9 @@ class JobLifecycle:
             case e.Stopped(members):
                 self._stopped = members
                 self._watch_stopped(now)
+                return []
+            case e.Unheard(members):
+                self._unheard = members
                 return []
             case e.Lost(member, reason, True):
                 return self._survived(member, reason, now)
@@ -373,7 +377,7 @@ class JobLifecycle:
             case Phase.TERMINATING:
                 return self._kill(now)
             case _:
-                return [e.ShowLine(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+                return [*self._left_over(), self._over()]
 
     def _terminate(self, now: float) -> list[e.Action]:
         self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s
@@ -382,6 +386,16 @@ class JobLifecycle:
     def _kill(self, now: float) -> list[e.Action]:
         self.phase, self.deadline = Phase.KILLING, now + self.graces.kill_s
         return [e.Signal(signal.SIGKILL, tuple(self._started))]
+
+    def _left_over(self) -> list[e.Action]:
+        """Say why processes have not ended after SIGKILL."""
+        stuck = [one for one in self.alive if one not in self._unheard]
+        gone = [one for one in self.alive if one in self._unheard]
+        reasons = (
+            (stuck, "cannot be killed (waiting in the kernel?)"),
+            (gone, "may run on: no word from there; an agent that misses the launcher ends what it has started"),
+        )
+        return [e.ShowLine(f"{', '.join(map(str, names))} {reason}") for names, reason in reasons if names]
 
     def _finish_if_empty(self) -> list[e.Action]:
         is_to_come = self.phase is Phase.LEAVING and bool(self._unfinished)  # a worker whose host is slow to say so

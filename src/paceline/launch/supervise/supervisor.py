@@ -393,9 +393,13 @@ class SupervisedJob(Job):
             known = {**self._known, Late.RESTART: str(restart)}
             if self.plan.needs(Late.JOB_KEY):
                 known[Late.JOB_KEY] = new_job_key()
-            supervisor = Supervisor(self.plan, known, self.make_crew)
-            code = supervisor.run()
-            if code in (0, WORKER_LOST) or supervisor.interrupted or restart == self.plan.max_restarts:
+            code, was_interrupted = self.run_once(known)
+            if code in (0, WORKER_LOST) or was_interrupted or restart == self.plan.max_restarts:
                 break
             print(f"[launch] restart {restart + 1} of {self.plan.max_restarts}", file=sys.stderr, flush=True)
         return code
+
+    def run_once(self, known: Mapping[Late, str]) -> tuple[int, bool]:
+        """Run the job once; return its exit code, and whether a signal ended it."""
+        supervisor = Supervisor(self.plan, known, self.make_crew)
+        return supervisor.run(), supervisor.interrupted
