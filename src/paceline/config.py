@@ -146,7 +146,8 @@ class Settings:
     """How long to wait until all members have joined. Of a process that the launcher sees start on a busy host, the CPU
     time that it gets counts, not the time that passes."""
     timeout_s: float = 300.0
-    """How long any request may take, including the wait for slower workers."""
+    """How long any request may take after the processes that it waits for have got on last: taken a step, or sent or
+    received a part of a tensor."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler. It is longer in jobs of more than 40 processes:
     a second in those of 80 or more (:attr:`beat_interval_s`)."""

@@ -90,7 +90,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 def _refused(name: str, error: Exception) -> int:
     known = f" {name}" if name in COMMANDS else ""
     more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""
-    from paceline.wire.text import plain  # errors quote other hosts
+    from paceline.host.plain_text import plain  # errors quote other hosts
 
     print(plain(f"paceline{known}: {error}{more}", "\n\t"), file=sys.stderr)
     if isinstance(error, UsageError | ConfigError):

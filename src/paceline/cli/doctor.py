@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
+from paceline.host.plain_text import plain
 from paceline.launch import with_default_interface
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_here, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import over_ssh
 from paceline.observe.table import table
-from paceline.wire.text import plain
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.cli.doctor import cells
+from paceline.host.plain_text import plain
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Finding
 from paceline.observe.table import plural, table
 from paceline.sim.hosts_plan import HostPlanner, HostsPlan, PlannedJob
-from paceline.wire.text import plain
 
 WIDTH = 80
 

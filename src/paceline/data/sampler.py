@@ -143,6 +143,11 @@ class ShardedSampler(Sampler[int]):
         return self._position
 
     @property
+    def walks_all(self) -> bool:
+        """Whether this part is the whole data set."""
+        return self._span is None and self._num_parts == 1
+
+    @property
     def batch_size(self) -> int | None:
         """This worker's samples in each global batch; None without ``global_batch_size``."""
         if self._global_batch_size is None:

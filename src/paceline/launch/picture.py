@@ -16,12 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from paceline.host.plain_text import plain
 from paceline.launch.runtime import JobRecord
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS, parts_of
 from paceline.observe.rows import progress, rows_of
 from paceline.observe.table import Size, duration, quantity, table
 from paceline.wire import messages as m
-from paceline.wire.text import plain
 
 Row = Mapping[str, Any]
 

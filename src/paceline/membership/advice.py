@@ -78,6 +78,10 @@ class Advice:
         lines, self._lines = self._lines, []
         return [*lines, *map(Warn, self.alone.check(self._last_rounds(), now))]
 
+    def why_alone(self) -> str:
+        """Return the lines about workers that exchange nothing; empty: there are none."""
+        return self.alone.why_alone(self._last_rounds())
+
     def _last_rounds(self) -> dict[int, int]:
         return {one.member.rank: one.round for one in self._roster.of_role("worker")}
 
@@ -147,7 +151,7 @@ class Advice:
         return m.MemberState(
             one.round, one.pace, now - one.heard, one.memory, one.sent, one.received, phase, waits_for, one.step_s,
             self.verdicts.recent(key), self.verdicts.whole(key), figures, *self.verdicts.late(key),
-            self.verdicts.held(key), one.progress,
+            self.verdicts.held(key), one.progress, None if one.got_on < 0 else max(0.0, now - one.got_on),
         )  # fmt: skip
 
 

@@ -74,6 +74,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
+from paceline.host.plain_text import plain_lines
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
 from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, describe_all, refuse
@@ -84,7 +85,6 @@ from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
-from paceline.wire.text import plain_lines
 
 #: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
 LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
@@ -278,7 +278,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
-        actions = self.advice.judge(now)
+        actions = [*self.advice.judge(now), *self._measure_in_vain(now)]
         self.advice.settle(now)
         self.traces.tick(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
@@ -396,16 +396,21 @@ class Membership:
             return self._nobody_came(late, now)
         if not self._starting.is_word_due(now):
             return []
-        text = self._starting.waited_for(missing, now, self.advice.alone.why_not_joined())
+        text = self._starting.waited_for(missing, now, self.advice.why_alone())
         news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
-        text = self._starting.too_late(missing, self.advice.alone.why_not_joined())
+        text = self._starting.too_late(missing, self.advice.why_alone())
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
         self.cause = self.cause or m.Death(*missing[0], "", text)
         return [Answer(record.peer, record.seq, m.Failed("JoinTimeoutError", text)) for record in self._roster.values()]
+
+    def _measure_in_vain(self, now: float) -> list[Action]:
+        """End a job that only measures rounds where workers make none: it would end with the script."""
+        why = self.advice.why_alone() if self._settings.profile and self._ending is None else ""
+        return self._fail_with(m.Death("worker", 0, "", f"nothing can be measured: {why}"), now) if why else []
 
     def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
         record = self._roster[key]
@@ -438,7 +443,8 @@ class Membership:
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending is not None, self.advice.following.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
-        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace)
+        fastest_s = self._roster.fastest_step_s(at) if at else 0.0
+        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s)
 
     def status(self, now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""

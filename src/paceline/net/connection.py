@@ -28,12 +28,20 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from paceline.errors import ProtocolError
-from paceline.host import systems
 from paceline.net.base import Frames
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
-from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of, traffic
+from paceline.net.records import (
+    SMALL_BYTES,
+    ClosedError,
+    Intake,
+    RecordReceiver,
+    RecordSender,
+    copy_of,
+    size_of,
+    traffic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +133,7 @@ class Connection(Generic[Source]):
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
             self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), Room()
-            self._is_network = sock.family != systems.UNIX
+            self._is_network = sock.family != socket.AF_UNIX
             self._go_on()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
@@ -183,7 +191,8 @@ class Connection(Generic[Source]):
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
-                kept = [frame if its >= SMALL_BYTES else bytes(frame) for frame, its in zip(frames, sizes, strict=True)]
+                both = zip(frames, sizes, strict=True)
+                kept = [frame if its >= SMALL_BYTES else copy_of(frame) for frame, its in both]
                 self._waiting.add((kept, sizes), urgency)
                 self._go_on()
                 return
@@ -211,7 +220,7 @@ class Connection(Generic[Source]):
         rest: Iterator[Any] | None = None
         for piece in pieces:
             try:
-                sent = systems.send_at_once(sock, piece)
+                sent = sock.send(piece, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
             except OSError:  # the reader of this connection sees it end and calls _shut()

@@ -43,6 +43,7 @@ import psutil
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.host.own_time import OwnTime
+from paceline.host.plain_text import plain_lines
 from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe, describe_all
 from paceline.net.base import Frames
 from paceline.net.client import Client
@@ -53,7 +54,6 @@ from paceline.observe import events, reports, ring
 from paceline.observe.clocks import RoundTrips
 from paceline.observe.recording import Recording
 from paceline.wire import messages as m
-from paceline.wire.text import plain_lines
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class Lifeline:
         shutdown: all workers have left.
         deaths: the members whose death ended the job.
         lost: the workers that have died, and that the job goes on without.
+        fastest_s: seconds of a step of the fastest worker, as the scheduler has heard; 0: not known.
         rank: rank of this process; -1 before it has joined.
         members: members of the job; empty before this process has joined.
     """
@@ -126,6 +127,7 @@ class Lifeline:
         self._suspects: list[m.SilentMember] = []
         """Members of this host of which the scheduler wants to know more."""
         self.round = 0
+        self.fastest_s = 0.0
         self.failure: PacelineError | None = None
         self.shutdown = False
         self.deaths: list[m.Death] = []
@@ -228,6 +230,7 @@ class Lifeline:
         """Return a heartbeat with all figures."""
         seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
         beat = m.Heartbeat(self.round, seen, _memory(), traffic.sent, traffic.received, list(self._taken_out.items()))
+        beat.work = traffic.parts
         self._add_figures(beat)
         beat.reports = reports.own().take() if self._settings.role == "worker" else []
         beat.progress, beat.trace = reports.own().progress(), self._recording.take(self._clock)
@@ -237,7 +240,7 @@ class Lifeline:
     def _heard(self, body: m.Body, sent: float) -> None:
         """Take the answer to a heartbeat: its news, and the scheduler's clock."""
         if isinstance(body, m.News) and body.at:
-            now, self._recording.wanted = time.monotonic(), body.trace
+            now, self._recording.wanted, self.fastest_s = time.monotonic(), body.trace, body.fastest_s
             self._clock.note(sent, body.at, now)
             if ring.active is not None:
                 ring.active.align(self._clock.offset, self._clock.error(now))

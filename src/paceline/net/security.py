@@ -2,8 +2,9 @@
 
 | frames | with a job key | with a job key, ``encrypt`` off | without a job key (``insecure``) |
 |---|---|---|---|
-| heads and bodies of messages, and small frames | AES-GCM | AES-GCM | no protection |
+| heads and bodies of messages, and frames in heads | AES-GCM | AES-GCM | no protection |
 | large frames (tensors) over TCP | AES-GCM | no protection | no protection |
+| sealed frames (objects that are unpickled) | AES-GCM | AES-GCM | no objects are sent |
 | large frames over unix sockets | the kernel | the kernel | the kernel |
 
 A unix socket joins processes of one user only, so that no other user stands between them.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import secrets
 import socket
 import string
@@ -21,7 +23,6 @@ from dataclasses import dataclass, field
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.host import systems
 
 _BASE85 = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"
@@ -36,10 +37,10 @@ def is_of_another_user(sock: socket.socket) -> bool:
 
     It is the one that listened, or that connected. False for other sockets, and where the kernel does not tell.
     """
-    if sock.family != systems.UNIX or not hasattr(socket, "SO_PEERCRED"):
+    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return False
     _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return bool(uid != systems.user_id())
+    return bool(uid != os.geteuid())
 
 
 def new_job_key() -> str:
@@ -90,6 +91,18 @@ class Security:
         if not self.encrypt:
             return "tensors are sent in the clear: the network can read and change them (PACELINE_ENCRYPT=0)"
         return ""
+
+    def check_objects(self) -> None:
+        """Refuse to send or take objects, which are pickled, where anybody could send them.
+
+        Raises:
+            ConfigError: the job has no key.
+        """
+        if not self.job_key:
+            raise ConfigError(
+                "objects are pickled: whoever sends one can run code in all ranks. This job has no key "
+                "(PACELINE_INSECURE=1, here or in rank 0), so anybody could; start it with a key, or send tensors"
+            )
 
     @property
     def psk(self) -> bytes:

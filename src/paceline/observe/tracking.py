@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline import extensions
+from paceline.host.plain_text import described
 from paceline.observe import tools  # noqa: F401 - registers its trackers
 from paceline.observe.account import WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
 from paceline.observe.trackers import Tracker
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 

@@ -372,14 +372,6 @@ class ServerExchange(Exchange):
         store.barrier()
         self.sparse.broadcast_weights()
 
-    def states(self) -> dict[Any, dict[str, Any]]:
-        """Return the state of the servers' optimizer, by name."""
-        return dict(self._store.optimizer_states())
-
-    def set_states(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Replace the state of the servers' optimizer by rank 0's; between rounds. Every worker calls it."""
-        self._store.replace_optimizer_states({name: dict(state) for name, state in states.items()})
-
     def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         """Let the scheduler compare the weights of workers in lock step, if there are several. Does not wait."""
         self._store.compare_weights(self._store.name, step, weights())

@@ -14,6 +14,9 @@ Outer: TypeAlias = Mapping[str, Any] | Callable[[list[torch.nn.Parameter]], torc
 #: Published for DiLoCo; with one worker less momentum (MuLoCo, arXiv 2505.23725).
 _OUTER_LR, _OUTER_MOMENTUM, _OUTER_MOMENTUM_ALONE = 0.7, 0.9, 0.5
 
+#: Measured times vary by so much: machines that are alike take as many steps.
+_NOISE = 0.03
+
 #: Steps of a period by speed, of the fastest worker.
 _BY_SPEED = 100
 
@@ -31,6 +34,11 @@ class Period:
     steps: int = 0
     seconds: float = 0.0
     by_speed: bool = False
+
+    @property
+    def follows_speed(self) -> bool:
+        """Whether slower workers take fewer steps."""
+        return self.by_speed or not self.steps
 
     @classmethod
     def parse(cls, local_steps: int | str) -> Period:
@@ -57,11 +65,11 @@ class Period:
             f"local_steps={local_steps!r}: give a number of steps (32), a time ('30 s'), 'by speed', or '32 by speed'"
         )
 
-    def steps_of(self, speed: float, fastest: float) -> int:
-        """Return the steps of a worker of this speed (steps/s); without speeds, those of the fastest."""
-        if not self.by_speed or not (speed > 0 and fastest > 0):
+    def steps_of(self, step_s: float, fastest_s: float) -> int:
+        """Return the steps of a worker whose step takes so long; where times are not known, those of the fastest."""
+        if not self.by_speed or not (step_s > 0 and fastest_s > 0):
             return self.steps
-        return max(1, math.floor(self.steps * speed / fastest + 1e-9))
+        return min(self.steps, max(1, math.floor((1 + _NOISE) * self.steps * fastest_s / step_s)))
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ import torch
 from paceline.errors import PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.observe import meter
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.buffers import broadcast, buffers_of, shared_of
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices, Period
-from paceline.optim.names import NamedParameter
 from paceline.optim.reduce import ReduceExchange
+from paceline.optim.shared_tensors import broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
 from paceline.updaters import make_spec, option_groups
 from paceline.worker.traffic import Carried
@@ -52,7 +52,8 @@ class Fragment:
     Attributes:
         shadows: weights at the last exchange, as the servers have them.
         live: returns this worker's own weights: a module may replace a buffer.
-        steps_outer: the outer optimizer steps in this process, because the exchange brings merged deltas.
+        store: its keys on servers, where the outer optimizer steps; None: the exchange brings merged deltas, and it
+            steps in this process.
         samples: samples behind the steps since the last push.
         due: step after which the answer in flight is waited for; None: nothing is in flight.
     """
@@ -62,7 +63,7 @@ class Fragment:
     shadows: list[torch.nn.Parameter]
     live: Callable[[], list[torch.Tensor]]
     outer: torch.optim.Optimizer
-    steps_outer: bool
+    store: DistStore | None
     blend: float
     samples: float = 0.0
     rows: float = 0.0
@@ -97,7 +98,7 @@ class Fragment:
         self.due = None
         self.exchange.settle()
         self.exchange.take()
-        if self.steps_outer:
+        if self.store is None:
             self.outer.step()
         for shadow in self.shadows:
             shadow.grad = None
@@ -134,6 +135,9 @@ class LocalSteps(Strategy):
             for number in range(local.fragments):
                 if part := setup.named[number :: local.fragments]:
                     self._fragments.append(self._of_parameters(part))
+        if isinstance(store, DistStore):
+            store.session.is_local = True
+            store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
         if self._fragments and store.num_workers > 1 and setup.model is not None:
             self._share_the_rest(setup.model)
@@ -182,24 +186,21 @@ class LocalSteps(Strategy):
         is_buffers: bool = False,
     ) -> Fragment:
         named = [(name, shadow, 0) for name, shadow in zip(names, shadows, strict=True)]
-        exchange = self._exchange_of(named, outer, is_buffers)
-        steps_outer = not isinstance(exchange, ServerExchange)
-        one = Fragment(names, exchange, shadows, live, outer, steps_outer, self._local.blend)
-        one.restart()
-        return one
-
-    def _exchange_of(self, named: list[NamedParameter], outer: torch.optim.Optimizer, is_buffers: bool) -> Exchange:
+        store = None
         if isinstance(self.store, DistStore):
             store = self.store.sibling("buffers" if is_buffers else "local steps", mean=True)
             store.set_gradient_compression(() if is_buffers else self._setup.compression or ())
             store.set_spec(make_spec(outer))
-            exchange: Exchange = ServerExchange(store, outer, None, "server", "A period has one push")
-        elif self.store.num_workers > 1:
-            exchange = ReduceExchange(self.store, outer, None, "mean")
-        else:
-            exchange = OwnExchange()
+        exchange = self._exchange_of(store, outer)
         exchange.add(named)
-        return exchange
+        one = Fragment(names, exchange, shadows, live, outer, store, self._local.blend)
+        one.restart()
+        return one
+
+    def _exchange_of(self, store: DistStore | None, outer: torch.optim.Optimizer) -> Exchange:
+        if store is not None:
+            return ServerExchange(store, outer, None, "server", "A period has one push")
+        return ReduceExchange(self.store, outer, None, "mean") if self.store.num_workers > 1 else OwnExchange()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -209,6 +210,7 @@ class LocalSteps(Strategy):
         """Step by the wrapped optimizer, and exchange what is due. See :class:`Strategy`."""
         loss = super().step(closure, scale, found_inf)
         self._count()
+        meter.active.note_local_step()
         with torch.no_grad():
             self._steps += 1
             self._settle_due()
@@ -251,15 +253,10 @@ class LocalSteps(Strategy):
                 one.settle(delayed=self._local.delay > 0)
 
     def _choose_own_steps(self) -> None:
-        """Choose the steps of the next period from the speeds of all workers in this one."""
-        period = self._local.period
-        if not (period.by_speed and isinstance(self.store, DistStore) and self.store.num_workers > 1):
-            return
-        spent = time.monotonic() - self._period_began
-        speed = (self._steps - self._first) / spent if spent > 0 else 0.0
-        found = self.store.session.gather(f"{self.store.name}/local steps", repr(speed).encode())
-        speeds = [float(one) for one in found if one]
-        self._own_steps = period.steps_of(speed, max(speeds, default=speed))
+        """Choose the steps of the next period from this worker's speed and that of the fastest."""
+        if self._local.period.by_speed and isinstance(self.store, DistStore):
+            session = self.store.session
+            self._own_steps = self._local.period.steps_of(session.step_s, session.fastest_s)
 
     def exchange_now(self) -> None:
         """Exchange what all workers have done since the last exchange. Every worker calls it."""
@@ -288,7 +285,7 @@ class LocalSteps(Strategy):
     def _give(self, one: Fragment, values: Sequence[torch.Tensor]) -> None:
         """Set the values at the last exchange, on all workers and servers, to rank 0's."""
         _copy(one.shadows, values)
-        if isinstance(one.exchange, ServerExchange):
+        if one.store is not None:
             one.exchange.broadcast_weights()
         elif self.store.num_workers > 1:
             broadcast(self.store, {name: [shadow.data] for name, shadow in zip(one.names, one.shadows, strict=True)})
@@ -299,18 +296,14 @@ class LocalSteps(Strategy):
             {
                 "shadows": [shadow.detach().clone() for shadow in one.shadows],
                 "live": [tensor.detach().clone() for tensor in one.live()],
-                "outer": self._outer_state(one),
+                "outer": one.outer.state_dict()["state"] if one.store is None else one.store.optimizer_states(),
+                "residuals": {} if one.store is None else one.store.codec_states(),
                 "counts": [one.samples, one.rows],
             }
             for one in self._fragments
         ]
         way = [self._steps - self._first, self._done, self._own_steps]
         return super().fetch_states() | {_ENTRY: {"rank": self.store.rank, "parts": parts, "way": way}}
-
-    def _outer_state(self, one: Fragment) -> Any:
-        if isinstance(one.exchange, ServerExchange):
-            return one.exchange.states()
-        return one.outer.state_dict()["state"]
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Load the entry of :meth:`fetch_states`: rank 0's, but for this worker's own weights. Every worker calls it.
@@ -326,11 +319,13 @@ class LocalSteps(Strategy):
             for one, part in zip(self._fragments, entry["parts"], strict=True):
                 self._give(one, part["shadows"])
                 one.restart()
-                if isinstance(one.exchange, ServerExchange):
-                    one.exchange.set_states(part["outer"])
-                else:
+                is_own = entry["rank"] == self.store.rank
+                if one.store is None:
                     one.outer.load_state_dict(one.outer.state_dict() | {"state": part["outer"]})
-                if entry["rank"] == self.store.rank:
+                else:
+                    one.store.set_codec_states(part["residuals"] if is_own else {})
+                    one.store.replace_optimizer_states(part["outer"])
+                if is_own:
                     _copy(one.live(), part["live"])
                     one.samples, one.rows = part["counts"]
         since, self._done, self._own_steps = entry["way"]

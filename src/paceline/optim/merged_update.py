@@ -110,7 +110,7 @@ class MergedUpdate(ExchangingStrategy):
             self._refuse_shared()
             for param in list(self._sums):
                 self._refuse_merged(param)
-        self._exchange.push_rest(self._open or self._carried())
+        self._push_rest(self._open or self._carried())
         self._settle()
         self._open = None
         self._exchange.take()

@@ -17,9 +17,9 @@ from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
 from paceline.layout.tensors import floats, real_view
 from paceline.optim.binding import is_finite, merged_not_finite
-from paceline.optim.buffers import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter, may_have_gradient
+from paceline.optim.shared_tensors import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.sparse_exchange import find_sparse
 from paceline.optim.watch import refuse_renormalising
 from paceline.updaters import Options, StepOptions, options_apart

@@ -212,7 +212,7 @@ class ServerUpdate(ExchangingStrategy):
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
             if self._unpushed is not None and not self._has_gradients():
                 self.zeroed()
-            self._exchange.push_rest(replace(self._carried(), skip=skip))
+            self._push_rest(replace(self._carried(), skip=skip))
             self._arrived, self._open, self._unpushed = {}, None, None
             self._stepped_on = KeptGradients(param for _, param, _ in self.named)
             self._passes = self._versions = self._passes_alone = 0

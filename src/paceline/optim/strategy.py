@@ -25,11 +25,12 @@ from paceline.kvstore.weights import Weights
 from paceline.layout.tensors import without_graph
 from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
-from paceline.optim.buffers import Buffers, untrained_of
+from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.loss_reader import LossReader
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
+from paceline.optim.shared_tensors import untrained_of
 from paceline.optim.watch import ModelWatch
 from paceline.updaters import Options
 from paceline.worker.traffic import Carried
@@ -270,6 +271,12 @@ class ExchangingStrategy(Strategy):
                 after=None if self.buffers is None else self.buffers.publish(),
             )
         return self._open
+
+    def _push_rest(self, carried: Carried) -> None:
+        """Push what is not pushed yet of the round."""
+        self._exchange.push_rest(carried)
+        if self.buffers is not None:
+            self.buffers.pushed()
 
     def _settle(self) -> None:
         """Wait for all answers of the round, and end it."""

@@ -13,7 +13,8 @@ from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
 from paceline.observe import meter
 from paceline.optim.buffers import Buffers
-from paceline.optim.samples import SampleCounter
+from paceline.optim.samples import SampleCounter, tensors_in
+from paceline.worker import alone
 
 _UNWATCHED = (
     "give that named_parameters=model.named_parameters() instead of model=, and set optimizer.samples to the size of "
@@ -128,16 +129,16 @@ class ModelWatch:
 
     def _after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         self._samples.see((args, kwargs), outputs)
+        if module.training and not torch.compiler.is_compiling() and alone.wants_inputs():
+            alone.note_inputs(tensors_in((args, kwargs)))
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         if module.training:
             meter.active.forward_begins()
             self._synchronize()
-            if self._buffers is not None and not torch.is_grad_enabled():
-                self._buffers.keep()
         else:
             self._weights.read(self._synchronize)
-        if self._buffers is not None and self._buffers.are_read:
+        if self._buffers is not None and self._buffers.forward_begins():
             self._weights.read(self._buffers.take, _OWN_BUFFERS)
 
     def _before_part(self, module: torch.nn.Module, args: Any) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.host.plain_text import described
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
@@ -26,7 +27,6 @@ from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Scheduler:
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         if self._membership.complete:
             self._launcher.report_complete()
-        elif text := self._membership.advice.alone.why_not_joined():
+        elif text := self._membership.advice.why_alone():
             self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause

@@ -19,6 +19,7 @@ from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.extensions import load_all
 from paceline.host.cores import share_of, usable_cores
 from paceline.host.exitcodes import PEER_FAILED
+from paceline.host.plain_text import described
 from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
@@ -35,7 +36,6 @@ from paceline.observe.urgency import Urgency
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 #: Peer, number, request and frames.
 Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]

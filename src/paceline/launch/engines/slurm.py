@@ -12,6 +12,7 @@ import contextlib
 import math
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.host.systems import signal
 from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
 from paceline.launch.host_list import Host

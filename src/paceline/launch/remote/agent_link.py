@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import selectors
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.host.own_time import OwnTime
-from paceline.host.systems import select, signal
 from paceline.launch import processes
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.child import ENDING, Child

@@ -9,11 +9,14 @@ kernel does not mix with another (:func:`~paceline.launch.remote.agent_link.piec
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
+import socket
 import time
 from collections.abc import Iterable
 
 from paceline.host import forks
-from paceline.host.systems import os, select, signal, socket
 from paceline.launch.remote.agent_link import PING_S, encode
 from paceline.launch.supervise.guardian import detach, fork
 

@@ -35,9 +35,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.host.plain_text import plain
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.plan import SCHEDULER, ProcessName
-from paceline.wire.text import plain
 
 
 @dataclass(frozen=True)

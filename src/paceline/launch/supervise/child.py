@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
+import resource
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +14,6 @@ from types import FrameType
 
 from paceline.errors import LaunchError
 from paceline.host import forks
-from paceline.host.systems import os, resource, signal
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -16,13 +16,14 @@ has made a session of its own (``setsid``) escapes it.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from paceline.errors import LaunchError
 from paceline.host import forks
-from paceline.host.systems import os, signal
 from paceline.launch import processes
 from paceline.launch.supervise.child import ENDING, PASSED_ON, why_none
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import stat
-
-from paceline.host.systems import os, select
 
 
 class Outlet:

@@ -8,6 +8,7 @@ import math
 import os
 import selectors
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from paceline import config
 from paceline.errors import LaunchError
 from paceline.host.exitcodes import WORKER_LOST
 from paceline.host.own_time import OwnTime
-from paceline.host.systems import signal
+from paceline.host.plain_text import described
 from paceline.launch import runtime
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST
@@ -35,7 +36,6 @@ from paceline.naming import listed
 from paceline.net.security import new_job_key
 from paceline.observe import ring
 from paceline.observe.table import plural
-from paceline.wire.text import described
 
 if TYPE_CHECKING:
     from paceline.launch.supervise.job_watch import Watch
@@ -222,7 +222,9 @@ class Supervisor:
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for the next event, until the deadline at most, and handle it."""
-        self._await_reader(lambda: self.interrupted or not self._console.is_full, self._heed_signals)
+        if self._console.is_full:
+            self._await_reader(lambda: self.interrupted or not self._console.is_full, self._heed_signals)
+            self._crew.check()  # the signals of processes that have ended meanwhile are read
         if self._console.is_full:
             self._console.drop()
         watched = None if self._watch is None else self._watch.due

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.mx.gluon.parameter import Replicas
-from paceline.optim.buffers import Buffers, Copies, addends, broadcast, buffers_of, set_all, shared_of
+from paceline.optim.buffers import Buffers
+from paceline.optim.shared_tensors import Copies, addends, broadcast, buffers_of, set_all, shared_of
 
 
 class SharedBuffers:
@@ -44,6 +45,7 @@ class SharedBuffers:
             under_way = self._on_servers.publish()
             if under_way is not None:
                 under_way.wait()
+            self._on_servers.pushed()
         elif not isinstance(self._store, DistStore) and (current := self._keys(buffers_of(self._models))):
             values = addends(self._store, current)
             self._store.pushpull(list(values), list(values.values()))
@@ -53,6 +55,10 @@ class SharedBuffers:
         """Note that the push that followed :meth:`publish` is answered. Every worker calls it."""
         if self._on_servers is not None:
             self._on_servers.settled()
+
+    def forward_begins(self) -> bool:
+        """Note that a forward pass begins; returns whether :meth:`take` must come before it."""
+        return self._on_servers is not None and self._on_servers.forward_begins()
 
     def take(self) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them."""

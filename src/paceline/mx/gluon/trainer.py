@@ -308,6 +308,10 @@ class Trainer:
         own = ", and buffers such as running means are this worker's own"
         self._weights.read(lambda: None if self._buffers is None else self._buffers.take(), own)
 
+    def _before_forward(self) -> None:
+        if self._buffers is not None and self._buffers.forward_begins():
+            self._before_reading()
+
     @contextmanager
     def _published(self) -> Iterator[None]:
         """Send rank 0's buffers to the other workers, which have them when they are next read after a block of code."""
@@ -347,6 +351,7 @@ class Trainer:
                 self._buffers = SharedBuffers(self._store, self._nets, self._prefix)
             for net in self._nets:
                 net.before_reading(self._before_reading)
+                net.before_forward(self._before_forward)
         return self._updates
 
     def _on_devices(self, verb: str) -> DeviceUpdates:

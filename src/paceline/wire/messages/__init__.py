@@ -16,7 +16,7 @@ from paceline.wire.messages.tracing import *  # noqa: F403
 from paceline.wire.messages.training import *  # noqa: F403
 
 #: Raised by hand when messages with the same fields mean something else.
-PROTOCOL = 3
+PROTOCOL = 4
 
 REQUESTS: tuple[type[fields.Message], ...] = tuple(fields.Request.__subclasses__())
 REPLIES: tuple[type[fields.Message], ...] = tuple(fields.Reply.__subclasses__())

@@ -151,6 +151,8 @@ class AccountReport(Message):
     """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
     is_shared: bool = False
     """Samples go to workers by their speed already."""
+    is_local: bool = False
+    """A round of a worker is a period of local steps."""
 
 
 class ReportedFigures(Message):
@@ -209,6 +211,8 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    work: Number = 0
+    """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
 
 class Death(Message):
@@ -240,6 +244,8 @@ class News(Reply, tag=4):
     """In an answer: the scheduler's clock."""
     trace: Number = 0
     """Number of the trace for which heartbeats bring events; 0: none."""
+    fastest_s: Amount = 0.0
+    """In an answer: seconds of a step of the fastest worker; 0: not known."""
 
 
 class Bye(Request, tag=5):
@@ -359,6 +365,8 @@ class MemberState(Message):
     """Of a server: its values, and the buckets that they are in."""
     progress: StepsLeft | None = None
     """None: its script has told no total of steps."""
+    still_s: Amount | None = None
+    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
 
 
 class Told(Message):
