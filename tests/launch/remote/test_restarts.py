@@ -82,6 +82,6 @@ def test_host_that_the_job_cannot_do_without_ends_it(
 def test_host_that_comes_back_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    back = "setsid sh -c 'sleep 2; rm gone' </dev/null >/dev/null 2>&1 &"
+    back = "setsid sh -c 'echo >back; sleep 2; rm gone' </dev/null >/dev/null 2>&1 & until test -e back; do :; done"
     assert launch(tmp_path, monkeypatch, "h1 slots=1,h2 slots=1", back=back) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] ran 0", "[worker 1] ran 1"]
