@@ -426,6 +426,25 @@ def test_values_set_after_the_first_step_reach_the_store(two, store):
         assert bias.data(cpu(1)).item() == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("store", [LocalStore, DeviceStore])
+def test_store_of_a_trainer_takes_a_scripts_own_keys_numbers_and_names(two, store):
+    own = store()
+    trainer = Trainer(two, "sgd", {"lr": 1.0}, own, update_on_kvstore=False)
+    for step in range(2):
+        two.backward(two([torch.ones(1, 6), torch.ones(1, 6)]))
+        trainer.step(2)
+        if not step:
+            own.init([0, 1, 2], [torch.zeros(2)] * 3)
+            own.init("own", torch.zeros(2))
+    assert trainer.kvstore is own
+    with pytest.raises(TypeError, match="the keys of one store are all int or all str"):
+        own.init([3, "other"], [torch.zeros(1)] * 2)
+    for key in (1, "own"):
+        own.push(key, torch.ones(2))
+        own.pull(key, out := torch.empty(2))
+        assert out.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("batch_size", [0, -1, float("nan")])
 def test_senseless_batch_size_is_refused(two, batch_size):
     with pytest.raises(ValueError, match="batch_size"):

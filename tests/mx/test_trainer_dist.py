@@ -31,6 +31,7 @@ SCENARIOS = (
     "embedding",
     "rows",
     "two",
+    "keys",
     "clipped",
     "norm_clipped_by_servers",
     "values_clipped_by_servers",
@@ -223,6 +224,23 @@ def two(store):
     store.pull(7, out := torch.empty(2))
     beside = float((out - store.num_workers).abs().max())
     return max(beside, *(difference(net, reference) for net, reference in zip(nets, references, strict=True)))
+
+
+def keys(store):
+    """A trainer takes the store by itself; then the script's own keys are numbers, and names."""
+    own, net = kvstore.create("dist_sync"), two_replicas(mlp())
+    trainer = Trainer(net, "sgd", {"lr": 0.1}, own, update_on_kvstore=False)
+    wrong = 0.0
+    for step in range(2):
+        trainer.step(my_gradients(net, store, step))
+        if not step:
+            own.init([0, 1], [torch.zeros(2)] * 2)
+            own.init("own", torch.zeros(2))
+        for key in (1, "own"):
+            own.push(key, torch.ones(2))
+            own.pull(key, out := torch.empty(2))
+            wrong = max(wrong, float((out - store.num_workers).abs().max()))
+    return wrong if trainer.kvstore is own else -1.0
 
 
 def clipped(store):

@@ -49,7 +49,7 @@ from paceline.collectives.negotiation.messages import (
     Key,
     OperationRequest,
     RankLeft,
-    RankWeights,
+    RankStep,
     Response,
     ToCoordinator,
     ToRank,
@@ -108,7 +108,7 @@ class Background:
         first = entered.members[0]
         self._silence = Silence(first.pid if rank and first.host_id == entered.members[rank].host_id else 0)
         self._leaving: RankLeft | None = None
-        self._weights: list[RankWeights] = []
+        self._steps: list[RankStep] = []
         self._early = list(early)
         self._cache = RankCache()
         self.down: Down | None = None
@@ -138,10 +138,10 @@ class Background:
         self._link.wake()
         self._thread.join(_LEAVE_S + self._hvd.timeout_s)  # it may be in an operation that was agreed on before
 
-    def note_weights(self, sums: RankWeights) -> None:
-        """Let the coordinator compare this rank's weights with those of the others. Sent before the next requests."""
+    def note_step(self, step: RankStep) -> None:
+        """Let the coordinator compare what this rank tells of a step with the others. Sent before the next requests."""
         with self._changed:
-            self._weights.append(sums)
+            self._steps.append(step)
 
     # ---- operations ------------------------------------------------------------------------------------------------
 
@@ -337,10 +337,10 @@ class Background:
     def _send(self) -> None:
         with self._changed:
             requests, self._queue = self._queue, {}
-            weights, self._weights = self._weights, []
+            steps, self._steps = self._steps, []
             self._urgent = False
-        for sums in weights:
-            self._link.send(ToCoordinator(self._generation, sums))
+        for step in steps:
+            self._link.send(ToCoordinator(self._generation, step))
         if requests:
             self._timeline.cycle()
             self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))

@@ -131,7 +131,7 @@ def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, ti
         return Coordinator(place, [], Security(""), hvd, timeline)
     security = rendezvous.security_of(place, settings)
     here = f"ipc://@paceline-hvd-{secrets.token_hex(16)}"
-    address = here if place.on_one_host else tcp(rendezvous.address_here(settings), "*")
+    address = here if place.on_one_host else tcp(rendezvous.address_here(settings), settings.ports or "*")
     coordinator = Coordinator(place, [address], security, hvd, timeline)
     rendezvous.publish(place, settings, coordinator.meeting)
     return coordinator

@@ -27,6 +27,7 @@ from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.worker import notice
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +240,7 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._counts = first + start < length
                 self._dealing.deal(stop - start if self._counts else 0)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
+                notice.batch()  # before the exchange: it shows the others that this worker has left
                 if len(sizes) > self._prefetch:
                     size = sizes.popleft()
                     done, passes = self._done or (size, self._passes(size))
