@@ -90,6 +90,8 @@ def train(store: KVStoreBase, size: int, choices: dict[str, Any]) -> list[Any]:
         optimizer.zero_grad()
         net(batch(store.rank, size, step)).square().mean().backward()
         optimizer.step()
+        if store.type == "dist_async":
+            store.barrier()  # else worker 0 may not have taken this step yet
         net.eval()(batch(store.rank, size, step))
         net.train()
     return found_in(net, lines)
