@@ -157,9 +157,9 @@ def test_a_job_that_measures_rounds_ends_where_workers_make_none(profile: str) -
     members.tick(2.0)
     assert (members.cause is not None) == bool(profile)
     if members.cause is not None:
-        assert members.cause.reason.startswith(
-            "nothing can be measured: worker 1 trains over gloo of torch.distributed"
-        )
+        reason = members.cause.reason
+        assert reason.startswith("nothing can be measured: worker 1 trains over gloo of torch.distributed")
+        assert "Start it by paceline launch --ddp" in reason
 
 
 def test_a_worker_of_a_job_without_scheduler_says_it_by_itself() -> None:
