@@ -45,7 +45,7 @@ def test_slip_of_the_finger_gets_the_name_that_was_meant(
         (known_names, "adahessian"),
         (known_names, "shampoo"),
         (known_codecs, "zstd"),
-        (lambda: COMMANDS, "train"),
+        (lambda: COMMANDS, "fit"),
     ],
 )
 def test_other_thing_with_a_like_name_gets_no_suggestion(names: Callable[[], Iterable[str]], name: str) -> None:

@@ -20,7 +20,7 @@ from paceline.launch.link_rates import KEY_VARIABLE, MARK
 from paceline.launch.remote.host_checks import Finding
 
 ABOUT = {"version": "3.11.7", "cores": 4, "python": "/usr/bin/python3"}
-FACTS = {"versions": {"paceline": "1.0", "torch": "2.13.0"}, "address": "10.0.0.1", "shared": True}
+FACTS = {"versions": {"paceline": "1.0", "torch": "2.13.0"}, "shared": True}
 UP = ["up", "-H", "h1,h2,h3"]
 SCRIPT = ["--", sys.executable, "train.py"]
 

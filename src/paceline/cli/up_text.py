@@ -33,7 +33,7 @@ def shown_findings(findings: Sequence[Finding]) -> str:
     """Return the table of hosts, and the problems of each."""
     usable = [one for one in findings if not one.obstacles]
     lines = [f"hosts: {len(usable)} of {len(findings)} can be used"]
-    head = ("host", "python", "torch", "cores", "first address", "reaches")
+    head = ("host", "python", "torch", "cores", "address", "reaches")
     lines += _indented(table(head, [cells(one, head) for one in findings]))
     for one in findings:
         for problem in one.problems:

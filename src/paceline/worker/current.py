@@ -68,6 +68,12 @@ class _Current:
                     session.before_wait = Profile(session).check
             return session
 
+    @property
+    def joined(self) -> Session | None:
+        """The session, if this process has joined and not left; no process joins by this."""
+        session = self._exit.session
+        return None if session is None or session.has_left or not session.is_own else session
+
 
 _current = _Current()
 
@@ -80,3 +86,8 @@ def current_session() -> Session:
         PacelineError: this process was forked from a worker.
     """
     return _current.get()
+
+
+def joined_session() -> Session | None:
+    """Return this process's session if it has joined a job; unlike :func:`current_session` it does not join."""
+    return _current.joined
