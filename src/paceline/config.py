@@ -185,6 +185,8 @@ class Settings:
     dashboard: str = ""
     """Port of loopback at which the scheduler serves the page of the job, under an address with a secret that its log
     names; 0 takes a free one. Empty: no page."""
+    page_token: str = ""
+    """The secret in that address, by a launcher that starts the job again; empty: a new one."""
     report: str = ""
     """Path of the file to which the scheduler writes the page at the end of the job. Empty: no report."""
     check_rules: bool = False

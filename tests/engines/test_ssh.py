@@ -484,7 +484,7 @@ def test_doctor_says_what_to_fix(cluster: SshHosts) -> None:
     assert done.returncode == 1, done.stderr
     fixes = done.stdout.partition("to fix:\n")[2]
     for text in (
-        "h1: cannot reach h2: no answer within 3 s; open the ports between the hosts",
+        "h2: cannot be reached by h1: no answer within 3 s; open the ports between the hosts",
         "h0: interface 'none' does not exist on h0",
         "nosuchhost.invalid: host nosuchhost.invalid is unknown",
     ):

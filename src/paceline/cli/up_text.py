@@ -56,7 +56,7 @@ def _measure_cells(planner: HostPlanner, name: str) -> tuple[str, ...]:
     batches = [planner.batches[rank] for rank in planner.ranks_of(name)]
     link = planner.link(name)
     return (
-        name, str(len(batches)), f"{sum(batches) / len(batches):g}", _time(planner.step_s(name)),
+        name, str(len(batches)), _rate(sum(batches) / len(batches)), _time(planner.step_s(name)),
         _rate(planner.alone(name)), f"{link / 1e6:.3g} MB/s" if link < float("inf") else "",
     )  # fmt: skip
 

@@ -31,6 +31,7 @@ class Late(enum.Enum):
     MASTER_ADDR = "<address of worker 0's host>"
     MASTER_PORT = "<free port>"
     RESTART = "<how often the job was started again>"
+    PAGE_TOKEN = "<secret of the page>"
 
 
 Value: TypeAlias = str | Late

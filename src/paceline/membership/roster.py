@@ -71,6 +71,8 @@ class MemberRecord:
     """When a debugger was last seen to hold it."""
     warned: bool = False
     """The log and the status name it as silent."""
+    notice: str = ""
+    """Why it is to leave, or has left, while the others go on."""
 
     @property
     def live(self) -> bool:
@@ -93,9 +95,9 @@ class MemberRecord:
         """Tell whether a member that has said goodbye has left.
 
         Only its exit code tells whether it left in peace. Where the code is to come, it is waited for; not for long,
-        because a process may take its time to end.
+        because a process may take its time to end. Of one that is to leave the goodbye alone tells.
         """
-        if not is_supervised or self.member.role != "worker" or self.code is not None:
+        if not is_supervised or self.member.role != "worker" or self.code is not None or self.notice:
             return True
         return self.goodbye_since is not None and now - self.goodbye_since > grace_s
 

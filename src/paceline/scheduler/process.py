@@ -25,7 +25,7 @@ from paceline.observe.clocks import RoundTrips
 from paceline.observe.logs import set_up_logging
 from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
-from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
+from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ class Scheduler:
                 self._membership.note_cpu((one.role, one.rank), one.cpu_s, now, one.is_ready)
             elif isinstance(one, StatusWanted):
                 self._launcher.report_status(msgspec.json.encode(self._membership.status(now)).decode())
+            elif isinstance(one, JobEnds):
+                self._membership.notices.is_ending = True
             else:
                 self._perform(self._membership.ended(*one, now))
                 has_ended = True
@@ -135,6 +137,8 @@ class Scheduler:
         self._deaths = len(deaths)
         for death in self._membership.losses.deaths.values():
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
+        for member in self._membership.notices.left():
+            self._launcher.report_left(member.role, member.rank)
         if self._membership.complete:
             self._launcher.report_complete()
         elif text := self._membership.advice.why_alone():

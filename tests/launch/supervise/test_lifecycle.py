@@ -16,6 +16,7 @@ from paceline.launch.supervise.events import (
     Exited,
     Interrupted,
     JobEnded,
+    Left,
     Look,
     Lost,
     NotStarted,
@@ -554,6 +555,24 @@ def test_others_go_on_when_the_scheduler_says_so() -> None:
     world.tell(Exited(SCHEDULER, WORKER_LOST))
     assert world.finished == [WORKER_LOST]
     assert [(str(one.member), one.code) for one in world.cycle.blame.survived.values()] == [("worker 0", 137)]
+
+
+def test_worker_that_has_left_under_notice_may_end_in_any_way() -> None:
+    world = surviving()
+    world.tell(Left(W0))
+    world.tell(Exited(W0, 137))
+    assert world.cycle.phase is Phase.RUNNING
+    for member in (W1, SERVER, SCHEDULER):
+        world.tell(Exited(member, 0))
+    assert world.finished == [0]
+
+
+def test_process_of_a_worker_may_end_before_the_news_that_it_has_left() -> None:
+    world = surviving()
+    world.tell(Exited(W1, 0))
+    world.tell(Exited(W0, 0))
+    world.tell(Left(W0))
+    assert world.cycle.phase is Phase.LEAVING
 
 
 def test_scheduler_may_see_a_death_before_the_process_has_ended() -> None:

@@ -161,6 +161,8 @@ class Agent:
                 self._crew.look(members(given))
             case ["status"]:
                 self._crew.ask_status()
+            case ["ends"]:
+                self._crew.say_ending()
             case ["pass_on", int() as signum]:
                 self._crew.pass_on(signum)
             case ["signal", int() as signum, list() as given]:

@@ -22,12 +22,14 @@ from paceline.launch.remote.agent_link import AgentLink
 from paceline.launch.remote.request import Explain, HostCommand
 from paceline.launch.supervise.crew import free_port, serve
 from paceline.launch.supervise.guardian import Guardian
+from paceline.naming import listed
 
 #: Clocks that differ by more make logs hard to read; nothing else depends on them.
 SKEW_S = 1.0
 
 _REACH_S = 3.0
 _PACKAGES = ("paceline", "torch")
+_OPEN = "open the ports between the hosts, or choose -i"
 
 
 @dataclass
@@ -77,8 +79,10 @@ class Doctor:
             with contextlib.suppress(OSError):  # missing_ok does not help where all is read-only
                 witness.unlink()
             guardian.close()
+        broken = broken_ways({name: finding.reached or {} for name, finding in self._findings.items()})
         for finding in self._findings.values():
             self._judge(finding)
+            finding.problems += broken.get(finding.host.name, [])
         return list(self._findings.values())
 
     def _examine(self, guardian: Guardian, witness: Path) -> None:
@@ -157,9 +161,25 @@ class Doctor:
         if abs(finding.skew_s) > SKEW_S:
             problems.append(f"its clock differs by {finding.skew_s:+.1f} s: run ntpd or chronyd")
             finding.harmless.append(problems[-1])
-        for other, why in (finding.reached or {}).items():
-            if why:
-                problems.append(f"cannot reach {other}: {why}; open the ports between the hosts, or choose -i")
+
+
+def broken_ways(reached: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the problems of the hosts without which all others reach each other, as few as possible.
+
+    Args:
+        reached: by host, the failure on the way to each other host; empty: it was reached.
+    """
+    ways = {(one, other): why for one, found in reached.items() for other, why in found.items() if why}
+    problems: dict[str, list[str]] = {}
+    while ways:
+        ends = [name for way in ways for name in way]
+        into = [other for _, other in ways]  # of two hosts with as many broken ways, the one that does not let in
+        worst = max(reversed(list(reached)), key=lambda name: (ends.count(name), into.count(name)))
+        shut, cut = [one for one, other in ways if other == worst], [other for one, other in ways if one == worst]
+        problems[worst] = [f"cannot be reached by {listed(shut)}: {ways[shut[0], worst]}; {_OPEN}"] if shut else []
+        problems[worst] += [f"cannot reach {listed(cut)}: {ways[worst, cut[0]]}; {_OPEN}"] if cut else []
+        ways = {way: why for way, why in ways.items() if worst not in way}
+    return problems
 
 
 def _versions(findings: Mapping[str, Finding]) -> dict[str, str]:

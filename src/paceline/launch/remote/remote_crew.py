@@ -183,6 +183,11 @@ class RemoteCrew(Processes):
         if SCHEDULER in self._host_of:
             self._links[self._host_of[SCHEDULER]].send("status")
 
+    def say_ending(self) -> None:
+        """Have the scheduler told that the job ends."""
+        if SCHEDULER in self._host_of:
+            self._links[self._host_of[SCHEDULER]].send("ends")
+
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
         for link, there in self._by_link(members):

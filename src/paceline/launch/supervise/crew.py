@@ -73,6 +73,9 @@ class Processes(abc.ABC):
     def ask_status(self) -> None:  # noqa: B027 - not all crews hear the scheduler
         """Ask the scheduler how all members do; an event ``StatusSaid`` follows if it answers."""
 
+    def say_ending(self) -> None:  # noqa: B027 - not all crews hear the scheduler
+        """Tell the scheduler that SIGTERM, which the workers get next, ends the job."""
+
     @abc.abstractmethod
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
@@ -176,6 +179,11 @@ class LocalCrew(Processes):
         """Ask the scheduler, if it runs here."""
         if self._ended is not None:
             self._ended.ask_status()
+
+    def say_ending(self) -> None:
+        """Tell the scheduler, if it runs here, that the job ends."""
+        if self._ended is not None:
+            self._ended.say_ending()
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""

@@ -69,6 +69,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Left:
+    """The scheduler says that a worker under notice has left the job: its exit code does not matter any more."""
+
+    member: ProcessName
+
+
+@dataclass(frozen=True)
 class Complete:
     """The scheduler says that all members have joined: the job has started."""
 
@@ -129,6 +136,7 @@ Event: TypeAlias = (
     | Stopped
     | Unheard
     | Lost
+    | Left
     | Complete
     | Alone
     | Over
@@ -146,6 +154,7 @@ _WORDS: dict[str, type[Any]] = {
     "exited": Exited,
     "stopped": Stopped,
     "lost": Lost,
+    "left": Left,
     "complete": Complete,
     "alone": Alone,
     "over": Over,

@@ -45,6 +45,8 @@ Processes are left only if the kernel cannot end them within ``kill_s``.
 which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
 process after it is told its exit code: 0.2 s on an idle machine.
 
+**Notice.** A worker that has left under notice (``Left``) is done with, in whatever way its process ends.
+
 **Deaths that others survive.** The scheduler may decide that the others go on (``--on-worker-death``). Its verdict on a
 worker's death is waited for: as long as other workers run, which notice a scheduler that does not respond;
 ``leave_s`` after that, or if the scheduler is stopped. If the others go on, the job's exit code is ``WORKER_LOST`` when
@@ -142,6 +144,8 @@ class JobLifecycle:
         self._alone = ""
         """The scheduler's word on workers that train without having joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
+        self._left: set[ProcessName] = set()
+        """Workers that have left under notice: their exit codes do not matter."""
         self._unheard: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[e.Action]:
@@ -180,6 +184,9 @@ class JobLifecycle:
                 is_unjoined = self._must_join and "did not join" in reason
                 self._fail(member, f"{reason}. {_WHY_UNJOINED}" if is_unjoined else reason, now)
                 return self._terminate_idle(now)
+            case e.Left(member):
+                self._note_left(member, now)
+                return []
             case e.Exited():
                 return self._exited(event, now)
             case e.Complete():
@@ -218,8 +225,15 @@ class JobLifecycle:
         self.phase, self.deadline = Phase.RUNNING, None
         return [e.StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
+    def _note_left(self, member: ProcessName, now: float) -> None:
+        self._left.add(member)
+        if member not in self.alive:
+            self._finish_worker(member, now)
+
     def _exited(self, one: e.Exited, now: float) -> list[e.Action]:
         self.alive.pop(one.member, None)
+        if one.member in self._left:
+            one = e.Exited(one.member, 0)
         if self.phase in _GOING_WELL or self.phase is Phase.FAILING:
             self.blame.note_exit(one.member, one.code, now, one.detail)
             self._follow_blame(now)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import selectors
 import shlex
 import signal
@@ -318,6 +319,8 @@ class Supervisor:
                 case e.StartProcesses(members):
                     self._start(members)
                 case e.Signal(signum, members):
+                    if signum == signal.SIGTERM:
+                        self._crew.say_ending()
                     self._crew.send(signum, members)
                 case e.Look(members):
                     self._crew.look(members)
@@ -391,8 +394,9 @@ class SupervisedJob(Job):
 
     def wait(self) -> int:
         """Run the job until it ends well, is interrupted, or may not be started again; return its last exit code."""
+        page = secrets.token_urlsafe(24)  # a page that is open shows the job that starts again
         for restart in range(self.plan.max_restarts + 1):
-            known = {**self._known, Late.RESTART: str(restart)}
+            known = {**self._known, Late.RESTART: str(restart), Late.PAGE_TOKEN: page}
             if self.plan.needs(Late.JOB_KEY):
                 known[Late.JOB_KEY] = new_job_key()
             code, was_interrupted = self.run_once(known)

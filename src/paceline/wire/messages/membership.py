@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -173,13 +173,30 @@ class StepsLeft(Message):
     """Seconds that it still takes; None: not known yet."""
 
 
-class WeightSums(Message):
-    """Sums of a worker's weights after a step, for the comparison with other workers."""
+Way = Literal["", "given", "inputs", "dealt", "equal", "unknown", "sum", "each"]
+"""How a worker weighs: see :mod:`paceline.membership.weighing`. Empty: it has no samples."""
+
+
+class StepBatch(Message):
+    """The batch of a worker in one step, and how it weighs."""
+
+    way: Way
+    samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """The weight of the worker."""
+    shapes: Line = ""
+    """Of the model's inputs, where the number of samples is not known; empty: not known either."""
+    why: Line = ""
+    """Why the number of samples is not known."""
+
+
+class WorkerStep(Message):
+    """What a worker tells of one of its steps, for the comparison with other workers."""
 
     store: Name
     step: Number
-    sums: list[tuple[Name, float, float]]
-    """Of each parameter its name, the sum, and by how much rounding may have changed that."""
+    sums: list[tuple[Name, float, float]] = msgspec.field(default_factory=list)
+    """Of each parameter its name, the sum of its weights, and by how much rounding may have changed that."""
+    batch: StepBatch | None = None
 
 
 class Heartbeat(Request, tag=3):
@@ -203,8 +220,8 @@ class Heartbeat(Request, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
-    weights: list[WeightSums] = msgspec.field(default_factory=list)
-    """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
+    steps: list[WorkerStep] = msgspec.field(default_factory=list)
+    """What a worker tells of some of the steps since its last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
     progress: StepsLeft | None = None
@@ -246,6 +263,8 @@ class News(Reply, tag=4):
     """Number of the trace for which heartbeats bring events; 0: none."""
     fastest_s: Amount = 0.0
     """In an answer: seconds of a step of the fastest worker; 0: not known."""
+    leave: Line = ""
+    """Why the receiver is to end its step and leave; empty: it is not."""
 
 
 class Bye(Request, tag=5):
@@ -347,7 +366,7 @@ class MemberState(Message):
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|left|dead)\Z")]
+    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
     waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
@@ -396,6 +415,8 @@ class Status(Reply, tag=12):
     """Cohorts of several workers that servers have merged."""
     staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
     """How many updates of servers had which staleness so far."""
+    weighing: list[Line] = msgspec.field(default_factory=list)
+    """How workers weigh in the mean of their gradients, the newest last."""
 
     def __post_init__(self) -> None:
         if len(self.members) != len(self.states):
@@ -425,6 +446,6 @@ class Gathered(Reply, tag=15):
     gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
     dead: list[Rank] = msgspec.field(default_factory=list)
-    """Those of them that have died."""
+    """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
