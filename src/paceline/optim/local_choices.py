@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from paceline.optim.local_period import Period, Quadratic
+from paceline.hetero.local_period import Period, Quadratic
 
 Outer: TypeAlias = Mapping[str, Any] | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 

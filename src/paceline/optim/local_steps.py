@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
+from paceline.hetero.local_period import Pace, Progress
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.observe import meter
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices
-from paceline.optim.local_period import Pace, Progress
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.shared_tensors import broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup

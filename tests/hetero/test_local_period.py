@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from paceline.hetero.local_period import MOST_STEPS, Pace, Period, Progress, Quadratic
 from paceline.optim.local_choices import LocalChoices
-from paceline.optim.local_period import MOST_STEPS, Pace, Period, Progress, Quadratic
 
 
 @pytest.mark.parametrize(
