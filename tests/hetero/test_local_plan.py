@@ -62,6 +62,12 @@ def test_plan_is_said_as_arguments() -> None:
     )
 
 
+def test_cost_is_said_where_there_is_one() -> None:
+    assert LocalPlan(1, "", 0, 0.99).cost == "It costs no loss"
+    assert "equal samples" in LocalPlan(1, "int8", 0, 0.99).cost
+    assert LocalPlan(8, "int8", 2, 0.96).with_delay(9) == LocalPlan(10, "int8", 9, 0.96)
+
+
 def test_plan_is_said_in_words() -> None:
     assert str(LocalPlan(1, "", 0, 0.991)) == "periods of 1 step, no codec: 99% of the time is computation"
     assert str(LocalPlan(24, "int4", 6, 0.95)) == (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.hetero.local_period import MOST_STEPS
 
@@ -59,6 +59,17 @@ class LocalPlan:
     codec: str
     delay: int
     computing: float
+
+    def with_delay(self, delay: int) -> LocalPlan:
+        """Return it with another delay, which the period must exceed."""
+        return replace(self, steps=max(self.steps, delay + 1), delay=delay)
+
+    @property
+    def cost(self) -> str:
+        """What it is expected to cost, in words."""
+        if self.steps == 1 and not self.codec:
+            return "It costs no loss"
+        return "Published losses at equal samples are up to 9% above one process: compare with dist_sync"
 
     @property
     def arguments(self) -> str:

@@ -37,7 +37,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.layout.local_merge import Route
 from paceline.layout.tensors import real_view
 from paceline.naming import listed
-from paceline.net.call import Call
+from paceline.net.call import Call, way_of
 from paceline.observe import meter
 from paceline.observe.account import COPY, DEVICE
 from paceline.optim.binding import (
@@ -151,6 +151,8 @@ class ServerExchange(Exchange):
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
         self._pusher = Pusher(store.session.settings.timeout_s)
+        self.travel_s = 0.0
+        """Seconds for which pushes and answers of the last round were on the way, or waited to be taken."""
         self._loss_store: DistStore | None = None
         self.weighs = store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
         self._new_round()
@@ -309,6 +311,7 @@ class ServerExchange(Exchange):
                 calls.append(bucket.call)
         try:
             self._store.session.wait(calls)
+            self.travel_s = way_of(calls, 0.0)
             if self._has_rows:
                 self.sparse.settle()
             changed = _first_unlike(self._compared) if self._compared else None
