@@ -28,7 +28,7 @@ def run(name: str, words: Sequence[str]) -> int:
         LaunchError: this host has no events of such a job.
     """
     job, options = Parser(name, OPTIONS, "paceline story [JOB] [options]", DESCRIPTION).parse_job(words)
-    path = _find(job)
+    path = find_folder(job)
     processes, others = [aligned(*one) for one in ring.rings(path)], ring.other_hosts(path)
     if not processes and not others:
         raise LaunchError(f"{path} has no events of job {path.stem}")
@@ -42,7 +42,12 @@ def run(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _find(job: str) -> Path:
+def find_folder(job: str) -> Path:
+    """Return the folder of a job that has run on this host, by default that of the last one.
+
+    Raises:
+        LaunchError: there is none, or more than one.
+    """
     above = ring.jobs_folder()
     found = sorted(above.glob("*/"), key=ring.changed_at)
     names = meant(job, (one.stem for one in found))

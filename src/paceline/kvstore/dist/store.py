@@ -421,7 +421,7 @@ class DistStore(KVStore):
         Only workers in lock step are compared. Name of the optimizer and number of the step are the same on all of them.
         """
         if self.policy.merge == "all" and self.num_workers > 1 and weights:
-            self.session.note_weights(m.WeightSums(name, step, sums_of(weights, step)))
+            self.session.to_tell.weights(m.WeightSums(name, step, sums_of(weights, step)))
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""

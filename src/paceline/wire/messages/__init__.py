@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.wire.messages import fields
+from paceline.wire.messages.changes import *  # noqa: F403
 from paceline.wire.messages.common import *  # noqa: F403
 from paceline.wire.messages.data import *  # noqa: F403
 from paceline.wire.messages.fields import *  # noqa: F403

@@ -17,6 +17,7 @@ from paceline.wire.limits import (
     MAX_TEXT,
     MAX_WINDOWS,
 )
+from paceline.wire.messages.changes import Change, Dealt
 from paceline.wire.messages.fields import (
     Amount,
     Count,
@@ -211,6 +212,8 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    dealt: list[Dealt] = msgspec.field(default_factory=list)
+    """Samples that were dealt since the last heartbeat."""
     work: Number = 0
     """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
@@ -237,9 +240,9 @@ class News(Reply, tag=4):
     lost: list[Death] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
     generation: Number = 0
-    """Generation of the groups; 0: those of the start."""
+    """Generation in which the groups have changed last; 0: they are those of the start."""
     groups: list[list[Rank]] = msgspec.field(default_factory=list)
-    """The groups that fit the measured speeds, from generation 1 on."""
+    """The groups that fit the measured speeds since then."""
     at: Amount = 0.0
     """In an answer: the scheduler's clock."""
     trace: Number = 0
@@ -398,6 +401,8 @@ class Status(Reply, tag=12):
     """Cohorts of several workers that servers have merged."""
     staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
     """How many updates of servers had which staleness so far."""
+    changes: list[Change] = msgspec.field(default_factory=list)
+    """The last changes of the membership, the oldest first."""
 
     def __post_init__(self) -> None:
         if len(self.members) != len(self.states):
