@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, kvstore
-from paceline.optim.local_choices import LocalChoices, Period
 from paceline.testing import LocalJob
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
@@ -21,7 +20,10 @@ WRITTEN_OUT = {
     "momentum, unequal batches": {"local_steps": 2, "inner": MOMENTUM, "sizes": UNEQUAL},
     "fragments": {"local_steps": 4, "fragments": 2},
     "outer sgd": {"local_steps": 4, "outer": {"lr": 0.5, "momentum": 0.0}},
-    **{f"late, {blend}": {"local_steps": 4, "fragments": 2, "delay": 1, "blend": blend} for blend in (0.0, 0.5, 1.0)},
+    **{
+        f"late, {blend}": {"local_steps": 4, "fragments": 2, "delay": 1, "blend": blend}
+        for blend in (0.0, 0.5, 1.0, None)
+    },
 }
 ONE = {"one step": {"local_steps": 1, "outer": PLAIN, "sizes": UNEQUAL}, "lock step": {"sizes": UNEQUAL}}
 STEPS = 9
@@ -116,7 +118,7 @@ def train(kind, steps, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), **options):
     return found
 
 
-def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, fragments=1, delay=0, blend=0.0):
+def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, fragments=1, delay=0, blend=None):
     """Return the weights of worker 0 after each step: DiLoCo in one process, written out."""
     total = sum(sizes)
     models = [net(), net()]
@@ -131,8 +133,8 @@ def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, 
             optimizer.zero_grad()
             loss_of(model, rank, step - 1, sizes[rank]).backward()
             optimizer.step()
-        for _, part, new in [one for one in late if one[0] == step]:
-            _blend(models, part, new, blend)
+        for _, part, new, sent in [one for one in late if one[0] == step]:
+            _blend(models, part, new, blend, sent)
         since = (step - 1) % period + 1
         for number, part in enumerate(mine):
             if since != math.ceil(period * (number + 1) / fragments):
@@ -150,7 +152,7 @@ def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, 
                     for ones in zip(*map(buffers, models), strict=True)
                 ]
             if delay:
-                late.append((step + delay, part, new))
+                late.append((step + delay, part, new, [weights(model) for model in models]))
             else:
                 _blend(models, part, new, 0.0)
                 if number == fragments - 1:
@@ -163,12 +165,15 @@ def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, 
     return found
 
 
-def _blend(models, part, new, blend):
+def _blend(models, part, new, blend, sent=()):
     with torch.no_grad():
-        for model in models:
+        for rank, model in enumerate(models):
             for index in part:
                 param = list(model.parameters())[index]
-                param.copy_(blend * param + (1 - blend) * new[index])
+                if blend is None:
+                    param.add_(new[index] - sent[rank][index])
+                else:
+                    param.copy_(blend * param + (1 - blend) * new[index])
 
 
 @pytest.mark.parametrize("case", WRITTEN_OUT)
@@ -237,8 +242,8 @@ def by_speed():
     )  # fmt: skip
     rank, steps = optimizer.kvstore.rank, []
     for _ in range(10):
-        taken, began = 0, optimizer._merging._first
-        while optimizer._merging._first == began:
+        taken = 0
+        while not taken or optimizer._merging._progress.taken:
             time.sleep(0.04 if rank else 0.01)
             optimizer.zero_grad()
             loss_of(model, rank, taken).backward()
@@ -253,8 +258,7 @@ def test_slow_worker_takes_fewer_steps_and_has_the_weights_of_all():
     with LocalJob(2, 1) as running:
         (fast, ours), (slow, theirs) = running.run(by_speed)
     assert (fast[0], slow[0]) == (12, 12)
-    assert min(fast[-3:]) > 8
-    assert max(slow[-3:]) < 8
+    assert max(slow[-3:]) < min(fast[-3:])
     assert ours == theirs
 
 
@@ -289,51 +293,6 @@ def ends_within_a_period():
     optimizer.exchange_now()
     optimizer.close()
     return listed(weights(model))
-
-
-# ---- choices -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "period"),
-    [
-        (32, Period(32)),
-        ("30 s", Period(seconds=30.0)),
-        ("0.5 s", Period(seconds=0.5)),
-        ("by speed", Period(100, by_speed=True)),
-        ("32 by speed", Period(32, by_speed=True)),
-    ],
-)
-def test_period_is_read(text, period):
-    assert Period.parse(text) == period
-
-
-@pytest.mark.parametrize("text", [0, -1, True, 1.5, "", "fast", "0 s", "nan s", "inf s", "x s", "0 by speed", None])
-def test_other_periods_are_refused_with_the_allowed_forms(text):
-    with pytest.raises(ValueError, match="by speed"):
-        Period.parse(text)
-
-
-def test_slow_workers_take_as_many_steps_as_fit():
-    period = Period(32, by_speed=True)
-    assert [period.steps_of(step_s, 0.25) for step_s in (0.25, 0.255, 0.5, 1.0, 9.0, 0.0, 0.2)] == [
-        32,
-        32,
-        16,
-        8,
-        1,
-        32,
-        32,
-    ]
-    assert period.steps_of(0.5, 0.0) == 32
-
-
-@pytest.mark.parametrize(
-    "options", [{"fragments": 0}, {"fragments": 5}, {"delay": -1}, {"delay": 4}, {"blend": 1.5}, {"blend": -0.1}]
-)
-def test_wrong_choices_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        LocalChoices(Period(4), **options)
 
 
 def test_codecs_of_local_steps_need_servers():

@@ -83,6 +83,8 @@ def _run(name: str, words: Sequence[str]) -> int:
     except FileNotFoundError as error:
         if error.filename is not None:
             raise
+        if "temporary" in str(error):  # the words of tempfile, which names no file
+            return _refused(name, LaunchError(f"{error.strerror}: set TMPDIR to a folder that can be written"))
         why = "this directory does not exist any more; change to another one, or again to it"  # os.getcwd names no file
         return _refused(name, LaunchError(why))
 

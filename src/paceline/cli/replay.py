@@ -28,9 +28,9 @@ def run(name: str, words: Sequence[str]) -> int:
         LaunchError: there is no such log on this host.
     """
     job, _ = Parser(name, (), "paceline replay [JOB]", DESCRIPTION).parse_job(words)
-    path = find_folder(job)
+    path, _ = find_folder(job)
     log = Replay.of(path)
-    print(f"job {path.stem}")
+    print(f"job {ring.start_of(path)[0]}")
     for when, change in log.changes:
         clock = time.strftime("%H:%M:%S", time.localtime(when))
         print(f"generation {change.generation}, {clock}: {sentence(change)}")

@@ -49,7 +49,7 @@ from paceline.collectives.negotiation.messages import (
     Key,
     OperationRequest,
     RankLeft,
-    RankWeights,
+    RankStep,
     Response,
     ToCoordinator,
     ToRank,
@@ -108,7 +108,7 @@ class Background:
         first = entered.members[0]
         self._silence = Silence(first.pid if rank and first.host_id == entered.members[rank].host_id else 0)
         self._leaving: RankLeft | None = None
-        self._weights: list[RankWeights] = []
+        self._steps: list[RankStep] = []
         self._early = list(early)
         self._cache = RankCache()
         self.down: Down | None = None
@@ -138,10 +138,10 @@ class Background:
         self._link.wake()
         self._thread.join(_LEAVE_S + self._hvd.timeout_s)  # it may be in an operation that was agreed on before
 
-    def note_weights(self, sums: RankWeights) -> None:
-        """Let the coordinator compare this rank's weights with those of the others. Sent before the next requests."""
+    def note_step(self, step: RankStep) -> None:
+        """Let the coordinator compare what this rank tells of a step with the others. Sent before the next requests."""
         with self._changed:
-            self._weights.append(sums)
+            self._steps.append(step)
 
     # ---- operations ------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Background:
     def _submit(self, operation: Operation) -> None:
         key = operation.request.key
         with self._changed:
-            error = self._forked_from or (self.down.text if self.down is not None else "")
+            error = self._forked_from or (self.down.text(self._hvd.interface) if self.down is not None else "")
             if error:
                 raise CollectiveError(error)
             if key in self._operations:
@@ -337,10 +337,10 @@ class Background:
     def _send(self) -> None:
         with self._changed:
             requests, self._queue = self._queue, {}
-            weights, self._weights = self._weights, []
+            steps, self._steps = self._steps, []
             self._urgent = False
-        for sums in weights:
-            self._link.send(ToCoordinator(self._generation, sums))
+        for step in steps:
+            self._link.send(ToCoordinator(self._generation, step))
         if requests:
             self._timeline.cycle()
             self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
@@ -370,7 +370,7 @@ class Background:
     def _go_down(self, down: Down) -> None:
         with self._changed:
             self.down = down
-            self._fail_all(down.text)
+            self._fail_all(down.text(self._hvd.interface))
             self._changed.notify_all()
 
     def _fail_all(self, error: str) -> None:

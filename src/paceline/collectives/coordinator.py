@@ -31,7 +31,7 @@ from paceline.collectives.negotiation.messages import (
     Entered,
     RankEntered,
     RankLeft,
-    RankWeights,
+    RankStep,
     Submission,
     ToCoordinator,
     ToRank,
@@ -41,7 +41,7 @@ from paceline.collectives.negotiation.messages import (
 from paceline.collectives.rendezvous import CoordinatorAddress, withdraw
 from paceline.collectives.timeline import Timeline
 from paceline.errors import ProtocolError
-from paceline.membership.same_weights import SameWeights
+from paceline.membership.told_steps import ToldSteps
 from paceline.net.hosts import is_gone
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
@@ -91,7 +91,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._generation = 0
         self._entered: dict[int, RankEntered] = {}
-        self._same_weights = _comparisons()
+        self._told_steps = _comparisons()
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
@@ -110,7 +110,7 @@ class Coordinator:
                 self._enter(rank, message.generation, body)
             elif message.generation == self._generation and isinstance(body, RankLeft):
                 self._end(rank, body.reason, body.failed)
-            elif message.generation == self._generation and isinstance(body, RankWeights):
+            elif message.generation == self._generation and isinstance(body, RankStep):
                 self._compare(rank, body)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
@@ -121,9 +121,9 @@ class Coordinator:
     def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
-            self._same_weights = _comparisons()
+            self._told_steps = _comparisons()
         if generation < self._generation or self._is_ended:
-            self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
+            self._send(rank, generation, Down(-1, "other ranks have joined again, or could not join"))
             return
         self._entered[rank] = body
         if len(self._entered) < self.size:
@@ -145,12 +145,12 @@ class Coordinator:
         else:
             self._carry_out(self._machine.lose(rank, reason, failed))
 
-    def _compare(self, rank: int, body: RankWeights) -> None:
+    def _compare(self, rank: int, body: RankStep) -> None:
         ranks = body.ranks or range(self.size)
-        same_weights = self._same_weights[body.ranks]
-        same_weights.note(rank, [body.sums])
-        for action in same_weights.check(lambda: [("worker", one) for one in ranks]):
-            logger.warning("%s", action.text)
+        told = self._told_steps[body.ranks]
+        told.note(rank, [body.step])
+        for line in told.check(lambda: set(ranks)):
+            logger.warning("%s", line)
 
     def missing(self) -> str:
         """Return the ranks that have not called ``init`` yet."""
@@ -262,9 +262,9 @@ class Coordinator:
             withdraw(self._place, self.meeting)
 
 
-def _comparisons() -> defaultdict[tuple[int, ...], SameWeights]:
+def _comparisons() -> defaultdict[tuple[int, ...], ToldSteps]:
     """Return the comparisons of weights, by the ranks that train them."""
-    return defaultdict(lambda: SameWeights(_WAY_OUT))
+    return defaultdict(lambda: ToldSteps(_WAY_OUT))
 
 
 def _rank_of(peer: bytes, size: int) -> int:

@@ -20,9 +20,9 @@ from paceline.collectives import link
 from paceline.collectives.background import Background
 from paceline.collectives.coordinator import Coordinator
 from paceline.collectives.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
-from paceline.collectives.errors import CollectiveError, NotInitializedError
+from paceline.collectives.errors import CollectiveError, Interface, NotInitializedError
 from paceline.collectives.negotiation.machine import ProcessSets
-from paceline.collectives.negotiation.messages import VERSION, OperationRequest, RankEntered, RankWeights
+from paceline.collectives.negotiation.messages import VERSION, OperationRequest, RankEntered, RankStep
 from paceline.collectives.planes.base import Alone
 from paceline.collectives.planes.registry import Planes
 from paceline.collectives.rendezvous import private_folder
@@ -30,7 +30,7 @@ from paceline.collectives.timeline import Timeline
 from paceline.host import forks
 from paceline.host.plain_text import text_of
 from paceline.net.hosts import host_id
-from paceline.wire.messages import WeightSums
+from paceline.wire.messages import StepBatch, WorkerStep
 from paceline.worker.current import current_session
 from paceline.worker.weight_sums import sums_of
 
@@ -91,7 +91,7 @@ class World:
             base.link.settings = hvd
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         mine = RankEntered(VERSION, host, host_id(), os.getpid(), sets, base.planes_since)
-        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd.start_timeout_s)
+        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd)
         self.background = Background(base.link, base.generation, self.rank, entered, early, hvd, base.timeline)
         self.background.check = base.check
         self.nodes = [(one.host, one.host_id) for one in entered.members]
@@ -148,15 +148,21 @@ class World:
         """Count the steps of optimizers anew: all ranks have joined, after unlike numbers of steps perhaps."""
         self._joins, self.stepping = self._joins + 1, Counter[str]()
 
-    def compare_weights(
-        self, name: str, step: int, weights: Mapping[str, torch.Tensor], ranks: Sequence[int] = ()
+    def tell_step(
+        self,
+        name: str,
+        step: int,
+        weights: Mapping[str, torch.Tensor],
+        ranks: Sequence[int] = (),
+        batch: StepBatch | None = None,
     ) -> None:
-        """Let rank 0 compare this rank's weights after a step with those of the others. Does not wait.
+        """Let rank 0 compare this rank's weights and batch of a step with those of the others. Does not wait.
 
         Name and step are the same on all ranks that train these weights: some, or all if none are given.
         """
-        if self.size > 1 and weights:
-            self.background.note_weights(RankWeights(WeightSums(name, step, sums_of(weights, step)), tuple(ranks)))
+        sums = sums_of(weights, step) if weights else []
+        if self.size > 1 and (sums or batch is not None):
+            self.background.note_step(RankStep(WorkerStep(name, step, sums, batch), tuple(ranks)))
 
     def leave(self) -> None:
         """End the job for all ranks."""
@@ -186,7 +192,7 @@ def current() -> World:
     return _world
 
 
-def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
+def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool, interface: Interface) -> None:
     """Start the job; see :func:`paceline.hvd.init`.
 
     Raises:
@@ -200,7 +206,8 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
             return
         settings = config.from_environment()
         hvd = read_settings()
-        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic or hvd.dynamic_process_sets)
+        dynamic = dynamic or hvd.dynamic_process_sets
+        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic, interface=interface)
         place = find_place()
         if comm is not None:
             place = place.among(ranks_of(comm, "comm"))
@@ -210,9 +217,9 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
         if base is None or not base.link.is_open:
             if base is not None:
                 base.close()
-            if next(_exits) == 0:
-                atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
+            if next(_exits) == 0:  # after the session's: handlers run in reverse order, and its closes all sockets
+                atexit.register(_at_exit)
         _world = World(base, hvd, sets)
 
 

@@ -69,7 +69,7 @@ class Replay:
             return cls(path.read_bytes().splitlines())
         except FileNotFoundError:
             raise LaunchError(
-                f"{folder} has no log of membership: the scheduler of job {folder.stem} ran on another host, or with "
+                f"{folder} has no log of membership: the scheduler of this job ran on another host, or with "
                 "PACELINE_RECORDER=0"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:

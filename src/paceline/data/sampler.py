@@ -336,7 +336,7 @@ class ShardedSampler(Sampler[int]):
                 if not (drop_last and last - first < batch_size):
                     self._dealing.deal(last - first)
                     self._position = size + last
-                    yield torch.tensor(self._extra[first:last], dtype=torch.int64)
+                    yield torch.tensor(self._extra[first:last], dtype=torch.int64, device="cpu")
                 self._position = size + last
 
     def _cut(self) -> Slots:

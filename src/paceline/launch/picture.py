@@ -33,9 +33,9 @@ LETTERS: Mapping[str, str] = {
 }  # fmt: skip
 _COLOURS: Mapping[str, str] = {
     "data": "black on yellow", "compute": "black on green", "device": "black on cyan", "encode": "white on magenta",
-    "send": "white on blue", "wait": "dim", "copy": "black on cyan", "update": "white on blue", "gc": "white on red",
-    "other": "black on white", "receive": "dim", "merge": "white on blue", "apply": "black on green",
-    "rest": "black on white",
+    "send": "white on blue", "wait": "dim", "copy": "black on bright_yellow", "update": "black on bright_magenta",
+    "gc": "white on red", "other": "black on white", "receive": "bright_black", "merge": "black on bright_blue",
+    "apply": "black on bright_green", "rest": "white on bright_black",
 }  # fmt: skip
 
 #: Narrowest terminal that still gets a bar, and the shortest and the longest bar.

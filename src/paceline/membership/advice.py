@@ -5,7 +5,7 @@
 | accounts of time (:mod:`.accounts`) | which processes are slow, and why |
 | speeds (:mod:`.following`) | which groups, or which choice of ``dist_auto``, fit them now |
 | rounds | which workers train fewer rounds than others |
-| sums of weights (:mod:`.same_weights`) | which workers have other weights |
+| steps (:mod:`.told_steps`) | which workers have other weights, how workers weigh, and whose batches differ |
 | words of workers on their training (:mod:`.alone`) | which exchange nothing, or have the samples of others |
 | figures of the script | those of the whole job |
 
@@ -26,7 +26,7 @@ from paceline.membership.alone import Alone
 from paceline.membership.effects import Action, Answer, MemberKey, Warn, refuse
 from paceline.membership.following import Following
 from paceline.membership.roster import MemberRecord, Roster, without_token
-from paceline.membership.same_weights import SameWeights
+from paceline.membership.told_steps import ToldSteps
 from paceline.membership.waits import Waits
 from paceline.naming import workers_text
 from paceline.observe.job_figures import JobFigures
@@ -53,7 +53,7 @@ class Advice:
     def __init__(self, settings: Settings, roster: Roster, waits: Waits, now: float) -> None:
         self._roster, self._waits, self._settled = roster, waits, now
         self.following, self.verdicts, self.figures = Following(settings), Verdicts(), JobFigures()
-        self._rounds, self._same_weights = TrainedRounds(), SameWeights()
+        self._rounds, self._told_steps = TrainedRounds(), ToldSteps()
         self.alone, self._num_workers = Alone(settings.num_workers), settings.num_workers
         self._heard: list[tuple[m.Member, m.Heartbeat, float]] = []
         """Heartbeats that are still to be judged."""
@@ -89,7 +89,8 @@ class Advice:
         heard, self._heard = self._heard, []
         for one in heard:
             self._lines += self._judge(*one)
-        self._lines += self._same_weights.check(self._roster.expected)  # some of these workers may have left since
+        # Some of these workers may have left since.
+        self._lines += map(Warn, self._told_steps.check(lambda: {rank for _, rank in self._roster.expected()}))
 
     def _judge(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
         try:
@@ -99,7 +100,7 @@ class Advice:
             who = f"{member.role} {member.rank} on {member.host}"
             told = [Warn(f"the account of {who} could not be judged, verdicts begin anew: {error!r}; please report it")]
         if member.role == "worker":
-            self._same_weights.note(member.rank, beat.weights)
+            self._told_steps.note(member.rank, beat.steps)
             left_out = self.figures.note(member.rank, beat.reports, now)
             told += [Warn(left_out)] if left_out else []
         return told
@@ -142,6 +143,7 @@ class Advice:
             self.figures.of_job(),
             self.verdicts.cohorts,
             self.verdicts.staleness,
+            self._told_steps.weighing.lines,
         )
 
     def _state(self, key: MemberKey, one: MemberRecord, now: float) -> m.MemberState:

@@ -42,7 +42,7 @@ class Journal:
             return
         try:
             if self._file is None:
-                folder = ring.made_folder(self._settings.job_id, self._settings.job_key)
+                folder = ring.made_folder(self._settings)
                 self._file = open(folder / FILE_NAME, "ab", buffering=0)  # noqa: SIM115 - as long as the process
             self._file.write(b"".join(_line(one) for one in new))
         except (OSError, LaunchError) as error:

@@ -177,7 +177,7 @@ def main(settings: Settings) -> int:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
+        listener = SocketListener([bind_address(settings.scheduler, settings.ports)], security, "scheduler", watch=True)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

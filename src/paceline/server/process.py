@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -206,8 +207,12 @@ def _beats_soon(lifeline: Lifeline, account: meter.Meter) -> Callable[[Steps], N
 
 
 def _load_optimizers() -> None:
-    """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds."""
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], lr=0.1)
+    """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds.
+
+    Where it cannot be imported, because no folder can be written, the worker that asks for an optimizer is told.
+    """
+    with contextlib.suppress(OSError):
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], lr=0.1)
 
 
 def _load_extensions(settings: Settings) -> None:

@@ -151,7 +151,7 @@ def _some(one: torch.Tensor | np.ndarray[Any, Any]) -> bytes:
         return bytes(np.asarray(one.flat[:: max(1, one.size // _ELEMENTS)]).tobytes()) if is_plain else b""
     if one.layout is not torch.strided or one.device.type != "cpu" or one.is_quantized or not one.numel():
         return b""
-    positions = torch.arange(0, one.numel(), max(1, one.numel() // _ELEMENTS))
+    positions = torch.arange(0, one.numel(), max(1, one.numel() // _ELEMENTS), dtype=torch.int64, device="cpu")
     return _bytes(one.detach().take(positions))
 
 

@@ -56,7 +56,8 @@ class _Current:
                 if not settings.scheduler or settings.role != "worker":
                     raise ConfigError(
                         "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
-                        "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
+                        "script.py`, or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables. "
+                        "To train in this process alone, create the store `local`"
                     )
                 guard.end_child()
                 ring.start(settings)

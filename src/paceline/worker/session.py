@@ -42,9 +42,6 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = 0
 _FIRST_SERVER = 1
 
-#: Sums of weights that wait for a heartbeat; older ones are forgotten.
-_MAX_SUMS = 8
-
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from paceline.wire import messages as m
 
-#: Sums of weights that wait for a heartbeat; older ones are forgotten. And words on samples that one heartbeat brings.
-_MAX_SUMS, _MOST_DEALT = 8, 256
+#: Steps that wait for a heartbeat; older ones are forgotten. And words on samples that one heartbeat brings.
+_MAX_STEPS, _MOST_DEALT = 24, 256
 
 
 class ToTell:
-    """Sums of weights, and words on samples that were dealt. Used by any thread.
+    """Words on steps, and on samples that were dealt. Used by any thread.
 
     Args:
         beat_soon: lets a heartbeat go now.
@@ -20,12 +20,12 @@ class ToTell:
 
     def __init__(self, beat_soon: Callable[[], None]) -> None:
         self._beat_soon = beat_soon
-        self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
+        self._steps: deque[m.WorkerStep] = deque(maxlen=_MAX_STEPS)
         self._dealt: deque[m.Dealt] = deque()
 
-    def weights(self, sums: m.WeightSums) -> None:
-        """Let the scheduler compare this worker's weights with those of the others."""
-        self._weights.append(sums)
+    def step(self, step: m.WorkerStep) -> None:
+        """Let the scheduler compare what this worker tells of a step with what the others tell."""
+        self._steps.append(step)
         self._beat_soon()
 
     def dealt(self, one: m.Dealt) -> None:
@@ -34,7 +34,7 @@ class ToTell:
 
     def add_to(self, beat: m.Heartbeat) -> None:
         """Put it into a heartbeat."""
-        beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
+        beat.steps = [self._steps.popleft() for _ in range(len(self._steps))]
         beat.dealt = [self._dealt.popleft() for _ in range(min(len(self._dealt), _MOST_DEALT))]
 
     def flush(self) -> None:

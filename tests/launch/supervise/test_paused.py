@@ -19,8 +19,8 @@ SILENCE_S, LONG_S = 0.5, 1.5
 
 STAYS = "echo tcp://127.0.0.1:5555 >/dev/fd/$PACELINE_READY_FD; exec sleep 1000"
 #: More than the launcher, the agent and the pipes between them hold.
-LINES = 4 * _MOST_UNWRITTEN // 8
-TALKS = f"seq 1000000 {1000000 + LINES}; echo end >&2"
+LINES = 4 * _MOST_UNWRITTEN // 1024
+TALKS = f"printf '%01024d\\n' $(seq {LINES}); echo end >&2"
 
 
 def read_all(fd: int) -> bytes:
@@ -39,7 +39,7 @@ def test_output_that_nobody_reads_for_long_pauses_the_job(agents: bool, make_job
     assert job.process.poll() is None
     lines = read_all(read_fd).splitlines()
     assert job.wait() == 0, "\n".join(job.err())
-    assert lines == [b"[worker 0] %d" % number for number in range(1000000, 1000001 + LINES)]
+    assert lines == [b"[worker 0] %01024d" % number for number in range(1, 1 + LINES)]
 
 
 def test_stopped_launcher_goes_on_with_its_job(make_job: MakeJob) -> None:

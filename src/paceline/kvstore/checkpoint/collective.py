@@ -111,7 +111,9 @@ def save(
             if rank == lead:
                 write_common(store, path, kind, common(), step, content, listed)
         done.answers()
-    except CheckpointError:  # after any other error worker 0 may have written the common file
+    except _AbsentError:  # if it is worker 0, it may have written the common file
+        raise
+    except CheckpointError:  # after any other error, too
         _remove(path, {mine["file"]} - before if "file" in mine else set())
         raise
     names = {one["file"] for one in listed.values()}
@@ -196,6 +198,10 @@ def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> No
     telling.answers()
 
 
+class _AbsentError(CheckpointError):
+    """A worker took no part."""
+
+
 class _Telling:
     """Tells all workers whether the block has failed on any of them."""
 
@@ -225,7 +231,7 @@ class _Telling:
         dead = session.dead - {self._lead} if session else ()
         left = ", ".join(str(rank) for rank, one in enumerate(results) if not one and rank not in dead)
         if left:
-            raise CheckpointError(
+            raise _AbsentError(
                 f"worker {left} left the job and took no part in the checkpoint: call paceline.save, paceline.load and "
                 "store.save_optimizer_states on every worker, not on one alone"
             )

@@ -97,7 +97,7 @@ class DistStore(KVStore):
 
     @property
     def leaving(self) -> bool:
-        """See :attr:`KVStoreBase.leaving`. SIGTERM, ``paceline.notice()`` and ``paceline drain`` make it True."""
+        """See :attr:`KVStoreBase.leaving`: after SIGTERM, ``paceline.notice()`` or ``paceline drain``."""
         return bool(self.session.notice.why)
 
     def num_dead_nodes(self) -> int:
@@ -119,6 +119,7 @@ class DistStore(KVStore):
             self._set_merging(*wanted)
         if is_unused and wanted == (ours.mean, self.traffic.clip_norm):
             self._is_claimed, self._handed_on = True, dict(self.traffic.codecs)
+            self.table.mixes_kinds = True
             return self
         other = self.sibling("optimizer", *wanted)
         other._is_claimed = True
@@ -415,13 +416,11 @@ class DistStore(KVStore):
         """Wait until all workers of the store have called this; servers do not wait for their pushes meanwhile."""
         self.lifecycle.barrier()
 
-    def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait.
-
-        Only workers in lock step are compared. Name of the optimizer and number of the step are the same on all of them.
-        """
-        if self.policy.merge == "all" and self.num_workers > 1 and weights:
-            self.session.to_tell.weights(m.WeightSums(name, step, sums_of(weights, step)))
+    def tell_step(self, name: str, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let the scheduler compare this worker's weights, if in lock step, and batch with others'. Does not wait."""
+        sums = sums_of(weights, step) if weights and self.policy.merge == "all" else []
+        if self.num_workers > 1 and (sums or batch is not None):
+            self.session.to_tell.step(m.WorkerStep(name, step, sums, batch))
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""

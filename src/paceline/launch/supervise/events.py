@@ -52,6 +52,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Unheard:
+    """The hosts of these processes, and of no others, have not been heard for a while; signals may not arrive there."""
+
+    members: frozenset[ProcessName]
+
+
+@dataclass(frozen=True)
 class Lost:
     """The scheduler says which process failed first, or which worker has died without ending the job."""
 
@@ -127,6 +134,7 @@ Event: TypeAlias = (
     | Ready
     | Exited
     | Stopped
+    | Unheard
     | Lost
     | Left
     | Complete

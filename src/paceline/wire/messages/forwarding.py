@@ -32,8 +32,6 @@ class Share(Message):
     samples: float
     rounds: list[Number]
     """Per entry of the sum."""
-    inputs: Text | None = None
-    """As in :class:`Push`."""
 
 
 class PushSum(Request, tag=43):

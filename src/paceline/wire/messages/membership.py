@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,10 +14,9 @@ from paceline.wire.limits import (
     MAX_NUMEL,
     MAX_PARTS,
     MAX_REPORTS,
-    MAX_TEXT,
     MAX_WINDOWS,
 )
-from paceline.wire.messages.changes import Change, Dealt
+from paceline.wire.messages.changes import Dealt
 from paceline.wire.messages.fields import (
     Amount,
     Count,
@@ -174,13 +173,30 @@ class StepsLeft(Message):
     """Seconds that it still takes; None: not known yet."""
 
 
-class WeightSums(Message):
-    """Sums of a worker's weights after a step, for the comparison with other workers."""
+Way = Literal["", "given", "inputs", "dealt", "equal", "unknown", "sum", "each"]
+"""How a worker weighs: see :mod:`paceline.membership.weighing`. Empty: it has no samples."""
+
+
+class StepBatch(Message):
+    """The batch of a worker in one step, and how it weighs."""
+
+    way: Way
+    samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """The weight of the worker."""
+    shapes: Line = ""
+    """Of the model's inputs, where the number of samples is not known; empty: not known either."""
+    why: Line = ""
+    """Why the number of samples is not known."""
+
+
+class WorkerStep(Message):
+    """What a worker tells of one of its steps, for the comparison with other workers."""
 
     store: Name
     step: Number
-    sums: list[tuple[Name, float, float]]
-    """Of each parameter its name, the sum, and by how much rounding may have changed that."""
+    sums: list[tuple[Name, float, float]] = msgspec.field(default_factory=list)
+    """Of each parameter its name, the sum of its weights, and by how much rounding may have changed that."""
+    batch: StepBatch | None = None
 
 
 class Heartbeat(Request, tag=3):
@@ -204,8 +220,8 @@ class Heartbeat(Request, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
-    weights: list[WeightSums] = msgspec.field(default_factory=list)
-    """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
+    steps: list[WorkerStep] = msgspec.field(default_factory=list)
+    """What a worker tells of some of the steps since its last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
     progress: StepsLeft | None = None
@@ -333,80 +349,6 @@ class Found(Reply, tag=10):
     """The blocks that hold the keys asked for."""
 
     blocks: list[BlockSpec]
-
-
-class AskStatus(Request, tag=11):
-    """Ask the scheduler for all members and their state."""
-
-
-class MemberState(Message):
-    """How a member does."""
-
-    round: Number
-    pace: Finite
-    """Rounds per second, of late."""
-    silent_s: Finite
-    """Seconds since its last message."""
-    memory: Number
-    """Bytes."""
-    sent: Number
-    received: Number
-    """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
-    waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
-    """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
-    step_s: Amount = 0.0
-    """Seconds that a worker computes in a step, without its waits; 0: not known."""
-    recent: Annotated[list[Window], Meta(max_length=1)] = msgspec.field(default_factory=list)
-    """The account of its last rounds in one window; none: it has said nothing yet."""
-    whole: list[Window] = msgspec.field(default_factory=list)
-    """The same of all its rounds so far."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures that its script has reported, each with its step."""
-    came_last: Number = 0
-    """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
-    late_s: Amount = 0.0
-    held: tuple[Count, Count] = (0, 0)
-    """Of a server: its values, and the buckets that they are in."""
-    progress: StepsLeft | None = None
-    """None: its script has told no total of steps."""
-    still_s: Amount | None = None
-    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
-
-
-class Told(Message):
-    """A line about a process that became slow, or is so no more."""
-
-    role: Role
-    rank: Rank
-    ago_s: Amount
-    text: Line
-
-
-class Status(Reply, tag=12):
-    """Members, how each does, and the deaths."""
-
-    members: list[Member]
-    states: list[MemberState]
-    deaths: list[Death]
-    auto: list[Line] = msgspec.field(default_factory=list)
-    """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
-    verdicts: list[Line] = msgspec.field(default_factory=list)
-    """The processes that are slow now: why, since when, what it costs, and what to do."""
-    told: list[Told] = msgspec.field(default_factory=list)
-    """The last changes of these, the oldest first."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures of the job, each with its step: means over the workers, weighted by samples."""
-    cohorts: Number = 0
-    """Cohorts of several workers that servers have merged."""
-    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
-    """How many updates of servers had which staleness so far."""
-    changes: list[Change] = msgspec.field(default_factory=list)
-    """The last changes of the membership, the oldest first."""
-
-    def __post_init__(self) -> None:
-        if len(self.members) != len(self.states):
-            raise ValueError(f"{len(self.members)} members with {len(self.states)} states")
 
 
 class AskAbsent(Request, tag=13):
