@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
+from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
 from paceline.data.partition import check_epoch, length_of, read_spans
@@ -30,6 +31,8 @@ from paceline.kvstore.dist import DistStore
 from paceline.worker import notice
 
 _log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
 
 #: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two exchanges.
 _REMEMBERED = MOST_STEPS + 4
@@ -134,6 +137,10 @@ class SharedBatchSampler(Sampler[list[int]]):
         """Whether the samples of the step under way count: they are none that the epoch has had."""
         self._epoch, self._row, self._first, self._pending = 0, 0, 0, True
         self._handed_out = HandedOut(self._length)
+        name, is_logged = f"shared {next(_numbers)}", dist is not None and dist.policy.merge == "all"
+        self._log: DealingLog | None = None
+        if dist is not None and is_logged and deadline_s is None:
+            self._log = DealingLog(dist.session, name, self._settings)
         self._is_handed_out = False
         """Whether the last epoch was walked to its end."""
         self._begun = 0, 0
@@ -232,6 +239,9 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._row, round = self._row + 1, round + 1
                 self._first = min(first + self._shares.global_batch, length)
                 self._handed_out.add(GlobalBatch(round, first, length, columns))
+                if self._log is not None:
+                    size, odd = self._shares.global_batch, self._odd(order, first)
+                    self._log.note(round, self._epoch, first, size, columns, odd)
                 self._done = None
                 self._speeds.begin_step()
                 if self._deadline is not None:
@@ -250,6 +260,15 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._leave_for_later()
                 self._follow(gone)
         self._is_handed_out = True
+
+    def _odd(self, order: NDArray[np.int64], first: int) -> list[int]:
+        """Return the samples of a global batch that do not simply follow from the order: the last ones of an epoch."""
+        size, length = self._shares.global_batch, self._handed_out.length
+        if first + size <= self._length:
+            return []
+        columns = columns_of(self._shares.samples, length - first)
+        stop = max(stop for _, stop in columns.values())
+        return [int(order[self._handed_out.position((first + column) % length)]) for column in range(stop)]
 
     def _order(self) -> NDArray[np.int64]:
         return epoch_order(epoch=self._epoch, **self._settings)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from paceline.membership.barriers import Barriers
 from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refuse
+from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses
 from paceline.membership.pools import Pools
 from paceline.membership.roster import Roster
@@ -18,11 +19,11 @@ MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
 class Waits:
     """The requests of members that wait at the scheduler."""
 
-    def __init__(self, num_workers: int, roster: Roster, losses: Losses) -> None:
+    def __init__(self, num_workers: int, roster: Roster, losses: Losses, log: MembershipLog) -> None:
         self._roster, self._losses = roster, losses
         self.directory = Directory()
         self.barriers = Barriers(num_workers, self.directory.left)
-        self.pools = Pools(num_workers)
+        self.pools = Pools(num_workers, log)
         self._has_started = False
 
     def handle(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:

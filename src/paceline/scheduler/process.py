@@ -25,6 +25,7 @@ from paceline.observe.clocks import RoundTrips
 from paceline.observe.logs import set_up_logging
 from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
+from paceline.scheduler.journal import Journal
 from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
 
@@ -40,6 +41,7 @@ class Scheduler:
 
     def __init__(self, settings: Settings, listener: SocketListener, launcher: Launcher, exports: Exports) -> None:
         self._listener, self._launcher, self._exports = listener, launcher, exports
+        self._journal = Journal(settings)
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
@@ -151,6 +153,7 @@ class Scheduler:
 
     def _perform(self, actions: Sequence[Action]) -> int | None:
         self._report()  # before anybody can end because of it
+        self._journal.write(self._membership.log.take())
         for action in actions:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:

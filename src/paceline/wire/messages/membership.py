@@ -14,9 +14,9 @@ from paceline.wire.limits import (
     MAX_NUMEL,
     MAX_PARTS,
     MAX_REPORTS,
-    MAX_TEXT,
     MAX_WINDOWS,
 )
+from paceline.wire.messages.changes import Dealt
 from paceline.wire.messages.fields import (
     Amount,
     Count,
@@ -228,6 +228,8 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    dealt: list[Dealt] = msgspec.field(default_factory=list)
+    """Samples that were dealt since the last heartbeat."""
     work: Number = 0
     """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
@@ -254,9 +256,9 @@ class News(Reply, tag=4):
     lost: list[Death] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
     generation: Number = 0
-    """Generation of the groups; 0: those of the start."""
+    """Generation in which the groups have changed last; 0: they are those of the start."""
     groups: list[list[Rank]] = msgspec.field(default_factory=list)
-    """The groups that fit the measured speeds, from generation 1 on."""
+    """The groups that fit the measured speeds since then."""
     at: Amount = 0.0
     """In an answer: the scheduler's clock."""
     trace: Number = 0
@@ -347,80 +349,6 @@ class Found(Reply, tag=10):
     """The blocks that hold the keys asked for."""
 
     blocks: list[BlockSpec]
-
-
-class AskStatus(Request, tag=11):
-    """Ask the scheduler for all members and their state."""
-
-
-class MemberState(Message):
-    """How a member does."""
-
-    round: Number
-    pace: Finite
-    """Rounds per second, of late."""
-    silent_s: Finite
-    """Seconds since its last message."""
-    memory: Number
-    """Bytes."""
-    sent: Number
-    received: Number
-    """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
-    waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
-    """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
-    step_s: Amount = 0.0
-    """Seconds that a worker computes in a step, without its waits; 0: not known."""
-    recent: Annotated[list[Window], Meta(max_length=1)] = msgspec.field(default_factory=list)
-    """The account of its last rounds in one window; none: it has said nothing yet."""
-    whole: list[Window] = msgspec.field(default_factory=list)
-    """The same of all its rounds so far."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures that its script has reported, each with its step."""
-    came_last: Number = 0
-    """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
-    late_s: Amount = 0.0
-    held: tuple[Count, Count] = (0, 0)
-    """Of a server: its values, and the buckets that they are in."""
-    progress: StepsLeft | None = None
-    """None: its script has told no total of steps."""
-    still_s: Amount | None = None
-    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
-
-
-class Told(Message):
-    """A line about a process that became slow, or is so no more."""
-
-    role: Role
-    rank: Rank
-    ago_s: Amount
-    text: Line
-
-
-class Status(Reply, tag=12):
-    """Members, how each does, and the deaths."""
-
-    members: list[Member]
-    states: list[MemberState]
-    deaths: list[Death]
-    auto: list[Line] = msgspec.field(default_factory=list)
-    """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
-    verdicts: list[Line] = msgspec.field(default_factory=list)
-    """The processes that are slow now: why, since when, what it costs, and what to do."""
-    told: list[Told] = msgspec.field(default_factory=list)
-    """The last changes of these, the oldest first."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures of the job, each with its step: means over the workers, weighted by samples."""
-    cohorts: Number = 0
-    """Cohorts of several workers that servers have merged."""
-    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
-    """How many updates of servers had which staleness so far."""
-    weighing: list[Line] = msgspec.field(default_factory=list)
-    """How workers weigh in the mean of their gradients, the newest last."""
-
-    def __post_init__(self) -> None:
-        if len(self.members) != len(self.states):
-            raise ValueError(f"{len(self.members)} members with {len(self.states)} states")
 
 
 class AskAbsent(Request, tag=13):

@@ -56,7 +56,7 @@ class PoolSamples(Reply, tag=18):
     over: bool
     waits: bool
     phase: Number
-    """Number of walks that are over, of all pools: a worker that was away is back for its next round."""
+    """Generation in which the last walk of a pool has begun: a worker that was away is back for its next round."""
 
 
 class AskSamples(Request, tag=60):
