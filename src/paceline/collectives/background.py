@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -57,7 +58,8 @@ from paceline.collectives.planes.base import Plane
 from paceline.collectives.silence import Silence
 from paceline.collectives.timeline import Timeline
 from paceline.errors import PacelineError
-from paceline.wire.text import described, text_of
+from paceline.host import forks
+from paceline.host.plain_text import described, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class Background:
     Attributes:
         gpu: the GPU of this rank's tensors, where it is known.
         has_failed: data were being moved when an error came, so planes are not used again.
+        check: raises where the job has failed; called while an operation waits for other ranks.
     """
 
     def __init__(
@@ -109,13 +112,23 @@ class Background:
         self._early = list(early)
         self._cache = RankCache()
         self.down: Down | None = None
+        self._forked_from = ""
         self.gpu: torch.device | None = None
         self.has_failed = False
+        self.check: Callable[[], None] = lambda: None
         self.sets = ProcessSets(len(entered.members), first.sets)
         self._plans = BatchPlans(rank, self.sets, entered.fusion_bytes)
         self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-hvd", daemon=True)
         self._thread.start()
+        forks.in_children(self, Background._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: all operations fail. Those of the parent go on there."""
+        lock = threading.Lock()
+        self._changed, self._work, self._driven = threading.Condition(lock), threading.Condition(lock), False
+        self._forked_from = forks.error_text(f"rank {self._rank}", os.getppid())
+        self._fail_all(self._forked_from)
 
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
@@ -173,8 +186,9 @@ class Background:
     def _submit(self, operation: Operation) -> None:
         key = operation.request.key
         with self._changed:
-            if self.down is not None:
-                raise CollectiveError(self.down.text)
+            error = self._forked_from or (self.down.text(self._hvd.interface) if self.down is not None else "")
+            if error:
+                raise CollectiveError(error)
             if key in self._operations:
                 raise ValueError(
                     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor "
@@ -289,7 +303,11 @@ class Background:
         messages, self._early = self._early, []
         began, patience_s = time.monotonic(), self._patience_s()
         messages += self._link.receive(patience_s)
+        if not messages and self._operations:
+            self.check()
         self._silence.note(min(patience_s, time.monotonic() - began), bool(messages) or not self._operations)
+        if self._silence.is_gone:
+            raise CollectiveError("rank 0, where the coordinator runs, ended")
         if self._silence.counted_s > max(self._hvd.timeout_s, _SILENT_S):
             raise CollectiveError(
                 f"rank 0, where the coordinator runs, has sent nothing for {self._silence.counted_s:.0f} s: it or its "
@@ -352,11 +370,14 @@ class Background:
     def _go_down(self, down: Down) -> None:
         with self._changed:
             self.down = down
-            operations, self._operations = list(self._operations.values()), {}
-            for operation in operations:
-                operation.error = down.text
-                operation.done = True
+            self._fail_all(down.text(self._hvd.interface))
             self._changed.notify_all()
+
+    def _fail_all(self, error: str) -> None:
+        operations, self._operations = list(self._operations.values()), {}
+        for operation in operations:
+            operation.error = error
+            operation.done = True
 
     # ---- running ---------------------------------------------------------------------------------------------------
 

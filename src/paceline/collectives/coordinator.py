@@ -42,6 +42,7 @@ from paceline.collectives.rendezvous import CoordinatorAddress, withdraw
 from paceline.collectives.timeline import Timeline
 from paceline.errors import ProtocolError
 from paceline.membership.told_steps import ToldSteps
+from paceline.net.hosts import is_gone
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
 
@@ -122,7 +123,7 @@ class Coordinator:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
             self._told_steps = _comparisons()
         if generation < self._generation or self._is_ended:
-            self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
+            self._send(rank, generation, Down(-1, "other ranks have joined again, or could not join"))
             return
         self._entered[rank] = body
         if len(self._entered) < self.size:
@@ -212,10 +213,8 @@ class Coordinator:
             for peer in self._listener.lost():
                 rank = _rank_of(peer, self.size)
                 with self._lock:
-                    member = self._entered.get(rank)
-                    where = f" (pid {member.pid} on {member.host})" if member else ""
-                    if member is not None:
-                        self._end(rank, f"rank {rank}{where} ended, or lost its connection", True)
+                    if rank in self._entered:
+                        self._end(rank, f"{self._described(rank)} ended, or lost its connection", True)
             now = time.monotonic()
             if now - ticked >= TICK_S:
                 ticked = now
@@ -228,6 +227,19 @@ class Coordinator:
         self._carry_out(self._machine.tick(now))
         if not self._machine.is_idle and not self._is_ended:
             self._send_all(Alive())
+            self._look_at_neighbours()
+
+    def _look_at_neighbours(self) -> None:
+        """End where a rank of this host has ended: a child that C code has forked keeps its connection open."""
+        here = self._entered[0].host_id
+        for rank, member in self._entered.items():
+            if rank and member.host_id == here and is_gone(member.pid):
+                self._end(rank, f"{self._described(rank)} ended", True)
+                return
+
+    def _described(self, rank: int) -> str:
+        member = self._entered[rank]
+        return f"rank {rank} (pid {member.pid} on {member.host})"
 
     def _take_frames(self, peer: bytes, raw: object) -> None:
         rank = _rank_of(peer, self.size)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from paceline.collectives import process_sets, world
+from paceline.collectives.errors import STORE
 from paceline.collectives.operations import (
     Sum,
     allreduce_async_,
@@ -31,7 +32,7 @@ class AllReduceStore(KVStoreBase):
 
     def __init__(self, store_type: str) -> None:
         self._type = store_type
-        process_sets.enter()
+        process_sets.enter(STORE)
         alone.note_store("allreduce")
 
     @property

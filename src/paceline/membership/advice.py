@@ -78,6 +78,10 @@ class Advice:
         lines, self._lines = self._lines, []
         return [*lines, *map(Warn, self.alone.check(self._last_rounds(), now))]
 
+    def why_alone(self) -> str:
+        """Return the lines about workers that exchange nothing; empty: there are none."""
+        return self.alone.why_alone(self._last_rounds())
+
     def _last_rounds(self) -> dict[int, int]:
         return {one.member.rank: one.round for one in self._roster.of_role("worker")}
 
@@ -143,13 +147,14 @@ class Advice:
         )
 
     def _state(self, key: MemberKey, one: MemberRecord, now: float) -> m.MemberState:
-        phase = "dead" if one.dead else "left" if one.left else "silent" if one.warned else "live"
+        going = "leaving" if one.notice else "live"
+        phase = "dead" if one.dead else "left" if one.left else "silent" if one.warned else going
         waits_for = " ".join(map(str, self._waits.missing_for(key)))
         figures = self.figures.of_worker(key[1]) if key[0] == "worker" else {}
         return m.MemberState(
             one.round, one.pace, now - one.heard, one.memory, one.sent, one.received, phase, waits_for, one.step_s,
             self.verdicts.recent(key), self.verdicts.whole(key), figures, *self.verdicts.late(key),
-            self.verdicts.held(key), one.progress,
+            self.verdicts.held(key), one.progress, None if one.got_on < 0 else max(0.0, now - one.got_on),
         )  # fmt: skip
 
 
@@ -163,7 +168,8 @@ class TrainedRounds:
         """Return a line for each worker without which others have begun to train on."""
         training = [one for one in workers if one.live and _key(one) not in at_barrier]
         first = max(training, key=lambda one: one.round, default=None)
-        behind = [] if first is None else [one for one in workers if one.round < first.round and not one.dead]
+        others = [one for one in workers if not (one.dead or one.notice)]
+        behind = [] if first is None else [one for one in others if one.round < first.round]
         found = [one for one in behind if (one.left or _key(one) in at_barrier) and one.member.rank not in self._said]
         self._said.update(one.member.rank for one in found)
         return [Warn(f"{one} {_what(one)}; the others train on without it ({_at(first)})") for one in found if first]

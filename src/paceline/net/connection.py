@@ -32,7 +32,16 @@ from paceline.net.base import Frames
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
-from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of, traffic
+from paceline.net.records import (
+    SMALL_BYTES,
+    ClosedError,
+    Intake,
+    RecordReceiver,
+    RecordSender,
+    copy_of,
+    size_of,
+    traffic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +191,8 @@ class Connection(Generic[Source]):
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
-                kept = [frame if its >= SMALL_BYTES else bytes(frame) for frame, its in zip(frames, sizes, strict=True)]
+                both = zip(frames, sizes, strict=True)
+                kept = [frame if its >= SMALL_BYTES else copy_of(frame) for frame, its in both]
                 self._waiting.add((kept, sizes), urgency)
                 self._go_on()
                 return

@@ -15,9 +15,9 @@ from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
 from paceline.layout.tensors import floats, real_view
 from paceline.optim.binding import is_finite, merged_not_finite
-from paceline.optim.buffers import Copies, addends, broadcast, buffers_of, set_all, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter, may_have_gradient
+from paceline.optim.shared_tensors import Copies, FollowingBuffers, addends, broadcast, means_of, set_all, shared_of
 from paceline.optim.sparse_exchange import find_sparse
 from paceline.optim.watch import refuse_renormalising
 from paceline.updaters import Options, StepOptions, options_apart
@@ -66,7 +66,9 @@ class ReduceExchange(Exchange):
         self._not_finite: list[str] = []
         """Parameters whose own gradient of the last round was not finite."""
         self._is_suspicious = True
+        self._buffers: FollowingBuffers | None = None
         if model is not None and not self._alone:
+            self._buffers = FollowingBuffers([[model]], store.rank)
             refuse_renormalising(model)
             params = (param for group in optimizer.param_groups for param in group["params"])
             broadcast(store, shared_of([[model]], filter(may_have_gradient, params)))
@@ -85,7 +87,7 @@ class ReduceExchange(Exchange):
         optimizer leaves the parameter alone, as in one process.
         """
         if self._alone:
-            self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None), {})
+            self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None))
             return
         params = {name: param for name, param, _ in self._named if param.requires_grad or param.grad is not None}
         weight = self._weight(carried.samples)
@@ -100,8 +102,7 @@ class ReduceExchange(Exchange):
             torch._foreach_mul_(list(grads.values()), weight)
         told = [self._own(one) for one in (_mark(carried), doubt)]
         counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64, device="cpu")
-        buffers = {} if self._model is None else buffers_of([[self._model]])
-        self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
+        self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, self._buffers)
         weights, *rest = counts.tolist()
         workers = self._store.num_workers
         marks, doubts, owners = rest[:workers], rest[workers : 2 * workers], rest[2 * workers :]
@@ -190,12 +191,13 @@ class ReduceExchange(Exchange):
         pushed = {rank: text.decode(errors="replace").split("\n") for rank, text in enumerate(said) if text}
         return merged_not_finite(self._store.rank, names, round, pushed)
 
-    def _sum(self, summed: Tensors, first: Copies) -> None:
-        """Replace tensors by their sums over the workers, and others by rank 0's."""
-        rest = addends(self._store, first)
+    def _sum(self, summed: Tensors, buffers: FollowingBuffers | None = None) -> None:
+        """Replace tensors by their sums over the workers, and buffers by rank 0's."""
+        rest = {} if buffers is None else addends(self._store, buffers.told())
         values = [*summed.values(), *rest.values()]
         self._store.pushpull([*summed, *rest], values, values)
-        set_all(first, rest)
+        if buffers is not None:
+            set_all(buffers.followed(rest), rest)
 
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
@@ -217,7 +219,10 @@ class ReduceExchange(Exchange):
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
-            self._sum({}, _alone(_real((name, param.data) for name, param, _ in self._named)))
+            weights = _alone(_real((name, param.data) for name, param, _ in self._named))
+            values = addends(self._store, means_of(weights))
+            self._sum(values)
+            set_all(weights, values)
 
 
 def _mark(carried: Carried) -> float:

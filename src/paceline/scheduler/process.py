@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.host.plain_text import described
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
@@ -24,9 +25,8 @@ from paceline.observe.clocks import RoundTrips
 from paceline.observe.logs import set_up_logging
 from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
-from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
+from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class Scheduler:
                 self._membership.note_cpu((one.role, one.rank), one.cpu_s, now, one.is_ready)
             elif isinstance(one, StatusWanted):
                 self._launcher.report_status(msgspec.json.encode(self._membership.status(now)).decode())
+            elif isinstance(one, JobEnds):
+                self._membership.notices.is_ending = True
             else:
                 self._perform(self._membership.ended(*one, now))
                 has_ended = True
@@ -135,9 +137,11 @@ class Scheduler:
         self._deaths = len(deaths)
         for death in self._membership.losses.deaths.values():
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
+        for member in self._membership.notices.left():
+            self._launcher.report_left(member.role, member.rank)
         if self._membership.complete:
             self._launcher.report_complete()
-        elif text := self._membership.advice.alone.why_not_joined():
+        elif text := self._membership.advice.why_alone():
             self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause
@@ -170,7 +174,7 @@ def main(settings: Settings) -> int:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
+        listener = SocketListener([bind_address(settings.scheduler, settings.ports)], security, "scheduler", watch=True)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

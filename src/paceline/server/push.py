@@ -80,6 +80,8 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
         borrowed = body.shared and not body.coded and value is not None
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes)
+        if part is hosted.own:
+            hosted.own.note_options(entry, pushed, options)
         part.store.push(bucket, entry, pushed, one, body.absent, request)
     if hosted.forward is not None:
         hosted.forward.flush()
@@ -106,6 +108,7 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     request = PushRequest(asker=asker, worker=worker, unreleased=unreleased, reply=partial(_reply, store, body))
     common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes
     for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
+        own.note_options(entry, pushed, options)
         store.push(bucket, entry, pushed, Contribution(value, *common), body.absent, request)
     store.received_bytes += asker.network_bytes(frames)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from paceline.collectives.errors import Interface
 from paceline.errors import ProtocolError
 from paceline.wire.messages import WorkerStep
 
@@ -144,13 +145,12 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
     reason: str
     failed: bool = True
 
-    @property
-    def text(self) -> str:
-        """The error of operations after the end of a generation."""
+    def text(self, interface: Interface) -> str:
+        """Return the error of operations after the end of a generation."""
         who = f"by rank {self.rank}" if self.rank >= 0 else "by the coordinator"
         return (
-            f"Horovod has been shut down {who}: {self.reason}. Operations that were pending on any rank have failed; "
-            "call hvd.shutdown() and hvd.init() on all ranks to go on"
+            f"{interface.name} has been shut down {who}: {self.reason}. Operations that were pending on any rank have "
+            f"failed; {interface.go_on} to go on"
         )
 
 

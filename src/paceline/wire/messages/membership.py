@@ -151,6 +151,8 @@ class AccountReport(Message):
     """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
     is_shared: bool = False
     """Samples go to workers by their speed already."""
+    is_local: bool = False
+    """A round of a worker is a period of local steps."""
 
 
 class ReportedFigures(Message):
@@ -230,6 +232,8 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    work: Number = 0
+    """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
 
 class Death(Message):
@@ -261,6 +265,10 @@ class News(Reply, tag=4):
     """In an answer: the scheduler's clock."""
     trace: Number = 0
     """Number of the trace for which heartbeats bring events; 0: none."""
+    fastest_s: Amount = 0.0
+    """In an answer: seconds of a step of the fastest worker; 0: not known."""
+    leave: Line = ""
+    """Why the receiver is to end its step and leave; empty: it is not."""
 
 
 class Bye(Request, tag=5):
@@ -362,7 +370,7 @@ class MemberState(Message):
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|left|dead)\Z")]
+    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
     waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
@@ -380,6 +388,8 @@ class MemberState(Message):
     """Of a server: its values, and the buckets that they are in."""
     progress: StepsLeft | None = None
     """None: its script has told no total of steps."""
+    still_s: Amount | None = None
+    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
 
 
 class Told(Message):
@@ -440,6 +450,6 @@ class Gathered(Reply, tag=15):
     gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
     dead: list[Rank] = msgspec.field(default_factory=list)
-    """Those of them that have died."""
+    """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
