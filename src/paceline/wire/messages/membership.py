@@ -183,6 +183,10 @@ class StepBatch(Message):
     way: Way
     samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
     """The weight of the worker."""
+    rows: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """How many samples there may be."""
+    loss: Finite | None = None
+    """Sum of the losses whose gradients it has; None: not known."""
     shapes: Line = ""
     """Of the model's inputs, where the number of samples is not known; empty: not known either."""
     why: Line = ""
