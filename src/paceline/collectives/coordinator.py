@@ -94,7 +94,11 @@ class Coordinator:
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True)
+        self._listener = SocketListener(
+            addresses, security, coordinator_name(place.job), watch=True, expects_claims=True
+        )
+        for rank in range(1, self.size):  # their names alone say who they are
+            self._listener.claimed(identity(rank))
         self.meeting = CoordinatorAddress("".join(self._listener.addresses[:1]), security)
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
         self._thread.start()

@@ -107,7 +107,10 @@ class Answerer:
         if not self._is_member(peer):
             return None
         # New members are rare, so this is the moment to forget peers that are not members any more.
-        self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
+        for former in [one for one in self._inboxes if not self._is_member(one)]:
+            del self._inboxes[former]
+            self._listener.unclaimed(former)
+        self._listener.claimed(peer)
         return self._inboxes.setdefault(peer, Inbox())
 
     def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:

@@ -30,6 +30,7 @@ from typing import Any, Generic, TypeVar
 from paceline.errors import ProtocolError
 from paceline.host import systems
 from paceline.net.base import Frames
+from paceline.net.claims import UNCLAIMED_AHEAD, Allowance
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
@@ -84,10 +85,18 @@ class Connection(Generic[Source]):
 
     Attributes:
         socket: the present one; it may be in its handshake, or closed.
+        allowance: what the peer may send.
     """
 
-    def __init__(self, name: str, source: Source, arrived: ReceivedQueue[Source], keeps: bool) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        arrived: ReceivedQueue[Source],
+        keeps: bool,
+        allowance: Allowance | None = None,
+    ) -> None:
+        self.name, self.allowance = name, allowance or Allowance()
         self.socket: socket.socket | None = None
         self._source, self._arrived, self._keeps = source, arrived, keeps
         self._lock = threading.Lock()
@@ -102,10 +111,13 @@ class Connection(Generic[Source]):
         self._rest: Iterator[Any] | None = None
         """The part of a message under way that the kernel did not take."""
         self._busy = self._closed = self._is_ended = False
-        self._room = Room()
+        self._room = self._new_room()
         self._loan: Loan[Source] | None = None
         self._reading: threading.Thread | None = None
         self._sending: threading.Thread | None = None
+
+    def _new_room(self) -> Room:
+        return Room(UNCLAIMED_AHEAD) if self.allowance.is_low else Room()
 
     # ---- the thread that reads -------------------------------------------------------------------------------------
 
@@ -124,13 +136,23 @@ class Connection(Generic[Source]):
         with self._lock:
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
-            self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), Room()
+            self.socket, self._writer, self._room = (
+                sock,
+                RecordSender(agreed.sending, agreed.encrypts),
+                self._new_room(),
+            )
             self._is_network = sock.family != systems.UNIX
             self._go_on()
 
+    def claimed(self, largest: int) -> None:
+        """Allow the peer, which has said who it is, messages of so many bytes, and to be silent. Idempotent."""
+        if self.allowance.is_low:
+            self.allowance.raise_to(largest)
+            self._room.widen()
+
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then it sends no more, and may be closed."""
-        reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
+        reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock, self.allowance))
         room, small_ones = self._room, 0
         try:
             while True:
@@ -138,7 +160,7 @@ class Connection(Generic[Source]):
                 self._arrived.put(self._source, frames, reader.size, room.wait(reader.size))
                 del frames  # the next message may take long, and this one's memory is not needed here
                 small_ones = 0 if reader.is_large else small_ones + 1
-                if small_ones == LEND_AFTER:
+                if small_ones >= LEND_AFTER and not self.allowance.is_low:
                     self._lend(Loan(self._source, sock, reader))
                     small_ones = 0
         except ProtocolError as error:

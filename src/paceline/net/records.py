@@ -32,6 +32,7 @@ from paceline.errors import ProtocolError
 from paceline.host import systems
 from paceline.net.aead import Cipher
 from paceline.net.base import Frames, LostFrame
+from paceline.net.claims import Allowance
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
 #: Frames below this travel in the head, as long as there is room.
@@ -138,15 +139,19 @@ class Intake:
 
     Args:
         sock: in blocking mode.
+        allowance: what the peer may send.
 
     Attributes:
         start: first byte of the buffer that is not used.
         end: end of the bytes in the buffer.
         is_network: the bytes come from another host, or may do so.
+        allowance: what the peer may send.
+        began: when the last message was read.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, allowance: Allowance | None = None) -> None:
         self._socket, self.is_network = sock, sock.family != systems.UNIX
+        self.allowance, self.began = allowance or Allowance(), time.monotonic()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
         self.start = self.end = 0
@@ -156,6 +161,7 @@ class Intake:
 
         Raises:
             ClosedError: the connection ended before.
+            ProtocolError: the peer has not said who it is, and is silent for too long.
         """
         if size > _READ_AHEAD_BYTES:
             large = memoryview(bytearray(size))
@@ -166,11 +172,15 @@ class Intake:
         while self.end - self.start < size:
             try:
                 got = self._socket.recv_into(self._buffer[self.end :])
-            except BlockingIOError:  # nothing to read for STALL_S: nobody has to speak
-                continue
+            except BlockingIOError:  # nothing to read for STALL_S: a member need not speak
+                got = -1
             if not got:
                 raise ClosedError
-            self.end += got
+            self.end += max(0, got)
+            if self.end - self.start < size and time.monotonic() - self.began > self.allowance.silence_s:
+                raise ProtocolError(
+                    f"it has not said who it is, and sent no message for {self.allowance.silence_s:g} s"
+                )
         found = self._buffer[self.start : self.start + size]
         self.start += size
         return found
@@ -297,6 +307,8 @@ class RecordReceiver:
         head_bytes, count = _COUNTS.unpack_from(first)
         if not 1 <= count <= MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
+        if head_bytes > self._intake.allowance.message_bytes:
+            raise ProtocolError(self._intake.allowance.refusal(head_bytes))
         self._head_bytes, self._count = head_bytes, count
         self._first, self._rest_bytes = first[_COUNTS.size :], max(0, _COUNTS.size + head_bytes - FIRST_BYTES)
 
@@ -311,6 +323,8 @@ class RecordReceiver:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
         if sum(compress(sizes, small)) != len(content):
             raise ProtocolError("a head whose size does not fit its frames")
+        if sum(sizes) > self._intake.allowance.message_bytes:
+            raise ProtocolError(self._intake.allowance.refusal(sum(sizes)))
         frames: list[Any] = []
         start = 0
         for index, size in enumerate(sizes):
@@ -323,6 +337,7 @@ class RecordReceiver:
         """Return the message that was read."""
         frames, self.size = self._frames, sum(self._sizes)
         self._sizes, self._frames, self.has_begun_large = (), [], False
+        self._intake.began = time.monotonic()
         if self._intake.is_network:
             traffic.note(received=self.size)
         return frames

@@ -37,6 +37,7 @@ from paceline.host import systems
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames
+from paceline.net.claims import UNBOUNDED, Allowance, Claims
 from paceline.net.connection import Connection, close_connections
 from paceline.net.endpoints import HostWatch, dial, listen, tune
 from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
@@ -239,15 +240,19 @@ class SocketHub(ReceivedQueue[int]):
 
 
 class _Peer(Connection[bytes]):
-    """A member that is connected to a listener."""
+    """A holder of the key that is connected to a listener, and perhaps a member."""
 
-    def __init__(self, identity: bytes, sock: socket.socket, arrived: ReceivedQueue[bytes]) -> None:
-        super().__init__(identity.decode("ascii", "replace"), identity, arrived, keeps=False)
+    def __init__(
+        self, identity: bytes, sock: socket.socket, arrived: ReceivedQueue[bytes], allowance: Allowance
+    ) -> None:
+        super().__init__(identity.decode("ascii", "replace"), identity, arrived, False, allowance)
         self.identity, self.host = identity, HostWatch(sock)
+        self.place = "" if sock.family == systems.UNIX else str(sock.getpeername()[0])
+        """Address of its host; empty: this one, over a unix socket."""
 
 
 class SocketListener(ReceivedQueue[bytes]):
-    """Many peers' connections. Used by one thread, except :meth:`wake`.
+    """Many peers' connections. Used by one thread, except :meth:`wake` and :meth:`claimed`.
 
     Args:
         addresses: addresses to listen at: ``tcp://10.0.0.1:*``, ``ipc://@name``.
@@ -256,6 +261,8 @@ class SocketListener(ReceivedQueue[bytes]):
             :meth:`serve_as` tells it.
         bulk: carries tensors.
         watch: notice closed connections (:meth:`lost`).
+        expects_claims: little is taken from a peer before :meth:`claimed` (see :mod:`paceline.net.claims`).
+        largest: bytes of the largest message of a member.
 
     Raises:
         OSError: an address cannot be listened at.
@@ -269,10 +276,13 @@ class SocketListener(ReceivedQueue[bytes]):
         *,
         bulk: bool = False,
         watch: bool = False,
+        expects_claims: bool = False,
+        largest: int = UNBOUNDED,
     ) -> None:
         super().__init__()
         if bulk:
             keep_freed_frames()
+        self._expects_claims, self._largest, self._claims = expects_claims, largest, Claims[_Peer]()
         self._security, self._watch, self._bulk = security, watch, bulk
         self._pid = os.getpid()
         self._peers: dict[bytes, _Peer] = {}
@@ -304,21 +314,48 @@ class SocketListener(ReceivedQueue[bytes]):
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         tune(sock, self._bulk)
-        peer = _Peer(agreed.identity, sock, self)
+        peer = _Peer(agreed.identity, sock, self, self._allowance())
         peer.open(sock, agreed)
         with self._lock:
             before = self._peers.get(agreed.identity)
             self._peers[agreed.identity] = peer
-        if before is not None:
-            before.end()
+            is_member = agreed.identity in self._claims
+            oldest = self._claims.add(peer, peer.place) if peer.allowance.is_low and not is_member else None
+        if is_member:
+            peer.claimed(self._largest)
+        for one in (before, oldest):
+            if one is not None:
+                one.end()
         logger.info("connected: %s", peer.name)
         peer.run(peer.name, self._serve, peer, sock, agreed)
+
+    def _allowance(self) -> Allowance:
+        return Allowance.before_a_claim() if self._expects_claims else Allowance(self._largest)
+
+    def claimed(self, identity: bytes) -> None:
+        """Take from a peer what a member may send: it has said who it is. Any thread may call it."""
+        with self._lock:
+            self._claims.claim(identity)
+            peer = self._peers.get(identity)
+            if peer is not None:
+                self._claims.remove(peer, peer.place)
+        if peer is not None:
+            peer.claimed(self._largest)
+
+    def unclaimed(self, identity: bytes) -> None:
+        """End the connection of a peer that is no member's any more."""
+        with self._lock:
+            self._claims.forget(identity)
+            peer = self._peers.get(identity)
+        if peer is not None:
+            peer.end()
 
     def _serve(self, peer: _Peer, sock: socket.socket, agreed: Agreed) -> None:
         peer.read(sock, agreed, f"peer {peer.name}")
         peer.close()
         sock.close()
         with self._lock:
+            self._claims.remove(peer, peer.place)
             is_last = self._peers.get(peer.identity) is peer
             if is_last:
                 del self._peers[peer.identity]

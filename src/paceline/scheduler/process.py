@@ -26,6 +26,7 @@ from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_HEADER_BYTES
 from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,10 @@ def main(settings: Settings) -> int:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
+        listener = SocketListener(
+            [bind_address(settings.scheduler)], security, "scheduler", watch=True, expects_claims=True,
+            largest=MAX_HEADER_BYTES,
+        )  # fmt: skip
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -230,7 +230,7 @@ def main(settings: Settings) -> int:
     security = Security.of(settings)
     try:
         name = f"server {settings.rank}" if settings.rank >= 0 else None
-        listener = SocketListener(server_addresses(settings), security, name, bulk=True)
+        listener = SocketListener(server_addresses(settings), security, name, bulk=True, expects_claims=True)
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
