@@ -1,4 +1,4 @@
-"""Puts the list of components that ``make dist`` has made into the wheel (PEP 770). Other builds have none."""
+"""Puts the list of components that ``nox -s dist`` has made into the wheel (PEP 770). Other builds have none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Changes one line of the core at a time and runs the tests of that area: every change must make one of them fail.
 
-``make mutations``, or ``python tests/mutations.py`` with words that must occur in the file or the line. What is changed
-is a copy.
+``nox -s mutations``, or ``python tests/mutations.py`` with words that must occur in the file or the line. What is
+changed is a copy.
 """
 
 from __future__ import annotations

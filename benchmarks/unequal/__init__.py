@@ -1,1 +1,1 @@
-"""Modes of synchronising on machines of three speeds, real and simulated: ``make bench-unequal``."""
+"""Modes of synchronising on machines of three speeds, real and simulated: ``nox -s bench-unequal``."""

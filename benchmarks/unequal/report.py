@@ -84,7 +84,7 @@ def markdown(found: Findings, what: str, picture: str) -> str:
     lines = [
         "# Twelve workers of three speeds",
         "",
-        f"`make bench-unequal`, {what}.",
+        f"`nox -s bench-unequal`, {what}.",
         "",
         f"Seconds until {TARGET:.0%} of the test samples are right, and how many times as soon as BSP with the same",
         "seed: medians over seeds. Then each mode's three rates, and means at its own rate. Batches take 150, 300 or",

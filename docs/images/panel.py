@@ -1,4 +1,4 @@
-"""Draw ``panel.svg``: the terminal of a real job whose worker 2 reads from a slow disk. ``make pictures``.
+"""Draw ``panel.svg``: the terminal of a real job whose worker 2 reads from a slow disk. ``nox -s pictures``.
 
 ``paceline launch`` runs in a pseudo-terminal. The picture is its screen when the slow worker has been named and the
 figures of all workers are there.
@@ -51,7 +51,7 @@ class Files(torch.utils.data.Dataset):
         time.sleep(0.006 if store.rank == 2 else 0.0005)  # worker 2 has the slow disk
         return digits[index]
 
-sampler = paceline.data.ShardedSampler(Files(), num_parts=store.num_workers, part_index=store.rank)
+sampler = paceline.data.ShardedSampler(Files())
 sgd = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 optimizer = paceline.DistributedOptimizer(sgd, kvstore=store, model=net)
 for epoch in range(1000):

@@ -24,7 +24,10 @@ FORGE = "https://github.com/paceline/paceline/blob/main"
 #: Titles of the table of contents, and their pages; a page that stands nowhere comes under the second title.
 CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
-    "Guides": ["launching", "launching/*", "observing", "saving", "unequal", "planning", "failures", "security"],
+    "Guides": [
+        *["stores", "launching", "launching/*", "observing", "saving"],
+        *["unequal", "slow-networks", "planning", "failures", "security"],
+    ],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
     "Reference": ["reference/*", "settings", "extending", "changes", "releases", "reporting"],
     "Measured": ["benchmarks", "unequal-measured", "examples"],

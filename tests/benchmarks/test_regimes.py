@@ -1,4 +1,4 @@
-"""What ``dist_auto`` chooses and forecasts on simulated clusters. ``make bench-regimes`` compares times to accuracy."""
+"""What ``dist_auto`` chooses and forecasts on simulated clusters. ``nox -s bench-regimes`` compares final times."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The page of a job in a real browser. ``make test-browser`` runs this."""
+"""The page of a job in a real browser. ``nox -s browser`` runs this."""

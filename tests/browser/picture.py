@@ -1,4 +1,4 @@
-"""Writes the picture of the page that the documents show: ``make pictures``."""
+"""Writes the picture of the page that the documents show: ``nox -s pictures``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.browser.simulated import SimulatedJob
 def main() -> None:
     """Draw a job of eight workers, one of which has a slow data loader, after three minutes."""
     if PROGRAM is None:
-        sys.exit("make pictures needs chromium: apt-get install chromium")
+        sys.exit("nox -s pictures needs chromium: apt-get install chromium")
     job = SimulatedJob(8, 2, slow=5, dashboard="0")
     assert job.exports.page is not None
     for _ in range(180):

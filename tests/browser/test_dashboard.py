@@ -15,7 +15,7 @@ from tests.browser.chromium import PROGRAM, Chromium
 from tests.browser.simulated import SimulatedJob
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get("PACELINE_TEST_BROWSER"), reason="make test-browser"),
+    pytest.mark.skipif(not os.environ.get("PACELINE_TEST_BROWSER"), reason="nox -s browser"),
     pytest.mark.skipif(PROGRAM is None, reason="needs chromium"),
 ]
 

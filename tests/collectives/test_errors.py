@@ -28,6 +28,11 @@ def error_of(operation: Any) -> str:
     return ""
 
 
+def row(index: int, height: int) -> torch.Tensor:
+    """Return a gradient of one row of a table; the row may be none of it."""
+    return torch.sparse_coo_tensor([[index]], T(1, 3), (height, 3), is_coalesced=True, check_invariants=False)
+
+
 def mismatches() -> list[str]:
     """The last rank differs from the others, each time in something else."""
     hvd.init()
@@ -62,6 +67,7 @@ def mismatches() -> list[str]:
         lambda name: hvd.reducescatter(T(4), name=name, op=hvd.Sum if r else hvd.Average),
         lambda name: hvd.reducescatter(T(4), name=name, op=hvd.Sum, prescale_factor=1.0 + r),
         lambda name: hvd.reducescatter(torch.tensor(1.0), name=name),
+        lambda name: hvd.sparse_allreduce_async(row(0, 2 + r), name, hvd.Sum)(),
         lambda name: hvd.broadcast_object(1, r),
     ]
     found = []
@@ -82,6 +88,8 @@ def test_every_mismatch_is_the_same_error_on_all_ranks(size: int) -> None:
     assert all(other == first for other in others)
     assert all(one.startswith("CollectiveError: ") for one in first), first
     assert "One rank had type int32, but another rank had type float32. (rank 0: int32" in first[0]
+    last = size - 1
+    assert f"(rank 0: [2, 3], rank {last}: [3, 3]) [allgather 'mismatch 27.entries']" in first[27]
 
 
 def wrong_arguments() -> list[str]:

@@ -1,6 +1,6 @@
 """Every operation, on 1 to 4 ranks, against what one process computes.
 
-Each job runs all cases. `make test-hvd` runs them on every number of ranks, over every way between ranks, with and
+Each job runs all cases. `nox -s hvd` runs them on every number of ranks, over every way between ranks, with and
 without fusion and cache; `make test` runs a part of these jobs.
 """
 

@@ -181,6 +181,7 @@ def test_torch_loader_can_be_resumed_between_batches() -> None:
         ({"data": 10, "seed": -1}, "seed is -1"),
         ({"data": 10, "span": (0.0, 0.3)}, "give global_batch_size"),
         ({"data": 10, "span": (0.0, 0.3), "num_parts": 2, "even": False}, "not both"),
+        ({"data": 10, "span": (0.0, 0.3), "num_parts": 1, "even": False}, "not both"),
         ({"data": 10, "span": (0.3, 0.3), "even": False}, "0 <= begin < end <= 1"),
         ({"data": 10, "span": (0.0, 0.01), "global_batch_size": 4}, "is empty"),
         ({"data": 10, "global_batch_size": 4, "even": False}, "needs even=True"),
@@ -190,6 +191,33 @@ def test_torch_loader_can_be_resumed_between_batches() -> None:
 def test_contradictory_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ShardedSampler(**arguments)  # type: ignore[arg-type]
+
+
+JOB = {"PACELINE_SCHEDULER": "tcp://127.0.0.1:1", "PACELINE_INSECURE": "1", "PACELINE_NUM_WORKERS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("env", "part"),
+    [
+        ({}, (1, 0)),
+        (JOB | {"PACELINE_RANK": "2"}, (3, 2)),
+        ({"PACELINE_RANK": "1", "PACELINE_NUM_WORKERS": "2"}, (2, 1)),  # -s 0 --no-torchrun-env
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (4, 1)),
+    ],
+)
+def test_parts_are_those_of_the_job_unless_they_are_given(
+    env: dict[str, str], part: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    workers, rank = part
+    expected = list(ShardedSampler(12, workers, rank))
+    assert list(ShardedSampler(12)) == list(ShardedSampler(12, part_index=rank)) == expected
+    assert list(ShardedSampler(12, workers)) == expected
+    assert len(ShardedSampler(12, 1)) == len(ShardedSampler(12, span=(0.0, 1.0), even=False)) == 12
+    if workers > 1:
+        with pytest.raises(ValueError, match=f"num_parts is 5, and the job has {workers} workers: give part_index"):
+            ShardedSampler(12, num_parts=5)
 
 
 def test_negative_epoch_and_empty_batch_are_refused() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 
 from paceline.ddp import backend
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, ProtocolError
 from paceline.testing import LocalJob
 from paceline.worker.current import current_session
 
@@ -188,6 +188,24 @@ def rank_that_goes_on_after_an_error() -> list[float]:
 def test_no_tensor_gets_bytes_of_another_operation(shared_memory: bool) -> None:
     with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
         assert job.run(rank_that_goes_on_after_an_error)[0] == [-1.0] * 4
+
+
+def row_of_nowhere() -> str:
+    """Rank 1 sends a row that no table has: far outside of the memory of rank 0."""
+    rank = open_group()
+    place = [[5_000_000 * rank]]
+    sparse = torch.sparse_coo_tensor(place, torch.ones(1, 4), (50, 4), is_coalesced=True, check_invariants=False)
+    with pytest.raises(ProtocolError) as caught:
+        dist.all_reduce(sparse)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_index_of_another_rank_is_checked_before_it_says_where_to_write(shared_memory: bool) -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
+        for rank, text in enumerate(job.run(row_of_nowhere)):
+            wanted = f"rank 1 has sent index (5000000,) of a sparse tensor, which has shape (50, 4) on rank {rank}"
+            assert text.startswith(wanted)
 
 
 def meaningless() -> list[str]:

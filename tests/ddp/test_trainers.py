@@ -1,6 +1,6 @@
 """Trainers of others under ``paceline launch --ddp``: the weights of ``torchrun`` with Gloo, bit for bit.
 
-``make test-trainers`` runs them in a venv of its own, with transformers and accelerate too.
+``nox -s trainers`` runs them in a venv of its own, with transformers and accelerate too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAINERS = {
     "lightning_trainer.py": "lightning",
 }  # fmt: skip
 
-pytestmark = pytest.mark.skipif("PACELINE_TEST_TRAINERS" not in os.environ, reason="make test-trainers: some minutes")
+pytestmark = pytest.mark.skipif("PACELINE_TEST_TRAINERS" not in os.environ, reason="nox -s trainers: some minutes")
 
 
 def weights(command: list[str], path: Path) -> dict[str, torch.Tensor]:

@@ -33,6 +33,9 @@ FOREIGN_FILES |= {name for text in TEXTS.values() for name in re.findall(r"Save\
 FOREIGN_CLASSES = {"SparseAdam", "NotImplementedError", "Noise_NNpsk0_25519_AESGCM_SHA256"}
 #: Files of the package that docs/extending.md writes, each named before its text.
 EXAMPLE_PACKAGE = re.compile(r"^`((?:mypace|tests)/\w+\.py)`", re.MULTILINE)
+#: Suites of noxfile.py.
+NOX = (ROOT / "noxfile.py").read_text()
+SESSIONS = {name.replace("_", "-") for name in re.findall(r"^def (\w+)\(session", NOX, re.MULTILINE)}
 DOCUMENTS = pytest.mark.parametrize("document", TEXTS)
 
 
@@ -103,6 +106,8 @@ def test_every_command_option_and_target_exists(document: str) -> None:
     assert flags <= FLAGS | EXAMPLE_FLAGS | FOREIGN_FLAGS
     targets = {target for one in shown for target in re.findall(r"^make ([\w-]+)", one)}
     assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    sessions = {session for one in shown for session in re.findall(r"\bnox -s ([\w-]+)", one)}
+    assert sessions <= SESSIONS
 
 
 @DOCUMENTS

@@ -1,4 +1,4 @@
-"""The wheel in an empty environment, as a new user has it. ``make test-wheel`` runs this: it installs PyTorch.
+"""The wheel in an empty environment, as a new user has it. ``nox -s wheel`` runs this: it installs PyTorch.
 
 ``PACELINE_TEST_WHEEL`` is the path of a wheel, or 1: one is built.
 """
@@ -19,7 +19,7 @@ import pytest
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_docs import long_description
 
-pytestmark = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_WHEEL"), reason="make test-wheel")
+pytestmark = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_WHEEL"), reason="nox -s wheel")
 _OURS = ("PACELINE_", "PYTHON", "VIRTUAL_ENV")
 
 

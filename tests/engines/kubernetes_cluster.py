@@ -81,7 +81,7 @@ def why_no_kubernetes() -> str:
     absent += [] if (_CNI / "ptp").exists() else ["containernetworking-plugins"]
     if absent:
         return f"needs the packages {', '.join(absent)}"
-    return "" if is_built() else "Kubernetes is not built: make test-k8s builds it"
+    return "" if is_built() else "Kubernetes is not built: nox -s k8s builds it"
 
 
 class KubernetesCluster(StepwiseStart):

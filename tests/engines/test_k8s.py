@@ -1,4 +1,4 @@
-"""Jobs on a real Kubernetes of a control plane and two nodes: ``make test-k8s``."""
+"""Jobs on a real Kubernetes of a control plane and two nodes: ``nox -s k8s``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every script learns with every store: two epochs of small real data, and the loss falls (``make test-examples``)."""
+"""Every script learns with every store: two epochs of small real data, and the loss falls (``nox -s examples``)."""
 
 import json
 import os

@@ -123,9 +123,9 @@ def test_resnet_20_has_the_bits_of_one_process_whose_batch_norm_sees_a_half_at_a
     assert after == found != before
 
 
-# ---- the whole form: make test-examples ------------------------------------------------------------------------------
+# ---- the whole form: nox -s examples ------------------------------------------------------------------------------
 
-whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="minutes: make test-examples")
+whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="minutes: nox -s examples")
 RESNET = "--network resnet --num-layers 20 --num-epochs 16 --lr 0.05 --lr-step-epochs 10,14 --num-examples 1280"
 
 

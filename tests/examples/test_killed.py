@@ -66,7 +66,7 @@ def last_loss(output: str) -> float:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: make test-examples")
+@pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: nox -s examples")
 @pytest.mark.parametrize("workers", [2, 1, 3])
 def test_job_of_two_killed_at_a_random_step_goes_on(tmp_path: Path, workers: int) -> None:
     epoch, step = random.randrange(1, EPOCHS), random.randrange(1, STEPS + 1)

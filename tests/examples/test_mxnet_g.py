@@ -134,7 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-#: A job of four processes takes some seconds: the other modes and data sets in ``make test-examples``.
+#: A job of four processes takes some seconds: the other modes and data sets in ``nox -s examples``.
 TRAINED = ["gsp_cifar10_3conv"] + (
     ["ssp_cifar100_inception_small", "asp_cifar10_inception_small"] if os.environ.get("PACELINE_TEST_EXAMPLES") else []
 )

@@ -14,7 +14,7 @@ import pytest
 from paceline.data import digits
 from tests.clusters import programs
 
-whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: make test-examples")
+whole = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: nox -s examples")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NETWORK = ("--network", "3conv", "--batch-size", "16", "--num-examples", "640")
 SMALL = (*NETWORK, "--lr", "0.02", "--mom", "0.5", "--disp-batches", "0")

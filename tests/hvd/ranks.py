@@ -17,7 +17,7 @@ from typing import Any
 from tests.clusters.fork_server import ForkedProcess, common_server
 
 _numbers = itertools.count()
-#: Whether all jobs run (`make test-hvd`), or those of `make test`.
+#: Whether all jobs run (`nox -s hvd`), or those of `make test`.
 LONG = bool(os.environ.get("PACELINE_TEST_HVD"))
 TIMEOUT_S = 300.0 if LONG else 90.0
 

@@ -86,7 +86,7 @@ def test_script_for_horovod_runs_with_only_its_import_changed(
     assert weights[0] == weights[1]
 
 
-@pytest.mark.skipif(not LONG, reason="make test-hvd runs it")
+@pytest.mark.skipif(not LONG, reason="nox -s hvd runs it")
 @every_launcher
 def test_example_learns_under_every_launcher(launcher: str) -> None:
     pytest.importorskip("sklearn")

@@ -37,3 +37,10 @@ def test_codec_of_the_first_optimizer_is_not_that_of_the_second(store: KVStore) 
 def test_codec_of_the_store_is_that_of_all_optimizers(store: KVStore) -> None:
     store.set_gradient_compression(COARSE)
     assert [pushed(store.for_optimizer()) for _ in range(3)] == [0.0] * 3
+
+
+def test_optimizer_that_averages_leaves_the_sums_of_the_next_one() -> None:
+    store = OneProcess("a").stores()[0]
+    assert store.for_optimizer(mean=True) is store
+    assert store.for_optimizer().lifecycle.mean is False
+    assert OneProcess("a").stores(mean=True)[0].for_optimizer().lifecycle.mean is True

@@ -1,7 +1,7 @@
 """TraceML and nvidia-resiliency-ext (NVRx) beside paceline: faults of ``tests.observe.matrix`` in plain DDP over Gloo.
 
-``make slow-peers`` installs both in a venv of their own, and adds a column for each to the table of the matrix. A loop
-is written as their documents say, and their own thresholds hold:
+``nox -s slow-peers`` installs both in a venv of their own, and adds a column for each to the table of the matrix. A
+loop is written as their documents say, and their own thresholds hold:
 
 | tool | what is asked | it can name |
 |---|---|---|

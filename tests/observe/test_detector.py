@@ -194,7 +194,7 @@ def test_noise_of_thirty_percent_hides_no_cause(cause: str) -> None:
     ("jitter", "rounds", "lock_step"), [(0.3, ROUNDS, True), (0.3, 1000, False), (0.1, 1000, True)]
 )
 def test_workers_that_are_alike_are_never_named(jitter: float, rounds: int, lock_step: bool) -> None:
-    """Four workers. ``make soak`` takes the 10,000 rounds that are promised."""
+    """Four workers. ``nox -s soak`` takes the 10,000 rounds that are promised."""
     assert Job(11, jitter, lock_step=lock_step).run(rounds) == []
 
 

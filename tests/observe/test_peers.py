@@ -11,7 +11,7 @@ import pytest
 from tests.observe.faulty_worker import ONSET, SLOW
 from tests.observe.peers import CAUSES, TOOLS, WHY_NOT, Told, cell, run, told_by_nvrx, told_by_traceml
 
-#: Environment that ``make slow-peers`` makes.
+#: Environment that ``nox -s slow-peers`` makes.
 VENV = os.environ.get("PACELINE_TEST_PEERS", "")
 
 

@@ -78,7 +78,7 @@ def test_job_that_nobody_has_joined_has_a_text() -> None:
     assert 'paceline_deaths_total{role="worker"} 0' in text(m.Status([], [], []), [], "job1", "0.1.0", 0.0)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: make test-trackers")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: nox -s trackers")
 def test_promtool_finds_nothing_to_complain_about() -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=example(), check=False, capture_output=True, text=True, timeout=60
@@ -97,7 +97,7 @@ def test_dashboard_shows_metrics_that_exist() -> None:
     assert all(re.search(r"(rate|increase)\(paceline_\w+_total", one) for one in rates)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: make test-trackers")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: nox -s trackers")
 def test_promtool_reads_the_expressions_of_the_dashboard(tmp_path: Path) -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"].replace("$__rate_interval", "1m") for one in panels for target in one["targets"]]

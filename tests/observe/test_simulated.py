@@ -1,6 +1,6 @@
 """Every fault with every noise, in lock step and in groups, equal and measured shares: who is named, and when.
 
-``make soak`` takes more trials: ``PACELINE_TEST_TRIALS``.
+``nox -s soak`` takes more trials: ``PACELINE_TEST_TRIALS``.
 """
 
 from __future__ import annotations

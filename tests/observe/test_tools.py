@@ -1,4 +1,4 @@
-"""Trackers of packages, read back with these packages' own readers. ``make test-trackers`` installs all of them."""
+"""Trackers of packages, read back with these packages' own readers. ``nox -s trackers`` installs all of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rows_of(file: Path) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb: make test-trackers")
+@pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb: nox -s trackers")
 def test_wandb_keeps_a_run_without_an_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,7 +86,7 @@ def test_wandb_keeps_a_run_without_an_account(
     assert rows == [{**figures, "step": step} for figures, step in FIGURES]
 
 
-@pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow: make test-trackers")
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow: nox -s trackers")
 def test_mlflow_keeps_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -103,7 +103,7 @@ def test_mlflow_keeps_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, mo
     assert run.data.metrics["throughput/samples_per_sec"] == 400.0
 
 
-@pytest.mark.skipif(find_spec("trackio") is None, reason="needs trackio: make test-trackers")
+@pytest.mark.skipif(find_spec("trackio") is None, reason="needs trackio: nox -s trackers")
 def test_trackio_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     track("trackio:digits", caplog)
@@ -141,7 +141,7 @@ def collector() -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs OpenTelemetry: make test-trackers")
+@pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs OpenTelemetry: nox -s trackers")
 def test_collector_of_opentelemetry_gets_the_last_figures(
     collector: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

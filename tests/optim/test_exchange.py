@@ -96,6 +96,7 @@ def test_no_hook_waits_and_a_round_is_answered_after_its_buffers_are_there(
     assert m.SetValues in sent
     first.exchange.push_rest(pushes[0])
     first.exchange.settle()
+    other.buffers.settled()
     other.buffers.take()
     assert torch.equal(other.net[1].running_mean, first.net[1].running_mean)  # type: ignore[arg-type]
 

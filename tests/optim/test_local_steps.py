@@ -1,6 +1,7 @@
 """Local steps against models of them that are written out, and against training in one process."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -216,6 +217,36 @@ def together(kind):
     losses.append(nn.functional.mse_loss(model(everything), targets).item())
     store.barrier()
     return losses
+
+
+def by_speed():
+    """Worker 1 takes four times as long for a step; return the steps that each takes in a later period, and the end."""
+    model = net()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), "dist_sync", model=model, local_steps="12 by speed",
+        compression="fp16",
+    )  # fmt: skip
+    rank, steps = optimizer.kvstore.rank, []
+    for _ in range(3):
+        taken, began = 0, optimizer._merging._first
+        while optimizer._merging._first == began:
+            time.sleep(0.04 if rank else 0.01)
+            optimizer.zero_grad()
+            loss_of(model, rank, taken).backward()
+            optimizer.step()
+            taken += 1
+        steps.append(taken)
+    optimizer.close()
+    return steps, listed(weights(model))
+
+
+def test_slow_worker_takes_fewer_steps_and_has_the_weights_of_all():
+    with LocalJob(2, 1) as running:
+        (fast, ours), (slow, theirs) = running.run(by_speed)
+    assert fast == [12, 12, 12]
+    assert slow[0] == 12
+    assert max(slow[1:]) < 8
+    assert ours == theirs
 
 
 def resumed(times):

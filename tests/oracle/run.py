@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-#: Steps of a script, unless it says otherwise. ``make oracle`` makes more of them than the tests.
+#: Steps of a script, unless it says otherwise. ``nox -s oracle`` makes more of them than the tests.
 STEPS = int(os.environ.get("ORACLE_STEPS", "24"))
 
 Tensors = tuple[torch.Tensor, ...]

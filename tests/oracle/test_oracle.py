@@ -1,4 +1,4 @@
-"""Training loops of plain PyTorch users do in a job what they do in one process; a selection of ``make oracle``."""
+"""Training loops of plain PyTorch users do in a job what they do in one process; a selection of ``nox -s oracle``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EQUAL = [name for name, script in ALL.items() if script.worker == "equal"]
 EQUAL_ON_SERVERS = [name for name, script in ALL.items() if script.server == "equal"]
 REFUSED_AT_ONCE = [name for name, script in ALL.items() if script.server == "refused at once"]
 
-#: One of each kind of loop, for slower networks; all of them with ``make oracle``.
+#: One of each kind of loop, for slower networks; all of them with ``nox -s oracle``.
 SOME = [
     "accumulation_untold", "batch_norm", "checkpointing_reentrant", "clip_norm", "ema_by_averaged_model", "experts",
     "frozen_in_the_middle", "gan", "gpt", "keyword_inputs", "lbfgs_with_line_search", "lookahead", "muon_beside_adamw",

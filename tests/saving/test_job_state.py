@@ -16,6 +16,7 @@ from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective, tensor_file
 from paceline.mx.context import cpu
+from paceline.saving import generators
 from paceline.saving.job_state import KIND
 
 TWO_BIT = {"type": "2bit", "threshold": 0.02}
@@ -215,6 +216,50 @@ def test_a_damaged_checkpoint_changes_nothing(kind, tmp_path):
     assert all(map(torch.equal, before[0], after[0]))
     assert repr(before[1]) == repr(after[1])
     assert torch.equal(before[2], after[2])
+
+
+def torch_state(left, place):
+    state = torch.get_rng_state().clone()
+    state[8:12] = torch.tensor([left], dtype=torch.int32).view(torch.uint8)
+    state[16:24] = torch.tensor([place]).view(torch.uint8)
+    return state
+
+
+STATE = generators.state_of_generators()
+KEYS = torch.zeros(624, dtype=torch.uint32)
+WRONG_STATES = {
+    "python": [(3, torch.tensor([1] * 624 + [10**9]), None), (3, torch.tensor([1]), None), (2, KEYS), None],
+    "numpy": [
+        ("MT19937", KEYS, 10**9, 0, 0.0),
+        ("MT19937", KEYS, 700, 0, 0.0),
+        ("MT19937", KEYS, -1, 0, 0.0),
+        ("MT19937", KEYS[:9], 0, 0, 0.0),
+        ("MT19937", KEYS.long(), 0, 0, 0.0),
+        ("MT19937", KEYS, 0, 0, float("nan")),
+        ("PCG64", KEYS, 0, 0, 0.0),
+        "MT19937",
+    ],
+    "torch": [torch.get_rng_state()[:-1], torch_state(624, 624), torch_state(-1, 0), torch_state(0, 10**9), "x"],
+    "cuda": [None],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_STATES)
+def test_state_of_a_generator_that_reads_outside_of_its_table_is_refused_and_changes_nothing(
+    name, tmp_path, monkeypatch
+):
+    job, other = Plain(), Plain()
+    job.step()
+    for wrong in WRONG_STATES[name]:
+        with monkeypatch.context() as patch:
+            patch.setattr(generators, "state_of_generators", lambda wrong=wrong: STATE | {name: wrong})
+            paceline.save(tmp_path / "job", job.model, job.optimizer, step=1)
+        before, weights = copy.deepcopy(generators.state_of_generators()), other.bits()
+        with pytest.raises(CheckpointError, match=f"the random generator '{name}' cannot be set"):
+            paceline.load(tmp_path / "job", other.model, other.optimizer)
+        assert repr(generators.state_of_generators()) == repr(before)
+        assert all(map(torch.equal, other.bits(), weights))
+    assert paceline.load(tmp_path / "job", job.model, job.optimizer, rng=False).step == 1
 
 
 def test_other_models_and_optimizers_are_refused_and_change_nothing(tmp_path):

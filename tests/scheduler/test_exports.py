@@ -194,7 +194,7 @@ def test_page_and_report_have_the_figures_of_the_job(job: LocalJob, tmp_path: Pa
     assert not (tmp_path / "job.html.new").exists()
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: make test-trackers")
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: nox -s trackers")
 def test_prometheus_scrapes_a_job(job: LocalJob, tmp_path: Path) -> None:
     target = url_of(job).split("/")[2]
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -24,8 +24,12 @@ def test_address_failures_and_the_end_are_lines(monkeypatch: pytest.MonkeyPatch)
     launcher.announce("tcp://127.0.0.1:1")
     for _ in range(2):  # each is said once
         launcher.report_failure("worker", 1, "it raised")
+        launcher.report_alone("worker 0 trains alone")
         launcher.report_over()
-    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["lost", ["worker", 1], "it raised", false]\n["over"]\n'
+    address, *news = os.read(read, 1000).splitlines()
+    assert address == b"tcp://127.0.0.1:1"
+    alone = ["alone", "worker 0 trains alone"]
+    assert [json.loads(one) for one in news] == [["lost", ["worker", 1], "it raised", False], alone, ["over"]]
     os.close(read)
     launcher.report_failure("worker", 1, "nobody reads")
     os.close(write)

@@ -96,7 +96,7 @@ def short() -> Short:
 
 
 def test_nothing_grows_with_steps(short: Short) -> None:
-    """``make soak`` takes 5,000 steps and more of each."""
+    """``nox -s soak`` takes 5,000 steps and more of each."""
     for name, one in short.outcomes.items():
         assert not one.grown, f"{name}: {one.grown}"
         per_step = one.bytes_per_step / len(MODES) / len(FRONTS)
@@ -107,7 +107,7 @@ def test_nothing_grows_with_steps(short: Short) -> None:
 
 
 def test_repetitions_leave_nothing(short: Short) -> None:
-    """``make soak`` repeats everything 1,000 times."""
+    """``nox -s soak`` repeats everything 1,000 times."""
     assert short.left == {}
 
 

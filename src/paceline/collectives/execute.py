@@ -34,7 +34,7 @@ class Operation:
         given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
         grouped: the result is a list of tensors.
         result: the result of an operation without tensors.
-        received_splits: rows received from each member (alltoall).
+        received: rows received from each member, of each tensor (allgather, alltoall).
         ready: event of their GPU after which ``tensors`` are complete.
     """
 
@@ -46,7 +46,7 @@ class Operation:
     result: Any = None
     error: str = ""
     done: bool = False
-    received_splits: list[int] = field(default_factory=list)
+    received: Sequence[Sequence[int]] = ()
     ready: torch.cuda.Event | None = None
 
     def outcome(self) -> Any:
@@ -65,7 +65,9 @@ class Operation:
             for one in found:
                 one.record_stream(torch.cuda.current_stream(one.device))
         if self.request.kind == "alltoall":
-            return found[0], torch.tensor(self.received_splits, dtype=torch.int32, device="cpu")
+            return found[0], torch.tensor(self.received[0], dtype=torch.int32, device="cpu")
+        if self.request.sparse_shape:
+            return found, self.received
         return found if self.grouped else found[0]
 
 
@@ -291,8 +293,8 @@ def _adasum(source: torch.Tensor, target: torch.Tensor, request: OperationReques
 
 
 def _allgather(group: FusedOperations, own: Operation, plane: Plane) -> list[torch.Tensor]:
-    outputs = []
-    for source, dims in zip(own.tensors, group.responses[0].dims, strict=True):
+    outputs, own.received = [], group.responses[0].dims
+    for source, dims in zip(own.tensors, own.received, strict=True):
         output = _empty_rows(source, sum(dims))
         row = math.prod(output.shape[1:])
         if output.numel():
@@ -316,8 +318,9 @@ def _broadcast(group: FusedOperations, own: Operation, plane: Plane) -> list[tor
 
 def _alltoall(group: FusedOperations, own: Operation, plane: Plane) -> list[torch.Tensor]:
     splits = group.responses[0].splits
-    own.received_splits = [row[plane.index] for row in splits]
-    output = _empty_rows(own.tensors[0], sum(own.received_splits))
+    received = [row[plane.index] for row in splits]
+    own.received = [received]
+    output = _empty_rows(own.tensors[0], sum(received))
     row = math.prod(output.shape[1:])
     counts = [[rows * row for rows in one] for one in splits]
     if any(map(any, counts)):

@@ -14,6 +14,8 @@ from paceline.collectives.execute import Operation
 from paceline.collectives.negotiation.messages import OperationRequest
 from paceline.collectives.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
+from paceline.collectives.sparse import check_indices
+from paceline.worker import alone
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_",
@@ -96,6 +98,8 @@ def _start(
     """Start an operation; returns its handle."""
     running = world.current()
     set_id, _ = members_of(process_set)
+    if kind != "broadcast":  # which brings weights, no gradients
+        alone.note_exchange()
     if name is None:
         name = f"noname.{running.background.number(set_id)}"
         fields["cached"] = False
@@ -222,20 +226,23 @@ def grouped_allreduce_async_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int | None, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Reduce a sparse COO tensor by gathering indices and values; returns a function that waits for the result."""
+    """Reduce a sparse COO tensor by gathering indices and values; returns a function that waits for the result.
+
+    The function raises a ``ProtocolError`` for indices of another rank that this rank's tensor does not have.
+    """
     number = resolve_op(op, None)
     if number not in (Average, Sum):
         raise ValueError("a sparse tensor can be averaged or summed")
     coalesced = tensor.detach().coalesce()
-    names = [None if name is None else f"{name}.{part}" for part in ("indices", "values")]
-    rows = allgather_async(coalesced.indices().t().contiguous(), names[0], process_set)
-    values = allgather_async(coalesced.values(), names[1], process_set)
-    shape, size = tensor.shape, len(members_of(process_set)[1])
+    entries, shape = [coalesced.indices().t().contiguous(), coalesced.values()], tuple(tensor.shape)
+    handle = _start("allgather", name and f"{name}.entries", entries, process_set, grouped=True, sparse_shape=shape)
+    (_, members), rank = members_of(process_set), world.current().rank
 
     def wait() -> torch.Tensor:
-        found, content = synchronize(rows), synchronize(values)
+        (found, content), (counts, _) = synchronize(handle)
+        check_indices(found, counts, shape, members, rank)
         if number == Average:
-            content = content / size
+            content = content / len(members)
         return torch.sparse_coo_tensor(found.t(), content, shape, device=content.device, check_invariants=False)
 
     return wait

@@ -113,7 +113,7 @@ def batches(
         raise TypeError(
             f"a {type(dataset).__name__} does not lie in memory as tensors; use torch.utils.data.DataLoader"
         )
-    sampler = ShardedSampler(dataset, shuffle=False) if sampler is None else sampler
+    sampler = ShardedSampler(dataset, 1, 0, shuffle=False) if sampler is None else sampler
     own = sampler.batch_size if isinstance(sampler, ShardedSampler) else None
     size = own if batch_size is None else batch_size
     if size is None or size < 1 or own not in (None, size):

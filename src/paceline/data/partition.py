@@ -10,14 +10,17 @@ import logging
 import math
 import operator
 import os
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.environment import find_place
+from paceline.config import from_environment
 from paceline.errors import ConfigError
+from paceline.worker.current import current_session
 
 Slots = NDArray[np.int64]
 Span = tuple[float, float]
@@ -45,6 +48,47 @@ def check_epoch(epoch: SupportsIndex) -> int:
     if number < 0:
         raise ValueError(f"epoch is {number}; epochs count from 0")
     return number
+
+
+def own_part() -> tuple[int, int]:
+    """Return the number of workers of the job and this worker's rank; (1, 0) outside of a job.
+
+    Joins the job where the scheduler chooses the ranks.
+    """
+    from paceline.collectives import world
+
+    if world.is_initialized():
+        return world.current().size, world.current().rank
+    settings = from_environment()
+    if settings.scheduler and settings.role == "worker" and settings.num_workers > 1:
+        return settings.num_workers, settings.rank if settings.rank >= 0 else current_session().rank
+    place = find_place()
+    return place.size, place.rank
+
+
+def part_of(
+    num_parts: int | None, part_index: int | None, own: Callable[[], tuple[int, int]] = own_part
+) -> tuple[int, int]:
+    """Return the number of parts and the part of this worker; None: as many as the job has workers, and its rank.
+
+    Args:
+        num_parts: number of parts, if it is given.
+        part_index: the part, if it is given.
+        own: returns the number of workers and this worker's rank.
+
+    Raises:
+        ValueError: the job has another number of workers, so that its rank is no part.
+    """
+    if num_parts is not None and part_index is not None:
+        return num_parts, part_index
+    workers, rank = own()
+    if part_index is not None:
+        return workers, part_index
+    if num_parts is None or num_parts == workers:
+        return workers, rank
+    if num_parts > 1 and workers > 1:
+        raise ValueError(f"num_parts is {num_parts}, and the job has {workers} workers: give part_index too")
+    return num_parts, 0
 
 
 def check_part(num_parts: int, part_index: int) -> None:

@@ -19,6 +19,7 @@ from paceline.data.partition import (
     column_slots,
     length_of,
     part_bounds,
+    part_of,
     span_bounds,
     window_slots,
 )
@@ -72,8 +73,8 @@ class ShardedSampler(Sampler[int]):
 
     The order of the *whole* data set follows from (``seed``, ``epoch``) and is cut afterwards, so the parts of an
     epoch are disjoint, cover everything, and change from epoch to epoch. Every worker must use the same data, seed
-    and epoch. A part is either ``part_index`` of ``num_parts`` equal ones, or a fraction ``span=(begin, end)``
-    (MXNet-G's data sharding, see :func:`paceline.data.read_spans`).
+    and epoch. A part is either ``part_index`` of ``num_parts`` equal ones, by default this worker's part, or a fraction
+    ``span=(begin, end)`` (MXNet-G's data sharding, see :func:`paceline.data.read_spans`).
 
     By default all workers get the same number of batches, which lock-step modes need to end an epoch together:
 
@@ -89,8 +90,8 @@ class ShardedSampler(Sampler[int]):
 
     Args:
         data: the data set or its length.
-        num_parts: number of parts, usually ``store.num_workers``.
-        part_index: which of them, usually ``store.rank``.
+        num_parts: number of parts; by default the workers of the job, and 1 outside of a job.
+        part_index: which of them; by default this worker's rank.
         span: a fraction of the data instead of ``num_parts`` and ``part_index``.
         shuffle: without it, samples keep their order and every epoch is the same.
         seed: 0 or more, the same on all workers.
@@ -105,8 +106,8 @@ class ShardedSampler(Sampler[int]):
     def __init__(
         self,
         data: int | Sized,
-        num_parts: int = 1,
-        part_index: int = 0,
+        num_parts: int | None = None,
+        part_index: int | None = None,
         *,
         span: tuple[float, float] | None = None,
         shuffle: bool = True,
@@ -116,10 +117,11 @@ class ShardedSampler(Sampler[int]):
         global_batch_size: int | None = None,
     ) -> None:
         self._length = length_of(data)
-        self._num_parts, self._part_index, self._span = num_parts, part_index, span
+        self._span = span
+        self._num_parts, self._part_index = part_of(num_parts, part_index) if span is None else (1, 0)
         self._shuffle, self._seed, self._even, self._drop_last = shuffle, seed, even, drop_last
         self._global_batch_size = global_batch_size
-        self._check_arguments()
+        self._check_arguments(has_part=num_parts is not None or part_index is not None)
         self._slots = self._cut()
         if not self._slots.size:
             raise ValueError(f"{self._part()} of {self._length} samples is empty; use fewer workers or a smaller batch")
@@ -273,7 +275,7 @@ class ShardedSampler(Sampler[int]):
         span = None if self._span is None else list(self._span)
         return {name: getattr(self, f"_{name}") for name in names} | {"span": span}
 
-    def _check_arguments(self) -> None:
+    def _check_arguments(self, has_part: bool) -> None:
         check_part(self._num_parts, self._part_index)
         if self._seed < 0:
             raise ValueError(f"seed is {self._seed}; it must be 0 or more")
@@ -282,7 +284,7 @@ class ShardedSampler(Sampler[int]):
         if self._span is None:
             return
         check_span(self._span)
-        if self._num_parts != 1:
+        if has_part:
             raise ValueError("give either span or num_parts and part_index, not both")
         if self._even and self._global_batch_size is None:
             raise ValueError(

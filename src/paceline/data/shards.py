@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data.fetching import is_in_loader
-from paceline.data.partition import check_epoch, check_part
+from paceline.data.partition import check_epoch, check_part, own_part, part_of
 from paceline.data.pool import session_of, walker_of
 from paceline.data.sampler import ShardedSampler, State, check_kind, epoch_order
 from paceline.data.shares import fractions_of
@@ -152,8 +152,8 @@ def shards(
             second each worker has computed (equal before that is known); a fraction per worker; a file of MXNet-G's
             data sharding, whose spans are taken as fractions; or ``pool``: each worker takes the next one when it has
             trained on the last, in modes without lock step.
-        num_parts: number of parts, by default ``store.num_workers``.
-        part_index: which of them, by default ``store.rank``.
+        num_parts: number of parts, by default the workers of the job.
+        part_index: which of them, by default this worker's rank.
         shuffle: without it, shards keep their order.
         seed: 0 or more, the same on all workers.
         name: name of the pool; shards of other data need a name of their own.
@@ -174,10 +174,9 @@ def shards(
         if store is None or num_parts is not None or part_index is not None:
             raise ValueError("a pool needs the job's store, and has no num_parts and part_index")
         return _PooledShards(names, store, shuffle, seed, name)
-    one_worker = (1, 0) if store is None else (store.num_workers, store.rank)
-    parts = one_worker[0] if num_parts is None else num_parts
-    index = one_worker[1] if part_index is None else part_index
-    if isinstance(shares, str) and shares == "measured" and (parts, index) != one_worker:
+    own = own_part() if store is None else (store.num_workers, store.rank)
+    parts, index = part_of(num_parts, part_index, lambda: own)
+    if isinstance(shares, str) and shares == "measured" and (parts, index) != own:
         raise ValueError("shares='measured' divides the shards among the workers of the store; it has no other parts")
     measures = isinstance(shares, str) and shares == "measured" and isinstance(store, DistStore)
     team = store if measures and isinstance(store, DistStore) else None

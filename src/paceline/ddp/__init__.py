@@ -21,7 +21,9 @@ def on_torch_import() -> None:
         return
     try:
         from paceline.ddp import backend
+        from paceline.worker import alone
 
+        alone.begin()
         backend.register()
         if os.environ.get(VARIABLE):
             backend.replace_init()

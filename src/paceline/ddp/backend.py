@@ -49,9 +49,11 @@ def register() -> None:
 def _create(options: Any, pg_options: Any) -> Any:
     from paceline.ddp.group import PacelineGroup
     from paceline.ddp.training import watch
+    from paceline.worker import alone
     from paceline.worker.current import current_session
 
     session = current_session()
+    alone.note_store("ddp")
     watch(session)
     members = list(options.global_ranks_in_group) or list(range(options.group_size))
     if members[options.group_rank] != session.rank or max(members) >= len(session.workers):

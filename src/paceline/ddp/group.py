@@ -47,6 +47,7 @@ from paceline.ddp.pairs import Pairs
 from paceline.ddp.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.torch_hooks.untraced import untraced
+from paceline.worker import alone
 from paceline.worker.session import Session
 
 #: How long a rank that ended may take until the scheduler knows why.
@@ -116,7 +117,7 @@ class PacelineGroup(DescribedGroup):
                 return
             for one, reduction in zip(tensors, how, strict=True):
                 if one.is_sparse:
-                    add_sparse(self._plane, one, reduction)
+                    add_sparse(self._plane, one, reduction, self._members)
                     continue
                 host = HostCopy(one)
                 self._plane.allreduce(host.flat, host.flat, reduction)
@@ -363,6 +364,7 @@ class PacelineGroup(DescribedGroup):
         return range(len(self._members))
 
     def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
+        alone.note_exchange()
         """Return how tensors like this one are reduced.
 
         Raises:

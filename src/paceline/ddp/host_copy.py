@@ -14,6 +14,7 @@ import torch
 from torch import distributed as dist
 
 from paceline.collectives.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Plane, Reduction
+from paceline.collectives.sparse import check_counts, check_indices
 from paceline.config import variable
 from paceline.errors import PacelineError
 from paceline.layout.tensors import copy_stream, host_buffer, real_view, to_host
@@ -90,25 +91,33 @@ def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
         one.put()
 
 
-def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction) -> None:
+def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction, members: Sequence[int]) -> None:
     """Replace a sparse tensor, a gradient of ``nn.Embedding(sparse=True)``, by the sum over all ranks, or the mean.
 
     Every rank adds the indices and values of all ranks in their order, so the result is the same on all.
+
+    Raises:
+        ProtocolError: a member of the group has indices that this rank's tensor does not have.
     """
-    mine = tensor.detach().to("cpu").coalesce()
-    counts = torch.empty(how.size, dtype=torch.int64, device="cpu")
-    plane.allgather(torch.tensor([mine._nnz()], device="cpu"), counts, [1] * how.size)
+    mine, rank = tensor.detach().to("cpu").coalesce(), members[plane.index]
+    table = torch.empty(how.size, dtype=torch.int64, device="cpu")
+    plane.allgather(torch.tensor([mine._nnz()], device="cpu"), table, [1] * how.size)
+    counts = table.tolist()
+    check_counts(counts, mine, members, rank)
     rows = _all_rows(plane, mine.indices().t().contiguous(), counts)
+    check_indices(rows, counts, mine.shape, members, rank)
     values = _all_rows(plane, mine.values(), counts)
     total = torch.sparse_coo_tensor(rows.t(), values, mine.shape, device="cpu", check_invariants=False).coalesce()
     tensor.copy_(total / how.size if how.op == AVERAGE else total)
 
 
-def _all_rows(plane: Plane, mine: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _all_rows(plane: Plane, mine: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Return the rows of all ranks, one rank's after the other."""
-    found = mine.new_empty((int(counts.sum()), *mine.shape[1:]))
+    found = mine.new_empty((sum(counts), *mine.shape[1:]))
     row_bytes = mine[0].nbytes if len(mine) else found[:1].nbytes
-    plane.allgather(HostCopy(mine).as_bytes, HostCopy(found, reads=False).as_bytes, (row_bytes * counts).tolist())
+    plane.allgather(
+        HostCopy(mine).as_bytes, HostCopy(found, reads=False).as_bytes, [row_bytes * count for count in counts]
+    )
     return found
 
 

@@ -12,6 +12,7 @@ from paceline.collectives import world
 from paceline.collectives.planes.torch_group import nccl_is_available
 from paceline.collectives.process_sets import ProcessSet, enter, unregister
 from paceline.collectives.world import is_initialized
+from paceline.worker import alone
 
 __all__ = [
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
@@ -40,6 +41,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         process_sets = None
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets or ()]
     enter(comm, sets, dynamic=dynamic)
+    alone.note_store("hvd")
 
 
 def shutdown() -> None:

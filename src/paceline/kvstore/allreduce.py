@@ -19,6 +19,7 @@ from paceline.collectives.operations import (
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.device_sums import sum_of
 from paceline.layout.keys import Keys, Values, by_key
+from paceline.worker import alone
 
 
 class AllReduceStore(KVStoreBase):
@@ -30,6 +31,7 @@ class AllReduceStore(KVStoreBase):
     def __init__(self, store_type: str) -> None:
         self._type = store_type
         process_sets.enter()
+        alone.note_store("allreduce")
 
     @property
     def type(self) -> str:

@@ -271,7 +271,7 @@ class KVStore(KVStoreBase):
         it in the same order. A new store has the codecs of this one, but for those that the first optimizer has set.
 
         Args:
-            mean: merge to the mean over samples instead of the sum; None: as this store does.
+            mean: merge to the mean over samples instead of the sum; None: as this store was made.
             clip_norm: the largest norm of a merged gradient over all keys; 0: no limit.
 
         Raises:

@@ -15,6 +15,7 @@ from paceline.kvstore.store_options import (
     StoreOptions,
 )
 from paceline.naming import suggestion
+from paceline.worker import alone
 
 if TYPE_CHECKING:
     from paceline.kvstore.allreduce import AllReduceStore
@@ -104,6 +105,7 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
         raise TypeError(f"a store type is a string, not {type(name).__name__}")
     kind = name.lower()
     if kind in KVStoreBase.registry:
+        alone.note_exchange()  # how it exchanges is its own business
         return KVStoreBase.registry[kind](**options)
     if kind in _ALIASES:
         return _create_local(kind, options)
@@ -129,6 +131,7 @@ def _create_local(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
     from paceline.kvstore.inprocess import DeviceStore, LocalStore
 
     _check_options(kind, options, ())
+    alone.note_store(kind)
     return LocalStore(kind) if _ALIASES[kind] == "local" else DeviceStore(kind)
 
 
@@ -147,6 +150,7 @@ def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVS
     session.store_type = store_type
     if policy.merge == "groups":
         session.group = 1 + policy.unit_of(len(session.workers))[session.rank]
+    alone.note_store(store_type)
     if store_type == "dist_auto" and not session.auto:
         session.auto = "fixed"
     return DistStore(alias, session, policy, session.stores.name_for(namespace), bool(options.get("mean")))

@@ -6,6 +6,7 @@
 | speeds (:mod:`.following`) | which groups, or which choice of ``dist_auto``, fit them now |
 | rounds | which workers train fewer rounds than others |
 | sums of weights (:mod:`.same_weights`) | which workers have other weights |
+| words of workers on their training (:mod:`.alone`) | which exchange nothing, or have the samples of others |
 | figures of the script | those of the whole job |
 
 The servers wait neither for a worker that has left nor for one at a barrier: the others train on without it, in every
@@ -21,7 +22,8 @@ from collections.abc import Collection, Sequence
 
 from paceline.config import Settings
 from paceline.membership.accounts import Verdicts
-from paceline.membership.effects import Action, MemberKey, Warn
+from paceline.membership.alone import Alone
+from paceline.membership.effects import Action, Answer, MemberKey, Warn, refuse
 from paceline.membership.following import Following
 from paceline.membership.roster import MemberRecord, Roster, without_token
 from paceline.membership.same_weights import SameWeights
@@ -45,12 +47,14 @@ class Advice:
         following: the groups that fit the speeds.
         verdicts: the slow processes, and the reasons.
         figures: those that the workers' scripts report.
+        alone: workers that exchange nothing.
     """
 
     def __init__(self, settings: Settings, roster: Roster, waits: Waits, now: float) -> None:
         self._roster, self._waits, self._settled = roster, waits, now
         self.following, self.verdicts, self.figures = Following(settings), Verdicts(), JobFigures()
         self._rounds, self._same_weights = TrainedRounds(), SameWeights()
+        self.alone, self._num_workers = Alone(settings.num_workers), settings.num_workers
         self._heard: list[tuple[m.Member, m.Heartbeat, float]] = []
         """Heartbeats that are still to be judged."""
         self._lines: list[Action] = []
@@ -61,11 +65,21 @@ class Advice:
         if len(self._heard) >= _TOGETHER:
             self._judge_all()
 
-    def judge(self) -> list[Action]:
-        """Return the lines that follow from the heartbeats since the last call."""
+    def note_training(self, peer: bytes, seq: int, told: m.Training, now: float) -> Answer:
+        """Take in how a worker trains, joined or not; returns the answer to it."""
+        if not 0 <= told.rank < self._num_workers:
+            return refuse(peer, seq, f"there is no worker {told.rank}: the job has {self._num_workers}")
+        self.alone.note(told, now)
+        return Answer(peer, seq, m.Done())
+
+    def judge(self, now: float) -> list[Action]:
+        """Return the lines that follow from what members have told since the last call."""
         self._judge_all()
         lines, self._lines = self._lines, []
-        return lines
+        return [*lines, *map(Warn, self.alone.check(self._last_rounds(), now))]
+
+    def _last_rounds(self) -> dict[int, int]:
+        return {one.member.rank: one.round for one in self._roster.of_role("worker")}
 
     def _judge_all(self) -> None:
         heard, self._heard = self._heard, []
@@ -103,11 +117,12 @@ class Advice:
             return []
         return self._rounds.check(self._roster.of_role("worker"), self._waits.barriers.entered())
 
-    def end(self) -> list[Action]:
-        """Return the lines for the end of the job: rounds that differ, and processes that were slow."""
+    def end(self, now: float) -> list[Action]:
+        """Return the lines for the end of the job: rounds that differ, slow processes, workers that trained alone."""
         workers = self._roster.of_role("worker")
         rounds = [] if self._waits.pools.exist else self._rounds.summary(workers)
-        return [*self.judge(), *rounds, *self.verdicts.end()]
+        alone = list(map(Warn, self.alone.end(self._last_rounds())))
+        return [*self.judge(now), *rounds, *self.verdicts.end(), *alone]
 
     def status(self, deaths: Sequence[m.Death], now: float) -> m.Status:
         """Return the members, their rounds, and how long each was not heard."""

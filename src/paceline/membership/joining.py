@@ -64,23 +64,23 @@ class Starting:
             self._next_word = now + self._limit_s / 2
         return is_due
 
-    def waited_for(self, missing: Sequence[MemberKey], now: float) -> str:
-        """Return a sentence about the missing processes that take longer than usual; empty while none does."""
+    def waited_for(self, missing: Sequence[MemberKey], now: float, why: str = "") -> str:
+        """Return a sentence about the missing processes that take longer than usual; empty while none does.
+
+        ``why`` is why they have not joined, if that is known.
+        """
         waited_s = now - self._began
         if waited_s < self._limit_s:
             return ""
         names = (f"{role} {rank} ({self._clock((role, rank)).cpu_s:.1f} s of CPU time)" for role, rank in missing)
-        return (
-            f"{listed(names, MOST_NAMED)} did not join within {waited_s:.0f} s, and still starts on a busy host; "
-            f"{variable('start_timeout_s')} counts the CPU time that it gets"
-        )
+        busy = f", and still starts on a busy host; {variable('start_timeout_s')} counts the CPU time that it gets"
+        return f"{listed(names, MOST_NAMED)} did not join within {waited_s:.0f} s{f': {why}' if why else busy}"
 
-    def too_late(self, late: Sequence[MemberKey]) -> str:
+    def too_late(self, late: Sequence[MemberKey], why: str = "") -> str:
         """Return the sentence with which the start fails, about the processes whose time is over."""
-        return (
-            f"{listed((f'{role} {rank}' for role, rank in late), MOST_NAMED)} did not join within {self._limit_s:g} s; "
-            f"look at their output, or raise {variable('start_timeout_s')}"
-        )
+        names = listed((f"{role} {rank}" for role, rank in late), MOST_NAMED)
+        way_out = f"; look at their output, or raise {variable('start_timeout_s')}"
+        return f"{names} did not join within {self._limit_s:g} s{f': {why}' if why else way_out}"
 
     def _clock(self, key: MemberKey) -> StartClock:
         return self._clocks.get(key, self._unknown)

@@ -137,6 +137,8 @@ class Membership:
         key = self._roster.of(peer)
         if isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [*self.heard(peer, now), Answer(peer, seq, self.status(now))]
+        if isinstance(body, m.Training):  # nobody trains alone unsaid, also who has not joined
+            return [self.advice.note_training(peer, seq, body, now)]
         if isinstance(body, m.AskTrace):
             return [Answer(peer, seq, self.traces.ask(body, now))]
         if key is None:
@@ -276,7 +278,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
-        actions = self.advice.judge()
+        actions = self.advice.judge(now)
         self.advice.settle(now)
         self.traces.tick(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
@@ -394,12 +396,12 @@ class Membership:
             return self._nobody_came(late, now)
         if not self._starting.is_word_due(now):
             return []
-        text = self._starting.waited_for(missing, now)
+        text = self._starting.waited_for(missing, now, self.advice.alone.why_not_joined())
         news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
-        text = self._starting.too_late(missing)
+        text = self._starting.too_late(missing, self.advice.alone.why_not_joined())
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
         self.cause = self.cause or m.Death(*missing[0], "", text)
@@ -426,7 +428,7 @@ class Membership:
         workers = self._roster.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
-            return [*self._tell_servers(), *self.advice.end()]
+            return [*self._tell_servers(), *self.advice.end(now)]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:

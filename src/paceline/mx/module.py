@@ -18,7 +18,6 @@ from torch import nn
 
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.factory import create
 from paceline.layout.tensors import as_tensor
 from paceline.mx.batch import BatchResult, BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
 from paceline.mx.context import ContextLike, cpu
@@ -162,7 +161,7 @@ class Module:
                 )  # fmt: skip
             return
         self._given = optimizer, options
-        self._trainer = Trainer(self.net, optimizer, options, _averaging(kvstore), self._compression)
+        self._trainer = _MeanTrainer(self.net, optimizer, options, kvstore, self._compression)
 
     def init_params(self, initializer: Initializer) -> None:
         """Set new values of all parameters; see :meth:`ParameterDict.initialize`."""
@@ -384,13 +383,8 @@ class Module:
                 replica.train(mode)
 
 
-def _averaging(kvstore: str | KVStoreBase | None) -> str | KVStoreBase | None:
-    """Return the store; of one whose workers go in lock step one of its kind that merges to the mean over samples."""
-    if isinstance(kvstore, str) and kvstore.lower().startswith("dist"):
-        kvstore = create(kvstore)
-    if isinstance(kvstore, DistStore) and kvstore.policy.merge == "all":
-        return kvstore.for_optimizer(mean=True)
-    return kvstore
+class _MeanTrainer(Trainer):
+    _averages = True
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.torch_hooks.optimizers import check_wrappable, share_hooks
 from paceline.torch_hooks.untraced import apart
 from paceline.torch_hooks.wrappers import refuse_wrapped
+from paceline.worker import alone
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -141,6 +142,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._merging = choose_strategy(setup, store, update, local)
         self.kvstore = self._merging.store
         self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
+        if self.kvstore.num_workers > 1:
+            alone.note_optimizer([param for _, param, _ in self._names])
         self._step_supports_amp_scaling = not self._merging.steps_here
         if model is not None:
             buffers, synchronize = self._merging.buffers, self._merging.synchronize
@@ -268,6 +271,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step(self, closure: Callable[[], float] | None) -> float | None:
         if self._merging.weights.round == 0:
             self._refuse_wrapped(self.kvstore)
+            if self.kvstore.num_workers > 1:
+                alone.note_exchange()  # of local steps it comes later
         self._check_groups()
         set_by_scaler = vars(self)
         meter.active.enter(UPDATE)
@@ -300,9 +305,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def broadcast_weights(self) -> None:
         """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
-        if self._merging.buffers is not None and (sent := self._merging.buffers.publish()) is not None:
+        self._merging.synchronize()
+        if (buffers := self._merging.buffers) is not None and (sent := buffers.publish()) is not None:
             sent.wait()
         self._merging.broadcast_weights()
+        if buffers is not None:
+            buffers.settled()
         self.sync_buffers()
 
     def exchange_now(self) -> None:

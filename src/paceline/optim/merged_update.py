@@ -111,7 +111,7 @@ class MergedUpdate(ExchangingStrategy):
             for param in list(self._sums):
                 self._refuse_merged(param)
         self._exchange.push_rest(self._open or self._carried())
-        self._exchange.settle()
+        self._settle()
         self._open = None
         self._exchange.take()
         self._is_merged = True

@@ -266,7 +266,7 @@ class ServerUpdate(ExchangingStrategy):
         if self._pending:
             self._pending = False
             with torch.no_grad():
-                self._exchange.settle()  # before any weight changes, so that a failure leaves those of the last round
+                self._settle()  # before any weight changes, so that a failure leaves those of the last round
                 self._exchange.take()
             self.weights.ended()
 

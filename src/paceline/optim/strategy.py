@@ -271,6 +271,12 @@ class ExchangingStrategy(Strategy):
             )
         return self._open
 
+    def _settle(self) -> None:
+        """Wait for all answers of the round, and end it."""
+        self._exchange.settle()
+        if self.buffers is not None:
+            self.buffers.settled()
+
     def _repeats(self) -> bool:
         """Return whether the gradients are this worker's own of the last push, as where a loop steps on them twice."""
         return False

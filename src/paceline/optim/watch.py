@@ -117,7 +117,7 @@ class ModelWatch:
                 hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
         for module in model.modules():  # what is under way must not come after what is loaded
             if lazy or (buffers is not None and module._buffers):
-                hooks.append(module.register_load_state_dict_pre_hook(ModelHook(self._before_read)))  # type: ignore[no-untyped-call]
+                hooks.append(module.register_load_state_dict_pre_hook(ModelHook(self._before_load)))  # type: ignore[no-untyped-call]
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what torch.compile has made of the model runs without hooks, also new ones
 
@@ -145,6 +145,11 @@ class ModelWatch:
 
     def _before_read(self, *_: Any) -> None:
         self._weights.read(self._bring, _OWN_BUFFERS)
+
+    def _before_load(self, *_: Any) -> None:
+        self._before_read()
+        if self._buffers is not None:
+            self._buffers.keep()
 
     def _bring(self) -> None:
         try:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -20,6 +18,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.trainer import Trainer
 from paceline.optim import DistributedOptimizer
+from paceline.saving import generators
 from paceline.saving.plain import Packer, unpack
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ def save(
 
     def own() -> Content:
         packer = Packer()
-        states = {"extra": extra, "rng": _state_of_generators() if rng else None, "residuals": None}
+        states = {"extra": extra, "rng": generators.state_of_generators() if rng else None, "residuals": None}
         if store is not None and store.keeps_residuals:
             states["residuals"] = store.codec_states()
         return Content(packer.tensors, {"content": {name: packer.pack(one, name) for name, one in states.items()}})
@@ -133,6 +132,8 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     assert common is not None, "every worker has read it"
     content = unpack(common.manifest["content"], common.tensors)
     own = _own(common, loaded.own)
+    if not rng:
+        own["rng"] = None
     collective.agree(
         store, "comparing with model and optimizer", lambda: _check(common, content, own, model, optimizer)
     )
@@ -142,8 +143,8 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
         _set_residuals(store, own["residuals"], loaded.told["workers"])
     if isinstance(store, KVStore):
         store.barrier()
-    if rng and own["rng"] is not None:
-        _set_state_of_generators(own["rng"])
+    if own["rng"] is not None:
+        generators.set_state(own["rng"])
     return Checkpoint(common.manifest["step"], own["extra"])
 
 
@@ -234,6 +235,11 @@ def _check(
         ours = [len(group["params"]) for group in optimizer.param_groups]
         if groups != ours:
             raise CheckpointError(f"{path}: its optimizer has param groups of {groups} parameters, this one of {ours}")
+    if own["rng"] is not None:
+        try:
+            generators.check_state(own["rng"])
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; with rng=False random numbers stay as they are") from error
     store = _store_of(optimizer)
     if store is not None and store.keeps_residuals and own["residuals"]:
         _check_residuals(path, own["residuals"], store.codec_states())
@@ -262,27 +268,3 @@ def _check_residuals(path: os.PathLike[str], saved: dict[Any, Any], ours: dict[A
             known = ours.get(key, {}).get(name, one)
             if known.shape != one.shape:
                 raise CheckpointError(f"{path}: {name} of key {key!r} has shape {tuple(one.shape)}: of another model")
-
-
-def _state_of_generators() -> dict[str, Any]:
-    """Return the state of this process's generators, as plain data and tensors; CUDA's only if CUDA is in use."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    return {
-        "python": (version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss),
-        "numpy": (name, torch.from_numpy(np.array(keys)), position, has_gauss, cached),
-        "torch": torch.get_rng_state(),
-        "cuda": cuda,
-    }
-
-
-def _set_state_of_generators(state: dict[str, Any]) -> None:
-    """Set a state of :func:`_state_of_generators`; states of CUDA devices that do not exist here are ignored."""
-    version, words, gauss = state["python"]
-    name, keys, position, has_gauss, cached = state["numpy"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    np.random.set_state((name, keys.numpy(), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    for device, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(one, device)

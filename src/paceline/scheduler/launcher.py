@@ -4,6 +4,7 @@
 |---|---|---|
 | to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
 | | | ``["lost", [role, rank], reason, goes on]``: failures; ``["over"]`` when all workers have said goodbye; |
+| | | ``["alone", text]``: workers train and exchange nothing; |
 | | | ``["status", text]``: the status, as JSON in a text; an empty one if it is too long for the pipe |
 | from the launcher | ``PACELINE_ENDED_FD`` | JSON ``["exited", [role, rank], exit code, ...]``: a process has ended; |
 | | | ``["runs", [role, rank], CPU seconds, is ready]``, again and again until all members have joined; |
@@ -84,6 +85,10 @@ class Launcher:
     def report_complete(self) -> None:
         """Say that all members have joined."""
         self._write_once("complete")
+
+    def report_alone(self, text: str) -> None:
+        """Say which workers train and exchange nothing, and which line of the script is missing."""
+        self._write_once("alone", text)
 
     def report_over(self) -> None:
         """Say that all workers have said goodbye."""

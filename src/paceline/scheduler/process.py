@@ -138,6 +138,8 @@ class Scheduler:
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         if self._membership.complete:
             self._launcher.report_complete()
+        elif text := self._membership.advice.alone.why_not_joined():
+            self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)

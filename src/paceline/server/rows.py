@@ -15,7 +15,7 @@ import torch
 from paceline.errors import ProtocolError
 from paceline.layout.tensors import from_frame, to_frame
 from paceline.updaters import Piece
-from paceline.updaters.rows import of_rows
+from paceline.updaters.rows import check_numbers, of_rows
 from paceline.wire import messages as m
 
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -222,8 +222,7 @@ def numbers(bucket: Table, entry: m.Entry, frame: Any) -> torch.Tensor:
     """
     height, _ = shape_of(bucket, entry)
     rows = from_frame(frame, torch.int64, memoryview(frame).nbytes // _ROW_BYTES)
-    if rows.numel() and (int(rows[0]) < 0 or int(rows[-1]) >= height or not bool((rows[1:] > rows[:-1]).all())):
-        raise ProtocolError(f"row numbers must ascend from 0 or more to less than {height}")
+    check_numbers(rows, height)
     return rows
 
 

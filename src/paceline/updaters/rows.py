@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paceline.errors import ProtocolError
 from paceline.updaters import gradient
 from paceline.updaters.mxnet import Add, Ftrl, MXNetSGD
 
@@ -33,6 +34,18 @@ def of_rows(numbers: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...])
     return torch.sparse_coo_tensor(
         numbers[None], values, shape, device=values.device, is_coalesced=True, check_invariants=False
     )
+
+
+def check_numbers(numbers: torch.Tensor, height: int) -> None:
+    """Check row numbers that another process has sent: an index says where to write.
+
+    Raises:
+        ProtocolError: they do not ascend, or are not rows of a value of this height.
+    """
+    if numbers.numel() and (
+        int(numbers[0]) < 0 or int(numbers[-1]) >= height or not bool((numbers[1:] > numbers[:-1]).all())
+    ):
+        raise ProtocolError(f"row numbers must ascend from 0 or more to less than {height}")
 
 
 def all_rows(value: torch.Tensor) -> torch.Tensor:

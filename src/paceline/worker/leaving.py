@@ -25,7 +25,7 @@ from paceline.errors import PeerDiedError
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.net.sockets import close_all
 from paceline.wire.text import described
-from paceline.worker import guard
+from paceline.worker import alone, guard
 from paceline.worker.session import Session
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -73,6 +73,8 @@ class Exit:
 
     def _leave(self, error: BaseException | None) -> None:
         if self.session is not None:
+            if error is None:
+                alone.finish()
             reason = ""
             if error is not None and not self._is_caused_by_others(error):
                 reason = f"it raised {described(error)}" + (f": {guard.SENTENCE}" if self._has_no_guard else "")

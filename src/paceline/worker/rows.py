@@ -11,7 +11,7 @@ from paceline.errors import ProtocolError
 from paceline.layout.tensors import from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer
-from paceline.updaters.rows import of_rows, sum_rows
+from paceline.updaters.rows import check_numbers, of_rows, sum_rows
 from paceline.wire import messages as m
 from paceline.worker.call_plan import Place
 from paceline.worker.session import Session
@@ -64,8 +64,7 @@ class RowExchange:
         if len(frames) != 2:
             raise ProtocolError(f"an answer with rows has {len(frames)} frames")
         numbers = from_frame(frames[0], torch.int64, memoryview(frames[0]).nbytes // torch.int64.itemsize)
-        if numbers.numel() and (int(numbers[0]) < 0 or int(numbers[-1]) >= shape[0]):
-            raise ProtocolError(f"an answer has rows {int(numbers[0])} to {int(numbers[-1])} of a key of {shape[0]}")
+        check_numbers(numbers, shape[0])
         values = from_frame(frames[1], self._block.dtype, numbers.numel() * math.prod(shape[1:]))
         # Copied, because the memory of a message is shared and is reused later.
         self.rows = of_rows(numbers.clone(), values.clone().view(-1, *shape[1:]), (*shape,))

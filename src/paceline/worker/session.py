@@ -33,6 +33,7 @@ from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.wire.text import described
+from paceline.worker import alone
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
@@ -109,6 +110,7 @@ class Session:
             self._lifeline.join()
             self._connect()
             on_error.pop_all()
+        alone.joined(self)
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client

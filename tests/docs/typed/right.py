@@ -125,6 +125,7 @@ def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
     optimizer.zero_grad()
     schedule.step()
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    optimizer.exchange_now()
     for act in (optimizer.synchronize, optimizer.broadcast_weights, optimizer.refresh_weights, optimizer.sync_buffers):
         act()
     assert_type((optimizer.round, optimizer.skipped_steps), tuple[int, int])

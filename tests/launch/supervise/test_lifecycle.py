@@ -10,6 +10,7 @@ from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch import Graces, ProcessName
 from paceline.launch.supervise.events import (
     Action,
+    Alone,
     Complete,
     Event,
     Exited,
@@ -661,17 +662,20 @@ def test_exit_code_is_put_into_words(code: int, text: str) -> None:
     assert describe_code(code) == text
 
 
-def test_servers_of_workers_that_never_joined_are_ended_soon_and_the_line_names_the_way_out() -> None:
+@pytest.mark.parametrize("said", ["", "workers 0-1 train alone: the store is local"])
+def test_servers_of_workers_that_never_joined_are_ended_soon_and_the_line_names_the_way_out(said: str) -> None:
     world = World()
     world.tell(Ready())
+    if said:
+        world.tell(Alone(said))
     world.tell(Exited(W0, 0))
     world.tell(Exited(W1, 0))
     world.wait()
     assert world.now == UNJOINED_S
     assert world.signals == [(signal.SIGTERM, ALL)]
     [line] = world.warnings
-    assert line.startswith("all workers have ended without joining the job; ending scheduler, server 0. ")
-    assert line.endswith("-s 0")
+    assert line.startswith("all workers have ended without joining the job; ending scheduler, server 0")
+    assert line.endswith(f": {said}" if said else "-s 0")
     for member in (SCHEDULER, SERVER):
         world.tell(Exited(member, 143))
     assert world.finished == [0]

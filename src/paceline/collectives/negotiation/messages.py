@@ -48,6 +48,7 @@ class OperationRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
         alone: never fused with other requests.
         cached: a later request of the same name may be sent as one bit.
         ranks: members of a process set that is added or removed.
+        sparse_shape: shape of the sparse tensor of which the entries are gathered.
         payload: pickled object of this rank.
     """
 
@@ -65,6 +66,7 @@ class OperationRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     alone: bool = False
     cached: bool = True
     ranks: tuple[int, ...] = ()
+    sparse_shape: Shape = ()
     payload: bytes = b""
 
     @property
@@ -175,7 +177,7 @@ class NegotiationSettings:
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
-VERSION = 2
+VERSION = 3
 
 
 class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", forbid_unknown_fields=True):

@@ -111,6 +111,7 @@ _TRAITS: tuple[tuple[str, str, Callable[[OperationRequest], Any]], ...] = (
     ("reduce operations", "operation", lambda one: OPS[one.op] if one.kind in ("allreduce", "reducescatter") else None),
     ("numbers of dimensions", "number", lambda one: [len(shape) for shape in one.shapes]),
     ("shapes", "shape", lambda one: list(one.shapes) if one.kind in _SAME_SHAPE else None),
+    ("shapes of sparse tensors", "shape", lambda one: one.sparse_shape),
     ("shapes beyond the first dimension", "shape", _rest),
     ("root ranks", "root rank", lambda one: one.root),
     ("prescale factors", "factor", lambda one: one.prescale),

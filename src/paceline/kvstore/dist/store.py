@@ -58,6 +58,8 @@ class DistStore(KVStore):
         self.traffic = Traffic(session, name, self.table.blocks, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
+        self._own_mean = mean
+        """As it was made: an optimizer that has taken this store itself may have set another merging."""
         self._set_merging(mean, clip_norm)
         self.optimizer = ServerOptimizer(session, name, self.lifecycle, self.table)
         self.samples = 1.0
@@ -104,7 +106,7 @@ class DistStore(KVStore):
             ValueError: ``clip_norm`` was given, but pushes of one round are not merged.
         """
         ours = self.lifecycle
-        wanted = ours.mean if mean is None else mean, clip_norm
+        wanted = self._own_mean if mean is None else mean, clip_norm
         is_unused = not (self._is_claimed or self.table.keys) and self.optimizer.replaces
         if is_unused and not ours.is_open:
             self._set_merging(*wanted)

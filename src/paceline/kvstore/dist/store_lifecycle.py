@@ -40,6 +40,8 @@ class StoreLifecycle:
         """Whether the store is open on the servers. From then on its merging cannot change."""
         self.mean = False
         """Merge to the mean over samples instead of the sum."""
+        self.pauses = 0
+        """Meetings of the workers, before each of which all of them have paused: as many on every worker."""
 
     @property
     def elements(self) -> int:
@@ -113,6 +115,7 @@ class StoreLifecycle:
 
     def pause(self) -> None:
         """Tell the servers that no worker shall wait for this worker's pushes until all workers have told them this."""
+        self.pauses += 1
         if self._is_at_servers:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 

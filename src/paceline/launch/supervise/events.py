@@ -67,6 +67,13 @@ class Complete:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """The scheduler says which workers train without having joined, and which line of the script is missing."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Over:
     """The scheduler says that all workers have said goodbye: servers and scheduler are not needed any more."""
 
@@ -108,7 +115,19 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Started | NotStarted | Ready | Exited | Stopped | Lost | Complete | Over | StatusSaid | Runs | Interrupted | Tick
+    Started
+    | NotStarted
+    | Ready
+    | Exited
+    | Stopped
+    | Lost
+    | Complete
+    | Alone
+    | Over
+    | StatusSaid
+    | Runs
+    | Interrupted
+    | Tick
 )
 
 #: The events that agents and the scheduler report, by the first word of their lines.
@@ -120,6 +139,7 @@ _WORDS: dict[str, type[Any]] = {
     "stopped": Stopped,
     "lost": Lost,
     "complete": Complete,
+    "alone": Alone,
     "over": Over,
     "status": StatusSaid,
     "runs": Runs,

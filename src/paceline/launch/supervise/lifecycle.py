@@ -88,6 +88,11 @@ _UNJOINED = (
     "Python that the script runs with, and does nothing set TORCH_DEVICE_BACKEND_AUTOLOAD to 0?"
 )
 
+#: What is wrong where other workers have ended without joining, and nobody has said more.
+_HOW_TO_JOIN = (
+    ". If they should have trained together, their store needs a type such as dist_sync; a command without one, -s 0"
+)
+
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
@@ -124,6 +129,8 @@ class JobLifecycle:
         self._began, self._start_clock = now, StartClock(now)
         self._is_complete = False
         """All members have joined."""
+        self._alone = ""
+        """The scheduler's word on workers that train without having joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[e.Action]:
@@ -162,6 +169,9 @@ class JobLifecycle:
                 return self._exited(event, now)
             case e.Complete():
                 self._is_complete = True
+                return []
+            case e.Alone(text):
+                self._alone = text
                 return []
             case e.Over():
                 self._wait_for_exits(now)
@@ -327,8 +337,8 @@ class JobLifecycle:
                 warning = (
                     f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                     if self._is_complete
-                    else f"all workers have ended without joining the job; ending {self._names()}. If they should have "
-                    "trained together, their store needs a type such as dist_sync; a command without one, -s 0"
+                    else f"all workers have ended without joining the job; ending {self._names()}"
+                    f"{f': {self._alone}' if self._alone else _HOW_TO_JOIN}"
                 )
                 return [e.ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:

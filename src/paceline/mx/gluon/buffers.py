@@ -49,6 +49,11 @@ class SharedBuffers:
             self._store.pushpull(list(values), list(values.values()))
             set_all(current, values)
 
+    def settled(self) -> None:
+        """Note that the push that followed :meth:`publish` is answered. Every worker calls it."""
+        if self._on_servers is not None:
+            self._on_servers.settled()
+
     def take(self) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them."""
         if self._on_servers is not None:

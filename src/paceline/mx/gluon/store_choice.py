@@ -18,6 +18,7 @@ from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.device_updates import DeviceUpdates, WorkerUpdates
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.store_updates import InProcessUpdates, ServerUpdates, StoreUpdates
+from paceline.worker import alone
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -77,21 +78,26 @@ def choose_store(
     if kvstore is None and num_devices > 1:
         raise ValueError(f"kvstore=None would let {num_devices} replicas drift apart; use 'device' or 'local'")
     if kvstore is None or (num_devices == 1 and is_in_process(kvstore) and not compression and not sparse_weights):
+        alone.note_store(kvstore or "")
         return None
     return create(kvstore)
 
 
-def share_of(store: KVStoreBase | None, clip_norm: float = 0.0) -> tuple[KVStoreBase | None, str]:
+def share_of(
+    store: KVStoreBase | None, clip_norm: float = 0.0, averages: bool = False
+) -> tuple[KVStoreBase | None, str]:
     """Return a store for one trainer: a new store of the same kind, or the store itself and a prefix for its keys.
 
     Args:
         store: the store.
         clip_norm: largest norm that the servers of the new store clip to; 0: no limit.
+        averages: a store whose workers go in lock step merges to the mean over samples.
     """
     if store is None:
         return None, ""
     if isinstance(store, KVStore):
-        return store.for_optimizer(clip_norm=clip_norm), ""
+        is_mean = averages and isinstance(store, DistStore) and store.policy.merge == "all"
+        return store.for_optimizer(True if is_mean else None, clip_norm), ""
     number = _trainers[store] = _trainers.get(store, -1) + 1
     return store, f"trainer{number}/" if number else ""
 

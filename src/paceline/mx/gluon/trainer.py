@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,9 @@ class Trainer:
         ValueError: parameters are on different devices or share a name, a name is unknown, or options conflict.
     """
 
+    _averages = False
+    """Whether pushes of workers in lock step become their mean over samples, and not their sum."""
+
     def __init__(
         self,
         params: Parameters,
@@ -93,7 +97,7 @@ class Trainer:
         on_store = update_on_store(update_on_kvstore, store, self._traits())
         clip_norm = servers_norm(self._clip, store, self._traits().rows) if on_store else 0.0
         self._wanted = True if clip_norm else update_on_kvstore
-        self._store, self._prefix = share_of(store, clip_norm)
+        self._store, self._prefix = share_of(store, clip_norm, self._averages)
         if compression_params:
             self._set_compression(compression_params)
         self._updates: Updates | None = None
@@ -176,8 +180,8 @@ class Trainer:
             ValueError: the store runs the optimizer; use ``update_on_kvstore=False``.
         """
         updates = self._on_devices("allreduce_grads")
-        self._publish()
-        updates.allreduce(self._trained())
+        with self._published():
+            updates.allreduce(self._trained())
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update all parameters from gradients that ``allreduce_grads`` has summed.
@@ -296,8 +300,7 @@ class Trainer:
 
     def _step(self, batch_size: float) -> None:
         updates = self._started()
-        self._publish()
-        with self._weights.changing(self._tensors()):
+        with self._published(), self._weights.changing(self._tensors()):
             updates.step(self._trained(), self._scale(batch_size), self._steps, batch_size)
         self._steps += 1
 
@@ -305,10 +308,14 @@ class Trainer:
         own = ", and buffers such as running means are this worker's own"
         self._weights.read(lambda: None if self._buffers is None else self._buffers.take(), own)
 
-    def _publish(self) -> None:
-        """Send rank 0's buffers to the other workers, which have them when they are next read."""
+    @contextmanager
+    def _published(self) -> Iterator[None]:
+        """Send rank 0's buffers to the other workers, which have them when they are next read after a block of code."""
         if self._buffers is not None:
             self._buffers.publish()
+        yield
+        if self._buffers is not None:
+            self._buffers.settled()
 
     def _scaled_step(self, scaler: torch.amp.GradScaler, batch_size: float) -> None:
         if self._store is not None and self._store.num_workers > 1:

@@ -13,6 +13,7 @@ from paceline.wire.messages.meeting import *  # noqa: F403
 from paceline.wire.messages.membership import *  # noqa: F403
 from paceline.wire.messages.pooling import *  # noqa: F403
 from paceline.wire.messages.tracing import *  # noqa: F403
+from paceline.wire.messages.training import *  # noqa: F403
 
 #: Raised by hand when messages with the same fields mean something else.
 PROTOCOL = 3

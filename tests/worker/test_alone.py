@@ -1,0 +1,139 @@
+"""The watch of a worker: what it tells of its training, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import Settings
+from paceline.errors import DeadlineError
+from paceline.wire import messages as m
+from paceline.worker import alone
+from paceline.worker.alone import Watch
+
+
+class Session:
+    """Stands for a worker's session."""
+
+    rank = 1
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.told: list[m.Training] = []
+        self.is_heard = True
+
+    def ask_scheduler(self, body: Any, what: str) -> Any:
+        self.told.append(body)
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> None:
+        if not self.is_heard:
+            raise DeadlineError("nobody answers")
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    monkeypatch.setattr(alone, "JUDGE_AFTER_S", 0.0)
+    one = Watch(Settings(num_workers=2, rank=1))
+    one.session = Session()
+    yield one
+    one.exchanged = True
+    one.finish()
+
+
+def told(watch: Watch) -> list[m.Training]:
+    if watch._thread is not None:
+        watch._thread.join()
+    assert isinstance(watch.session, Session)
+    return watch.session.told
+
+
+def test_plain_steps_are_told_once_and_again_at_the_end(watch: Watch) -> None:
+    watch.store = "dist_sync"
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2)).backward()
+        optimizer.step()
+    assert told(watch) == [m.Training(1, "dist_sync", steps=1, passes=1)]
+    watch.finish()
+    assert told(watch)[1:] == [m.Training(1, "dist_sync", steps=3, passes=3)]
+
+
+def test_a_later_exchange_is_told_at_the_end(watch: Watch) -> None:
+    watch.stepped()
+    assert len(told(watch)) == 1
+    watch.session.round = 1  # type: ignore[union-attr]
+    watch.finish()
+    assert [one.exchanged for one in told(watch)] == [False, True]
+
+
+@pytest.mark.parametrize("how", ["pushes", "reduces"])
+def test_a_worker_that_exchanges_tells_nothing_and_is_watched_no_more(watch: Watch, how: str) -> None:
+    if how == "pushes":
+        watch.session.round = 1  # type: ignore[union-attr]
+    watch.exchanged = how == "reduces"
+    watch.stepped()
+    assert watch._events is None
+    watch.finish()
+    assert told(watch) == []
+
+
+def test_passes_without_a_step_count_when_they_are_many_or_the_job_ends(watch: Watch) -> None:
+    for _ in range(31):
+        watch.pass_begins()
+    assert told(watch) == []
+    watch.pass_begins()
+    assert told(watch) == [m.Training(1, passes=32)]
+
+
+@pytest.mark.parametrize(("changes", "is_told"), [(True, True), (False, False)])
+def test_weights_that_change_without_a_step_of_the_optimizer(watch: Watch, changes: bool, is_told: bool) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    watch.weights = alone.SomeWeights([torch.ones(1), param])
+    watch.exchanged = True  # the gradients are merged
+    for _ in range(5):
+        watch.pass_begins()
+        param.data += changes
+    watch.finish()
+    assert [(one.unstepped, one.wrapped) for one in told(watch)[:1]] == [(True, True)] * is_told
+
+
+def test_a_long_accumulation_of_a_distributed_optimizer_is_no_training_alone(watch: Watch) -> None:
+    watch.weights = alone.SomeWeights([torch.nn.Parameter(torch.ones(3))])
+    for _ in range(100):
+        watch.pass_begins()
+    assert told(watch) == []
+
+
+def test_a_worker_that_nobody_hears_says_it_itself(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    watch.session.is_heard = False  # type: ignore[union-attr]
+    watch._settings = Settings(num_workers=2, rank=0)
+    watch.session.rank = 0  # type: ignore[misc,union-attr]
+    watch.stepped()
+    told(watch)
+    assert "worker 0 trains alone, and no gradient is exchanged: the script makes no store" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("env", "watches"),
+    [
+        ({"NUM_WORKERS": "2"}, True),
+        ({"NUM_WORKERS": "1"}, False),
+        ({"NUM_WORKERS": "2", "ROLE": "server"}, False),
+        ({"NUM_WORKERS": "many"}, False),
+    ],
+)
+def test_workers_of_jobs_of_several_are_watched(
+    env: dict[str, str], watches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(f"PACELINE_{name}", value)
+    monkeypatch.setattr(alone, "_watch", None)
+    alone.note_store("device")
+    assert (alone._watch is not None) == watches
+    if alone._watch is not None:
+        assert alone._watch.store == "device"
+        alone._watch.finish()
