@@ -24,7 +24,7 @@ FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profi
 # The same, with limits of a few seconds for noticing: nothing else runs beside them.
 TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,hosts local_merge noticing)
 
-.PHONY: help demo quick test test-faults test-noticing test-ssh check check-style check-linux check-darwin check-win32 \
+.PHONY: help demo quick test test-faults test-noticing test-ssh check check-style check-linux check-darwin \
   format docs bench clean
 
 help:
@@ -34,7 +34,7 @@ help:
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 8 minutes)"
 	@echo "make test-noticing  how many seconds it takes to notice and name them, with nothing beside it (about 4 minutes)"
 	@echo "make test-ssh  launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
-	@echo "make check  ruff, ruff format, mypy (Linux, macOS, Windows)"
+	@echo "make check  ruff, ruff format, mypy (Linux, macOS)"
 	@echo "make format ruff mends what it can"
 	@echo "make docs   the site: guides, and a page for every public name, in build/html (half a minute)"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
@@ -69,13 +69,13 @@ test-noticing: $(READY)
 test-ssh: $(READY)
 	$(BIN)/python -m pytest $(TWO_CORES) -m "not slow" tests/engines
 
-check: $(READY) check-style check-linux check-darwin check-win32
+check: $(READY) check-style check-linux check-darwin
 
 check-style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-check-linux check-darwin check-win32: check-%: $(READY)
+check-linux check-darwin: check-%: $(READY)
 	$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$*
 
 format: $(READY)

@@ -6,6 +6,7 @@ Importing paceline starts nothing, and imports nothing before it is used.
 from __future__ import annotations
 
 import importlib
+import sys
 
 TYPE_CHECKING = False  # the module typing takes time, in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from paceline.saving import load, save
 
     __version__: str
+
+if sys.platform.startswith("win"):
+    raise ImportError(
+        "paceline runs on Linux and on macOS. On Windows, install and run it in WSL 2: "
+        "https://learn.microsoft.com/windows/wsl"
+    )
 
 _MODULES = ("compression", "data", "errors", "gluon", "hvd", "kvstore", "lightning", "mx", "optim", "updaters")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from paceline.cli import launch
 from paceline.cli.launch_options import ADVICE
 from paceline.cli.options import Option, Parser, UsageError, split_command, usage_errors
-from paceline.host.systems import os
 from paceline.launch import parse_host_list
 from paceline.launch.host_list import LOCALHOST
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import pwd
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
 from paceline.cli.options import Option, Parser, UsageError, agrees, read_hosts, shell_words
 from paceline.errors import LaunchError
-from paceline.host.systems import os, pwd, signal
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked, wait_for

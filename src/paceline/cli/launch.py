@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,6 @@ from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS,
 from paceline.cli.options import Parser, UsageError, read_hosts, split_command, usage_errors
 from paceline.consistency import groups_line, parse_groups, weighting_names
 from paceline.host.interfaces import address_of
-from paceline.host.systems import signal
 from paceline.launch import (
     Graces,
     Host,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 import shutil
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
@@ -14,7 +17,6 @@ from types import FrameType, TracebackType
 from paceline.cli.options import Option, Parser
 from paceline.cli.running import SCHEDULER, ask, find
 from paceline.errors import LaunchError
-from paceline.host.systems import os, termios, tty
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
 from paceline.launch.supervise.panel import obeys_codes

@@ -18,6 +18,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import socket
 import tempfile
 import time
@@ -31,9 +32,7 @@ from torch._C._distributed_c10d import TCPStore
 from paceline.collectives.environment import ProcessPlace
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
-from paceline.host import systems
 from paceline.host.interfaces import address_for_others
-from paceline.host.systems import os
 from paceline.host.user_folder import private
 from paceline.net.aead import TamperedError, open_value, seal_value
 from paceline.net.hosts import own_address
@@ -57,7 +56,7 @@ def private_folder() -> Path:
     Raises:
         LaunchError: somebody else made it.
     """
-    path = Path(tempfile.gettempdir(), f"paceline-hvd-{systems.user_id()}")
+    path = Path(tempfile.gettempdir(), f"paceline-hvd-{os.geteuid()}")
     return private(path, "TMPDIR, to the same folder for all ranks of this host")
 
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from paceline.errors import PacelineError
-from paceline.host import systems
 
 _MAGIC = 0xCED7230A
 _MAGIC_BYTES = struct.pack("<I", _MAGIC)
@@ -145,7 +144,7 @@ class Records(Dataset[bytes]):
         return word >> 29, word & _LONGEST
 
     def _read(self, size: int, offset: int) -> bytes:
-        found = systems.read_at(self._descriptor(), size, offset)
+        found = os.pread(self._descriptor(), size, offset)
         if len(found) != size:
             raise PacelineError(f"{self.path} is cut off: byte {offset + size} is behind its end; copy the file again")
         return found

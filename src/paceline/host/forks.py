@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -65,8 +64,7 @@ def _in_child() -> None:
             action(one)
 
 
-if sys.platform != "win32":  # which has no fork
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
 
 
 def error_text(whom: str, pid: int) -> str:

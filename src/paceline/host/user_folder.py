@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.host import systems
 
 
 def folder() -> Path:
@@ -32,8 +31,8 @@ def private(path: Path, way_out: str) -> Path:
     except OSError as error:
         raise LaunchError(f"the folder {path} cannot be made ({error.strerror}): set {way_out}") from error
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != systems.user_id() or found.st_mode & 0o077:
-        is_own = found.st_uid == systems.user_id()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        is_own = found.st_uid == os.geteuid()
         way = "remove it" if is_own else f"it is user {found.st_uid}'s, who or root can remove it"
         raise LaunchError(f"{path} is not a folder that only you can use; {way}, or set {way_out}")
     return path
@@ -43,4 +42,4 @@ def _path(above: str) -> Path:
     if above and os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK):  # after su it is another user's
         return Path(above, "paceline")
     shared = Path("/dev/shm")
-    return (shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")) / f"paceline-{systems.user_id()}"
+    return (shared if os.access(shared, os.W_OK | os.X_OK) else Path("/tmp")) / f"paceline-{os.geteuid()}"

@@ -7,6 +7,8 @@ group, unless they make their own (a daemon that calls ``setsid``).
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -17,7 +19,6 @@ import psutil
 
 from paceline import config
 from paceline.errors import LaunchError
-from paceline.host.systems import os, signal
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 _DEAD = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})

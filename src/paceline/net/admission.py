@@ -16,16 +16,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import resource
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.host import forks, systems
-from paceline.host.systems import resource
+from paceline.host import forks
 from paceline.net.base import Damaged
 from paceline.net.handshake import Agreed, HandshakeError, Responder
 from paceline.net.security import is_of_another_user
@@ -54,11 +53,8 @@ _ACCEPTED_AT_ONCE = 64
 
 def _most_half_open() -> int:
     """Return how many connections of each kind there may be: most descriptors are for what else a process opens."""
-    if sys.platform != "win32":
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if most != resource.RLIM_INFINITY:
-            return min(MAX_HALF_OPEN, max(1, most // 4))
-    return MAX_HALF_OPEN
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_HALF_OPEN if most == resource.RLIM_INFINITY else min(MAX_HALF_OPEN, max(1, most // 4))
 
 
 class _HalfOpen:
@@ -166,7 +162,7 @@ class Gate:
                     self._without_descriptors(error)
                 return  # else that connection has failed, and the next one may not
             sock.setblocking(False)
-            is_unix = sock.family == systems.UNIX
+            is_unix = sock.family == socket.AF_UNIX
             name = "this host" if is_unix else f"{address[0]}:{address[1]}"
             if is_of_another_user(sock):
                 self._refused.note(name, "it is another user's process")

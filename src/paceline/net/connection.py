@@ -28,7 +28,6 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from paceline.errors import ProtocolError
-from paceline.host import systems
 from paceline.net.base import Frames
 from paceline.net.claims import UNCLAIMED_AHEAD, Allowance
 from paceline.net.endpoints import end, unsent_bytes
@@ -141,7 +140,7 @@ class Connection(Generic[Source]):
                 RecordSender(agreed.sending, agreed.encrypts),
                 self._new_room(),
             )
-            self._is_network = sock.family != systems.UNIX
+            self._is_network = sock.family != socket.AF_UNIX
             self._go_on()
 
     def claimed(self, largest: int) -> None:
@@ -233,7 +232,7 @@ class Connection(Generic[Source]):
         rest: Iterator[Any] | None = None
         for piece in pieces:
             try:
-                sent = systems.send_at_once(sock, piece)
+                sent = sock.send(piece, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
             except OSError:  # the reader of this connection sees it end and calls _shut()

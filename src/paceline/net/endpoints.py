@@ -19,14 +19,16 @@ This knowledge exists on Linux only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
 import sys
+import termios
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.host import forks, systems
+from paceline.host import forks
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096
@@ -76,7 +78,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
     """
     try:
         if not address.startswith("tcp:"):
-            sock = _socket(systems.UNIX)
+            sock = _socket(socket.AF_UNIX)
             sock.bind(_unix_name(address))
             sock.listen(_BACKLOG)
             return sock, address
@@ -98,7 +100,7 @@ def dial(address: str) -> socket.socket:
         OSError: no process listens there.
     """
     if not address.startswith("tcp:"):
-        return _connected(systems.UNIX, _unix_name(address))
+        return _connected(socket.AF_UNIX, _unix_name(address))
     reason = OSError(f"{address} has no address")
     for family, _, _, _, target in socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM):
         try:
@@ -133,7 +135,7 @@ def end(sock: socket.socket) -> None:
 
 def tune(sock: socket.socket, bulk: bool) -> None:
     """Have messages leave at once, and have the kernel watch the other host."""
-    if sock.family == systems.UNIX:
+    if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -150,7 +152,7 @@ def unsent_bytes(sock: socket.socket) -> int:
     """Return how many bytes that this kernel has taken the other one does not have yet; 0 where that is not known."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, ValueError):  # it is closed
-            return int(_INT.unpack(systems.fcntl.ioctl(sock, systems.termios.TIOCOUTQ, bytes(_INT.size)))[0])
+            return int(_INT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT.size)))[0])
     return 0
 
 
@@ -167,7 +169,7 @@ class HostWatch:
         The second is seen only by calling this again and again. Without it a network that carries one way only would
         look sound at the end that hears. None: not known.
         """
-        if self._socket.family == systems.UNIX:
+        if self._socket.family == socket.AF_UNIX:
             return 0.0
         if not hasattr(socket, "TCP_INFO"):  # of Linux
             return None

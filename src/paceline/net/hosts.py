@@ -17,7 +17,6 @@ import psutil
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.host import systems
 from paceline.host.interfaces import address_of, source_address, tcp
 from paceline.wire import messages as m
 
@@ -73,7 +72,7 @@ def server_addresses(settings: Settings) -> list[str]:
 def _is_free(name: str) -> bool:
     """Tell whether an abstract unix socket can have a name. Only Linux has such sockets."""
     try:
-        with socket.socket(systems.UNIX) as probe:
+        with socket.socket(socket.AF_UNIX) as probe:
             probe.bind(b"\0" + name.encode())
     except OSError:
         return False
@@ -114,7 +113,7 @@ def host_id() -> str:
 
     They have the same running kernel, process, network and user namespaces, and user.
     """
-    parts = [str(systems.user_id()), socket.gethostname()]
+    parts = [str(os.geteuid()), socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/user"):
         try:
             parts.append(os.readlink(path) if "/ns/" in path else Path(path).read_text())

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import mmap
+import os
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +22,8 @@ from typing import Any
 import torch
 
 from paceline.errors import ProtocolError
-from paceline.host.systems import c_library, fcntl, os, private_memory
-from paceline.host.systems import mmap as posix_mmap
 
-# Names that the os, fcntl and mmap modules of Python 3.11, or those of other systems, do not have.
+# Names that the os, fcntl and mmap modules of Python 3.11 do not have.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SHRINK = 2
 _CLOEXEC, _ALLOW_SEALING = 1, 2
@@ -145,7 +145,9 @@ class Patchwork:
     """
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
-        self._map = private_memory(max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize)))
+        self._map = mmap.mmap(
+            -1, max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         self.tensor = torch.frombuffer(self._map, dtype=dtype)[:numel]
         self._patches: list[tuple[int, int]] = []
 
@@ -166,7 +168,7 @@ class Patchwork:
             OSError: the file cannot be mapped.
         """
         place, size = start * self.tensor.itemsize, _to_pages(length * self.tensor.itemsize)
-        self._put(place, size, posix_mmap.MAP_SHARED, fd, file_start * self.tensor.itemsize)
+        self._put(place, size, mmap.MAP_SHARED, fd, file_start * self.tensor.itemsize)
         self._patches.append((place, size))
 
     def detach(self) -> None:
@@ -174,7 +176,7 @@ class Patchwork:
         while self._patches:
             place, size = self._patches.pop()
             content = bytes(memoryview(self._map)[place : place + size])
-            self._put(place, size, posix_mmap.MAP_PRIVATE | posix_mmap.MAP_ANONYMOUS, -1, 0)
+            self._put(place, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
             ctypes.memmove(self._address + place, content, size)
 
     @property
@@ -185,9 +187,7 @@ class Patchwork:
         """Replace pages of the private memory; all of them belong to our own mapping."""
         assert 0 <= place <= place + size <= len(self._map)
         wanted = self._address + place
-        found = _system_mmap()(
-            wanted, size, posix_mmap.PROT_READ | posix_mmap.PROT_WRITE, flags | _MAP_FIXED, fd, offset
-        )
+        found = _system_mmap()(wanted, size, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd, offset)
         if found != wanted:
             raise OSError(ctypes.get_errno(), f"{size} bytes of shared memory cannot be mapped")
 
@@ -195,7 +195,7 @@ class Patchwork:
 @functools.cache
 def _system_mmap() -> Any:
     """Return the function of the C library, which maps at a given place, as Python's does not."""
-    function = c_library().mmap
+    function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     return function

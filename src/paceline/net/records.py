@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ProtocolError
-from paceline.host import systems
 from paceline.net.aead import Cipher
 from paceline.net.base import Frames, LostFrame
 from paceline.net.claims import Allowance
@@ -150,7 +149,7 @@ class Intake:
     """
 
     def __init__(self, sock: socket.socket, allowance: Allowance | None = None) -> None:
-        self._socket, self.is_network = sock, sock.family != systems.UNIX
+        self._socket, self.is_network = sock, sock.family != socket.AF_UNIX
         self.allowance, self.began = allowance or Allowance(), time.monotonic()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
@@ -194,7 +193,7 @@ class Intake:
         if self.end - self.start < size <= _READ_AHEAD_BYTES:
             self._make_room()
             try:
-                got = systems.receive_at_once(self._socket, self._buffer[self.end :])
+                got = self._socket.recv_into(self._buffer[self.end :], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             if not got:

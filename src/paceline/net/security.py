@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import secrets
 import socket
 import string
@@ -21,7 +22,6 @@ from dataclasses import dataclass, field
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.host import systems
 
 _BASE85 = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"
@@ -36,10 +36,10 @@ def is_of_another_user(sock: socket.socket) -> bool:
 
     It is the one that listened, or that connected. False for other sockets, and where the kernel does not tell.
     """
-    if sock.family != systems.UNIX or not hasattr(socket, "SO_PEERCRED"):
+    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return False
     _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return bool(uid != systems.user_id())
+    return bool(uid != os.geteuid())
 
 
 def new_job_key() -> str:

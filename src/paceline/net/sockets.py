@@ -33,7 +33,6 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from paceline.host import systems
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames
@@ -152,7 +151,7 @@ class Channel(Connection[int]):
         if is_of_another_user(sock):
             raise HandshakeError("a process of another user listens there")
         deadline = time.monotonic() + HANDSHAKE_S
-        way = Way(sock.family == systems.UNIX, self._listener)
+        way = Way(sock.family == socket.AF_UNIX, self._listener)
         initiator = Initiator(self._security.psk, self._identity, self._security.encrypt, way)
         sock.sendall(initiator.hello())
         welcome = b""
@@ -247,7 +246,7 @@ class _Peer(Connection[bytes]):
     ) -> None:
         super().__init__(identity.decode("ascii", "replace"), identity, arrived, False, allowance)
         self.identity, self.host = identity, HostWatch(sock)
-        self.place = "" if sock.family == systems.UNIX else str(sock.getpeername()[0])
+        self.place = "" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
         """Address of its host; empty: this one, over a unix socket."""
 
 

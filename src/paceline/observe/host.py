@@ -18,13 +18,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paceline.host.systems import resource
 from paceline.observe.account import INTERVAL, THROTTLED
 
 #: Seconds for which :class:`Stops` sleeps, and the shortest stop that it counts.
@@ -124,10 +123,8 @@ class HostFigures:
         busy, queued = _numbers(self._schedstat, r"(\d+) (\d+)") or (0, 0)
         stolen = _numbers("/proc/stat", r"cpu +(?:\d+ ){7}(\d+)")
         stalled = _numbers(self._pressure, r"some .*total=(\d+)")
-        ticks, faults = 0, 0
-        if sys.platform != "win32":
-            ticks = 1_000_000 // (os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1))
-            faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        ticks = 1_000_000 // (os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1))
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         return [
             round(1e6 * self._clock()), busy // 1000, queued // 1000, throttled_us(self._quotas),
             (stolen[0] if stolen else 0) * ticks, stalled[0] if stalled else 0, faults, round(1e6 * self.stops.seconds),

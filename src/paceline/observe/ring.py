@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import logging
@@ -27,7 +28,7 @@ from typing import BinaryIO
 
 from paceline.config import Settings
 from paceline.errors import LaunchError
-from paceline.host import forks, systems
+from paceline.host import forks
 from paceline.host.user_folder import folder
 from paceline.observe.events import MOST_S, RECORD, Event, Source, member, member_of, parse
 
@@ -124,7 +125,7 @@ def _opened(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be read.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | systems.NO_FOLLOW), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, f"{path} is no file")
@@ -205,7 +206,7 @@ def _new_file(folder: Path, name: str) -> int:
             if number > _MOST_NAMES:
                 raise
             continue
-        systems.lock_file(file, shared=True)
+        fcntl.flock(file, fcntl.LOCK_SH)
         if os.fstat(file).st_nlink:
             return file
         os.close(file)
@@ -284,7 +285,7 @@ def _taken_over(path: Path) -> Iterator[bool]:
         with contextlib.suppress(OSError):  # no file that a process could hold
             file = files.enter_context(_opened(path))
             try:
-                systems.lock_file(file, wait=False)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 is_free = False
         yield is_free

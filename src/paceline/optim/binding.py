@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 
 from paceline.errors import NonFiniteError, PacelineError
-from paceline.host import systems
 from paceline.kvstore.dist import DistStore
 from paceline.layout.tensors import floats, real_view, to_host
 from paceline.naming import listed
@@ -152,7 +151,7 @@ def known(compared: Sequence[bool | torch.Tensor]) -> list[bool]:
     return [bool(next(there)) if isinstance(one, torch.Tensor) else one for one in compared]
 
 
-_libc = systems.c_library()
+_libc = ctypes.CDLL(None, use_errno=True)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 

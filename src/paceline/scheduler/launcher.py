@@ -18,10 +18,10 @@ A scheduler without a launcher has neither. A scheduler whose launcher closes it
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 from typing import NamedTuple, TypeAlias
-
-from paceline.host.systems import fcntl, os
 
 READY_VARIABLE, ENDED_VARIABLE = "PACELINE_READY_FD", "PACELINE_ENDED_FD"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from typing import Any
-
-from paceline.host.systems import select
 
 #: Variables with the file descriptors of the worker.
 READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WRITE_FD"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any, TypeAlias
 import psutil
 
 from paceline.host import forks
-from paceline.host.systems import signal
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import sys
 import threading
 import time
@@ -255,8 +254,9 @@ _lock = threading.Lock()
 def begin() -> None:
     """Begin to watch, in a worker of a job of several. Idempotent."""
     global _watch
+    process = sys.modules.get("multiprocessing.process")  # every child of multiprocessing has it
     with _lock:
-        if _watch is not None or multiprocessing.parent_process() is not None:
+        if _watch is not None or (process is not None and process.parent_process() is not None):
             return
         try:
             settings = from_environment()

@@ -15,8 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paceline.host import systems
-
 SENTENCE = 'the script has no main guard (if __name__ == "__main__":)'
 _LINE = (
     f"paceline: {SENTENCE}: a DataLoader or multiprocessing has spawned this process, which imports the script and so "
@@ -35,7 +33,7 @@ def end_child() -> None:
         return
     path = _file(os.getppid())
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | systems.NO_FOLLOW | os.O_WRONLY, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_WRONLY, 0o600))
     except OSError:
         if _is_own(path):
             raise SystemExit(1) from None
@@ -55,9 +53,9 @@ def _is_own(path: Path) -> bool:
     """Return whether a file is there that this user has made: every user of the host can make one of that name."""
     with contextlib.suppress(OSError):
         found = path.lstat()
-        return stat.S_ISREG(found.st_mode) and found.st_uid == systems.user_id()
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     return False
 
 
 def _file(pid: int) -> Path:
-    return Path(tempfile.gettempdir(), f"paceline-{systems.user_id()}-no-guard-{pid}")
+    return Path(tempfile.gettempdir(), f"paceline-{os.geteuid()}-no-guard-{pid}")

@@ -28,6 +28,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +42,6 @@ from paceline.collectives.errors import CollectiveError, RankEndedError
 from paceline.collectives.planes.base import Reduction
 from paceline.collectives.silence import Silence
 from paceline.errors import ProtocolError
-from paceline.host.systems import os, select
 from paceline.net.memory import SharedTensor, map_foreign
 from paceline.net.streaming import stream_copy
 

@@ -131,7 +131,7 @@ def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> 
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has none, and no pipes among files
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _header(manifest: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], digest: str) -> bytes:

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import CheckpointError
-from paceline.host import systems
 
 #: Locks may not reach other kernels: a temporary file of another kernel is stale this long after its last change.
 STALE_S = 24 * 3600.0
@@ -74,8 +73,6 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
             yield draft
             file.flush()
             os.fsync(file.fileno())
-            if sys.platform == "win32":  # which renames no open file
-                file.close()
             temporary.replace(draft.path)
             is_replaced = True
         finally:
@@ -114,7 +111,7 @@ def _locked(target: Path) -> tuple[Path, BinaryIO]:
         path = target.with_name(f"{target.name}.{_kernel()}-{os.getpid()}-{token}.partial")
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
         with contextlib.suppress(OSError):  # this file system has no locks: only the age shows that a file is stale
-            systems.lock_file(file)
+            fcntl.flock(file, fcntl.LOCK_EX)
         if _is(path, file):
             return path, file
         file.close()  # another process removed it as stale before it was locked
@@ -140,24 +137,23 @@ def _remove_if_dead(path: Path, is_of_this_kernel: bool) -> None:
         path.unlink()
     elif is_of_this_kernel:
         with path.open("rb") as file:
-            systems.lock_file(file, wait=False)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
 def _sync_folder(path: Path) -> None:
     """Write the folder's new entry to the disk, if its file system can; else a warning says what that means."""
-    if sys.platform != "win32":  # which opens no folders
+    try:
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: this file system never syncs folders
-                log.warning(
-                    "%s is written, but its folder could not be synced (%s): after a power failure the folder may "
-                    "still have the file from before. Save to a local disk if that matters",
-                    path,
-                    error.strerror or error,
-                )
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: this file system never syncs folders
+            log.warning(
+                "%s is written, but its folder could not be synced (%s): after a power failure the folder may "
+                "still have the file from before. Save to a local disk if that matters",
+                path,
+                error.strerror or error,
+            )

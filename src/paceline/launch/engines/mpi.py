@@ -6,11 +6,11 @@ scheduler. That way exit codes, output and ends are the same as on every other l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import LaunchError
-from paceline.host.systems import os
 from paceline.launch.backends import typed_options
 from paceline.launch.engines.programs import run_program
 from paceline.launch.host_list import LOCALHOST, Host

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -24,7 +25,6 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.host.systems import signal
 from paceline.host.text_files import write_text
 from paceline.launch.backends import Job, typed_options
 from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -14,7 +17,6 @@ from paceline.errors import LaunchError, PacelineError
 from paceline.host.cores import usable_cores
 from paceline.host.interfaces import address_of, address_towards, addresses_for_others
 from paceline.host.own_time import OwnTime
-from paceline.host.systems import os, select, signal
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.interpreter import check_ddp, with_own_folder
 from paceline.launch.plan import Late, ProcessName, ProcessSpec

@@ -6,13 +6,13 @@ import json
 import math
 import os
 import selectors
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.host.own_time import OwnTime
-from paceline.host.systems import signal
 from paceline.launch import processes
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.child import ENDING, Child

@@ -13,6 +13,7 @@ import json
 import os
 import selectors
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.host.systems import socket
 from paceline.launch.host_list import Host
 
 OUT, ERR, EXIT = 1, 2, 3

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import select
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.host import systems
-from paceline.host.systems import fcntl, os
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
@@ -197,7 +197,7 @@ def _locked(folder: str) -> int | None:
     with contextlib.suppress(OSError):  # it is no folder, or its file system has no locks
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            systems.lock_file(fd, wait=False)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             raise LaunchError(

@@ -16,12 +16,13 @@ has made a session of its own (``setsid``) escapes it.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from paceline.host import forks
-from paceline.host.systems import os, signal
 from paceline.launch import processes
 
 _TRIES = 100

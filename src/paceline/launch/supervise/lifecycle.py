@@ -54,10 +54,10 @@ it ends well.
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Sequence
 
 from paceline.host.start_clock import StartClock
-from paceline.host.systems import signal
 from paceline.launch.job_spec import Graces
 from paceline.launch.plan import SCHEDULER, ProcessName
 from paceline.launch.supervise import events as e

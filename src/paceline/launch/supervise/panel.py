@@ -7,10 +7,10 @@ terminal is left changed at any moment: a launcher that is killed leaves the pan
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
-from paceline.host.systems import os
 from paceline.observe.table import Size
 
 #: Time between two drawings under output that comes in floods.

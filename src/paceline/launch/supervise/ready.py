@@ -11,12 +11,13 @@ It also asks for the status of the job.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import re
 from typing import Any
 
 from paceline.host import forks
-from paceline.host.systems import fcntl, os
 from paceline.launch.supervise.events import Event, Exited, Ready, Runs, event_of, words_of
 
 #: The pipe takes the status of a job of thousands, whether or not it is read.

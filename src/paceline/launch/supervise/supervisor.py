@@ -8,6 +8,7 @@ import math
 import os
 import selectors
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING
 from paceline import config
 from paceline.errors import LaunchError
 from paceline.host.exitcodes import WORKER_LOST
-from paceline.host.systems import signal
 from paceline.launch import runtime
 from paceline.launch.backends import Job
 from paceline.launch.host_list import LOCALHOST

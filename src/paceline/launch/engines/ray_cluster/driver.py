@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -25,7 +26,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from paceline.host.systems import socket
 from paceline.launch.engines.ray_cluster.actor import Shell
 from paceline.launch.engines.ray_cluster.ray_backend import PlacementRequest
 from paceline.launch.remote.shell import READ_BYTES, accept_all, failure, pack, read_request

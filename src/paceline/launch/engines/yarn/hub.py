@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Collection
 
 from paceline.errors import PacelineError
-from paceline.host.systems import socket
 from paceline.launch.engines.yarn.container import WAY, AgentChannel
 from paceline.launch.remote.shell import EXIT, OUT, READ_BYTES, accept_all, failure, pack, read_request
 from paceline.net.admission import Gate
