@@ -42,6 +42,7 @@ from paceline.collectives.rendezvous import CoordinatorAddress, withdraw
 from paceline.collectives.timeline import Timeline
 from paceline.errors import ProtocolError
 from paceline.membership.same_weights import SameWeights
+from paceline.net.claims import Bounds
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
 
@@ -94,10 +95,9 @@ class Coordinator:
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(
-            addresses, security, coordinator_name(place.job), watch=True, expects_claims=True
-        )
-        for rank in range(1, self.size):  # their names alone say who they are
+        bounds = Bounds.of_job(self.size)
+        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True, bounds=bounds)
+        for rank in range(1, self.size):  # their names say who they are
             self._listener.claimed(identity(rank))
         self.meeting = CoordinatorAddress("".join(self._listener.addresses[:1]), security)
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)

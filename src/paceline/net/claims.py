@@ -2,39 +2,64 @@
 
 | bound | of a peer that has claimed nothing | of a member |
 |---|---|---|
-| bytes of a message | ``UNCLAIMED_BYTES`` | the listener's ``largest`` |
-| messages that wait | ``UNCLAIMED_AHEAD`` | those of :mod:`paceline.net.received` |
+| bytes of a message | ``UNCLAIMED_BYTES`` | ``Bounds.largest`` |
+| messages that wait to be taken | ``UNCLAIMED_AHEAD`` | those of :mod:`paceline.net.received` |
+| bytes that wait to be sent | one message, or ``UNCLAIMED_UNSENT_BYTES`` | those of :mod:`paceline.net.answerer` |
 | time between two messages | ``UNCLAIMED_S`` | none |
-| connections | ``UNCLAIMED_PER_HOST`` of a host | one for each claim: a new one ends the last |
+| connections | ``Bounds.of_a_host`` of a host | one for each claim: a new one ends the last |
 
 Beyond these bounds a connection ends. So does the oldest of a host that has claimed nothing when a new one is one too
-many: a member claims its connection at once, so it seldom is that one, and it connects again.
+many. All members of a job can be on one host, or behind one address, and all claim at the same time: there is room for
+them, however long this process takes to answer. A peer that is ended though it has a right to be here connects again.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import math
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
-#: Bytes of the largest message before a claim: a ``Hello`` with the longest names, and a ``Claim``, are smaller.
+#: Bytes of the largest message before a claim: a ``Hello`` with names of 1,024 letters, and a ``Claim``, are smaller.
 UNCLAIMED_BYTES = 8 * 1024
 
 #: Messages before a claim that wait for this process: each holds up to ``UNCLAIMED_BYTES``.
 UNCLAIMED_AHEAD = 4
 
+#: Bytes that wait to be sent to a peer that has claimed nothing, unless it is one message alone.
+UNCLAIMED_UNSENT_BYTES = 256 * 1024
+
 #: Seconds between two messages before a claim. One that waits for the answer to its claim asks after it more often.
 UNCLAIMED_S = 30.0
 
-#: Connections of one host that have claimed nothing; each has a thread. It must exceed those that the processes of a
-#: host make before this process comes to their first claim.
-UNCLAIMED_PER_HOST = 128
+#: Connections of one host that have claimed nothing, beside those of members: of who asks for the status. Each has a
+#: thread.
+UNCLAIMED_SPARE = 64
 
 #: More than any message can have.
 UNBOUNDED = (MAX_FRAMES + 1) * MAX_FRAME_BYTES
 
+#: Addresses of IPv6 that are one host's: it may choose any of such a network.
+_IPV6_PREFIX = 64
+
 Peer = TypeVar("Peer")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a listener's peers."""
+
+    of_a_host: int
+    """Connections of one host that have claimed nothing."""
+    largest: int = UNBOUNDED
+    """Bytes of a message of a member."""
+
+    @classmethod
+    def of_job(cls, members: int, largest: int = UNBOUNDED) -> Bounds:
+        """Return those of a listener to which so many members connect, each perhaps anew before its last is closed."""
+        return cls(UNCLAIMED_SPARE + 2 * members, largest)
 
 
 class Allowance:
@@ -64,16 +89,29 @@ class Allowance:
         """Allow what a member may send."""
         self.message_bytes, self.silence_s = largest, math.inf
 
-    def refusal(self, size: int) -> str:
-        """Return why a message is too large."""
-        who = "before its sender has said who it is" if self.is_low else "here"
-        return f"a message of {size} bytes; at most {self.message_bytes} are taken {who}"
+    def refuses_size(self, size: int) -> str:
+        """Return why a message is too large; empty: it is not."""
+        if size <= self.message_bytes:
+            return ""
+        who = "of who has not said yet which member it is" if self.is_low else "of a member"
+        return f"a message of {size} bytes; at most {self.message_bytes} {who} are taken here"
+
+    def refuses_silence(self, silent_s: float) -> str:
+        """Return why a peer has been silent for too long; empty: it has not."""
+        if silent_s <= self.silence_s:
+            return ""
+        return f"it has not said which member it is, and sent no message for {self.silence_s:g} s"
 
 
 class Claims(Generic[Peer]):
-    """The identities that are members', and the connections that have claimed nothing. The caller holds a lock."""
+    """The identities that are members', and the connections that have claimed nothing. The caller holds a lock.
 
-    def __init__(self) -> None:
+    Args:
+        most: connections of one host that have claimed nothing.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._members: set[bytes] = set()
         self._others: dict[str, dict[Peer, None]] = {}
         """By host, in the order in which they came."""
@@ -94,7 +132,7 @@ class Claims(Generic[Peer]):
         """Note a connection that has claimed nothing; returns the one that must end for it."""
         others = self._others.setdefault(host, {})
         others[peer] = None
-        if len(others) <= UNCLAIMED_PER_HOST:
+        if len(others) <= self._most:
             return None
         oldest = next(iter(others))
         self.remove(oldest, host)
@@ -106,3 +144,13 @@ class Claims(Generic[Peer]):
         others.pop(peer, None)
         if not others:
             self._others.pop(host, None)
+
+
+def host_of(address: str) -> str:
+    """Return what stands for the host of a socket's address: with IPv6 its network, of which it has all addresses."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.IPv6Network((found, _IPV6_PREFIX), strict=False))
+    return str(found)

@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
-from paceline.net.claims import UNCLAIMED_AHEAD, Allowance
+from paceline.net.claims import UNCLAIMED_AHEAD, UNCLAIMED_UNSENT_BYTES, Allowance
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
@@ -51,22 +51,26 @@ Item = TypeVar("Item")
 Source = TypeVar("Source")
 
 
-class Outgoing(list[tuple[int, int, int, Item]]):
+class Outgoing(list[tuple[int, int, int, int, Item]]):
     """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
     Items without a number keep their place: they overtake no item, and no item overtakes them.
+
+    Attributes:
+        size: bytes of all items.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._section = self._count = 0
+        self._section = self._count = self.size = 0
 
-    def add(self, item: Item, number: int | None = None) -> None:
-        """Add an item; of those with a number the lowest is sent first."""
+    def add(self, item: Item, number: int | None = None, size: int = 0) -> None:
+        """Add an item of so many bytes; of those with a number the lowest is sent first."""
         if number is None:
             self._section += 1
         self._count += 1
-        heapq.heappush(self, (self._section, number or 0, self._count, item))
+        heapq.heappush(self, (self._section, number or 0, self._count, size, item))
+        self.size += size
         if number is None:
             self._section += 1
 
@@ -76,7 +80,9 @@ class Outgoing(list[tuple[int, int, int, Item]]):
         Raises:
             IndexError: there is none.
         """
-        return heapq.heappop(self)[-1]
+        *_, size, item = heapq.heappop(self)
+        self.size -= size
+        return item
 
 
 class Connection(Generic[Source]):
@@ -135,19 +141,17 @@ class Connection(Generic[Source]):
         with self._lock:
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
-            self.socket, self._writer, self._room = (
-                sock,
-                RecordSender(agreed.sending, agreed.encrypts),
-                self._new_room(),
-            )
+            self.socket, self._writer = sock, RecordSender(agreed.sending, agreed.encrypts)
+            self._room = self._new_room()
             self._is_network = sock.family != socket.AF_UNIX
             self._go_on()
 
     def claimed(self, largest: int) -> None:
         """Allow the peer, which has said who it is, messages of so many bytes, and to be silent. Idempotent."""
-        if self.allowance.is_low:
-            self.allowance.raise_to(largest)
-            self._room.widen()
+        with self._lock:
+            if self.allowance.is_low:
+                self.allowance.raise_to(largest)
+                self._room.widen()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then it sends no more, and may be closed."""
@@ -204,8 +208,11 @@ class Connection(Generic[Source]):
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
+                if sock is not None and self.allowance.is_low and self._takes_nothing(size):
+                    end(sock)  # the reader of this connection sees it end and calls _shut()
+                    return
                 kept = [frame if its >= SMALL_BYTES else bytes(frame) for frame, its in zip(frames, sizes, strict=True)]
-                self._waiting.add((kept, sizes), urgency)
+                self._waiting.add((kept, sizes), urgency, size)
                 self._go_on()
                 return
             self._busy = True
@@ -219,6 +226,14 @@ class Connection(Generic[Source]):
                 self._rest, self._busy = None, False
                 self._idle.notify_all()
             raise
+
+    def _takes_nothing(self, size: int) -> bool:
+        """Return whether too much waits for a peer that has claimed nothing, to add so many bytes."""
+        return bool(self._waiting) and self._waiting.size + size > UNCLAIMED_UNSENT_BYTES
+
+    def unsent_bytes(self) -> int:
+        """Return the bytes of messages that wait here, without the one that is being sent."""
+        return self._waiting.size
 
     def is_sending(self) -> bool:
         """Return whether messages are under way: they wait here, or the kernel of the other end does not have them."""

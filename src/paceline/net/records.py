@@ -176,13 +176,23 @@ class Intake:
             if not got:
                 raise ClosedError
             self.end += max(0, got)
-            if self.end - self.start < size and time.monotonic() - self.began > self.allowance.silence_s:
-                raise ProtocolError(
-                    f"it has not said who it is, and sent no message for {self.allowance.silence_s:g} s"
-                )
+            if self.end - self.start < size:
+                self._check(self.allowance.refuses_silence(time.monotonic() - self.began))
         found = self._buffer[self.start : self.start + size]
         self.start += size
         return found
+
+    def check_size(self, size: int) -> None:
+        """Refuse a message that is larger than the peer may send.
+
+        Raises:
+            ProtocolError: it is.
+        """
+        self._check(self.allowance.refuses_size(size))
+
+    def _check(self, refusal: str) -> None:
+        if refusal:
+            raise ProtocolError(refusal)
 
     def has(self, size: int) -> bool:
         """Return whether so many bytes are there. Takes in those that have come, as far as there is room.
@@ -306,8 +316,7 @@ class RecordReceiver:
         head_bytes, count = _COUNTS.unpack_from(first)
         if not 1 <= count <= MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
-        if head_bytes > self._intake.allowance.message_bytes:
-            raise ProtocolError(self._intake.allowance.refusal(head_bytes))
+        self._intake.check_size(head_bytes)
         self._head_bytes, self._count = head_bytes, count
         self._first, self._rest_bytes = first[_COUNTS.size :], max(0, _COUNTS.size + head_bytes - FIRST_BYTES)
 
@@ -322,8 +331,7 @@ class RecordReceiver:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
         if sum(compress(sizes, small)) != len(content):
             raise ProtocolError("a head whose size does not fit its frames")
-        if sum(sizes) > self._intake.allowance.message_bytes:
-            raise ProtocolError(self._intake.allowance.refusal(sum(sizes)))
+        self._intake.check_size(sum(sizes))
         frames: list[Any] = []
         start = 0
         for index, size in enumerate(sizes):

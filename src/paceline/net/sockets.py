@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames
-from paceline.net.claims import UNBOUNDED, Allowance, Claims
+from paceline.net.claims import Allowance, Bounds, Claims, host_of
 from paceline.net.connection import Connection, close_connections
 from paceline.net.endpoints import HostWatch, dial, listen, tune
 from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
@@ -246,12 +246,12 @@ class _Peer(Connection[bytes]):
     ) -> None:
         super().__init__(identity.decode("ascii", "replace"), identity, arrived, False, allowance)
         self.identity, self.host = identity, HostWatch(sock)
-        self.place = "" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
-        """Address of its host; empty: this one, over a unix socket."""
+        self.place = "" if sock.family == socket.AF_UNIX else host_of(sock.getpeername()[0])
+        """Its host; empty: this one, over a unix socket."""
 
 
 class SocketListener(ReceivedQueue[bytes]):
-    """Many peers' connections. Used by one thread, except :meth:`wake` and :meth:`claimed`.
+    """Many peers' connections. Used by one thread, except :meth:`wake`.
 
     Args:
         addresses: addresses to listen at: ``tcp://10.0.0.1:*``, ``ipc://@name``.
@@ -260,8 +260,7 @@ class SocketListener(ReceivedQueue[bytes]):
             :meth:`serve_as` tells it.
         bulk: carries tensors.
         watch: notice closed connections (:meth:`lost`).
-        expects_claims: little is taken from a peer before :meth:`claimed` (see :mod:`paceline.net.claims`).
-        largest: bytes of the largest message of a member.
+        bounds: little is taken from a peer before :meth:`claimed`. None: whoever holds the key is a member.
 
     Raises:
         OSError: an address cannot be listened at.
@@ -275,13 +274,12 @@ class SocketListener(ReceivedQueue[bytes]):
         *,
         bulk: bool = False,
         watch: bool = False,
-        expects_claims: bool = False,
-        largest: int = UNBOUNDED,
+        bounds: Bounds | None = None,
     ) -> None:
         super().__init__()
         if bulk:
             keep_freed_frames()
-        self._expects_claims, self._largest, self._claims = expects_claims, largest, Claims[_Peer]()
+        self._bounds, self._claims = bounds, Claims[_Peer](0 if bounds is None else bounds.of_a_host)
         self._security, self._watch, self._bulk = security, watch, bulk
         self._pid = os.getpid()
         self._peers: dict[bytes, _Peer] = {}
@@ -313,33 +311,33 @@ class SocketListener(ReceivedQueue[bytes]):
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         tune(sock, self._bulk)
-        peer = _Peer(agreed.identity, sock, self, self._allowance())
-        peer.open(sock, agreed)
         with self._lock:
+            is_low = self._bounds is not None and agreed.identity not in self._claims
+            peer = _Peer(agreed.identity, sock, self, Allowance.before_a_claim() if is_low else self._of_members())
+            peer.open(sock, agreed)
             before = self._peers.get(agreed.identity)
             self._peers[agreed.identity] = peer
-            is_member = agreed.identity in self._claims
-            oldest = self._claims.add(peer, peer.place) if peer.allowance.is_low and not is_member else None
-        if is_member:
-            peer.claimed(self._largest)
-        for one in (before, oldest):
-            if one is not None:
-                one.end()
+            oldest = self._claims.add(peer, peer.place) if is_low else None
+        if before is not None:
+            before.end()
+        if oldest is not None:
+            logger.info("closed the connection with %s: too many of its host have not said who they are", oldest.name)
+            oldest.end()
         logger.info("connected: %s", peer.name)
         peer.run(peer.name, self._serve, peer, sock, agreed)
 
-    def _allowance(self) -> Allowance:
-        return Allowance.before_a_claim() if self._expects_claims else Allowance(self._largest)
+    def _of_members(self) -> Allowance:
+        return Allowance() if self._bounds is None else Allowance(self._bounds.largest)
 
     def claimed(self, identity: bytes) -> None:
-        """Take from a peer what a member may send: it has said who it is. Any thread may call it."""
+        """Take from a peer what a member may send: it has said who it is. Idempotent."""
         with self._lock:
             self._claims.claim(identity)
             peer = self._peers.get(identity)
             if peer is not None:
                 self._claims.remove(peer, peer.place)
-        if peer is not None:
-            peer.claimed(self._largest)
+        if peer is not None and self._bounds is not None:
+            peer.claimed(self._bounds.largest)
 
     def unclaimed(self, identity: bytes) -> None:
         """End the connection of a peer that is no member's any more."""
@@ -375,6 +373,12 @@ class SocketListener(ReceivedQueue[bytes]):
             found = self._peers.get(peer)
         if found is not None:
             found.send(frames, urgency)
+
+    def unsent_bytes(self, peer: bytes) -> int:
+        """Return the bytes of messages to a peer that wait here."""
+        with self._lock:
+            found = self._peers.get(peer)
+        return 0 if found is None else found.unsent_bytes()
 
     def is_sending(self, peer: bytes) -> bool:
         """Return whether messages to a peer are under way: they wait here, or its kernel does not have them yet."""

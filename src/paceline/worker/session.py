@@ -293,6 +293,7 @@ class Session:
             self.meter.note_way(way_of(calls, began))
         if late is not None:
             waits_for = self._whom_it_waits_for(late)
+            self._give_up(late)
             raise DeadlineError(
                 f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
                 f"{waits_for}{advice}"
@@ -327,6 +328,15 @@ class Session:
         for story in (answer.story for answer in answers if answer.story):
             logger.debug("worker %d: %s", self.rank, story)
         return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody")
+
+    def _give_up(self, late: Call) -> None:
+        """Tell servers to keep nothing more of a request that waits for other workers; not one that pushes."""
+        match late.request:
+            case m.Meet(group=group) | m.TakeAny(group=group):
+                for server in range(len(self.servers)):
+                    self.ask_server(server, m.GiveUp(group), "giving up")
+            case m.UseBoard(verb="get", names=names):
+                self._client.ask(late.channel, m.UseBoard("forget", names, []), "giving up")
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
