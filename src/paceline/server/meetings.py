@@ -31,7 +31,7 @@ from paceline.wire.limits import MAX_GATHER_BYTES
 MAX_FAILED = 4096
 
 #: Bytes of all names and values on a board, and requests of one worker that wait there.
-MAX_BOARD_BYTES, MAX_BOARD_WAITS = 64 * 2**20, 256
+MAX_BOARD_BYTES, MAX_BOARD_WAITS = 64 * 2**20, 64
 
 
 @dataclass
@@ -144,10 +144,9 @@ class Meetings:
         """Let a worker wait no more in a group: its deadline has passed."""
         for place, meeting in list(self._groups.get(body.group, {}).items()):
             if asker.rank in meeting.came and meeting.error is None:
-                text = (
-                    f"worker {asker.rank} waits no more in {meeting.what} of group {body.group!r}: its deadline passed"
-                )
-                meeting.fail(ProtocolError(f"{text} before all members came"))
+                absent = ", ".join(f"worker {rank}" for rank in sorted(meeting.members - set(meeting.came)))
+                text = f"worker {asker.rank} waits no more in {meeting.what} of group {body.group!r}"
+                meeting.fail(DeadlineError(f"{text}: its deadline passed before {absent} came"))
                 self._remember(body.group, place)
         takers = self._takers.pop(body.group, [])
         for taker in [one for one in takers if one.rank == asker.rank]:

@@ -348,7 +348,7 @@ class MemberState(Message):
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|left|dead)\Z")]
+    phase: Annotated[str, Meta(max_length=8, pattern=r"^(live|silent|left|dead)\Z")]
     waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
