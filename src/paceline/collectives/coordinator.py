@@ -41,6 +41,7 @@ from paceline.collectives.negotiation.messages import (
 from paceline.collectives.rendezvous import CoordinatorAddress, withdraw
 from paceline.collectives.timeline import Timeline
 from paceline.errors import ProtocolError
+from paceline.host.descriptors import raise_limit
 from paceline.membership.same_weights import SameWeights
 from paceline.net.claims import Bounds
 from paceline.net.security import Security
@@ -95,6 +96,7 @@ class Coordinator:
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
+        raise_limit()
         bounds = Bounds.of_job(self.size)
         self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True, bounds=bounds)
         for rank in range(1, self.size):  # their names say who they are

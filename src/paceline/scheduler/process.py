@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.host.descriptors import raise_limit_for
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
@@ -176,7 +177,9 @@ def main(settings: Settings) -> int:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        bounds = Bounds.of_job(settings.num_workers + settings.num_servers, MAX_HEADER_BYTES)
+        workers, servers = settings.num_workers, settings.num_servers
+        raise_limit_for(2 * workers + servers, f"the scheduler of {workers} workers")
+        bounds = Bounds.of_job(workers + servers, MAX_HEADER_BYTES)
         listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True, bounds=bounds)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)

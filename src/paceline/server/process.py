@@ -18,6 +18,7 @@ from paceline.consistency import check_every_rule
 from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.extensions import load_all
 from paceline.host.cores import share_of, usable_cores
+from paceline.host.descriptors import raise_limit_for
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
@@ -237,7 +238,9 @@ def main(settings: Settings) -> int:
     security = Security.of(settings)
     try:
         name = f"server {settings.rank}" if settings.rank >= 0 else None
-        bounds = Bounds.of_job(settings.num_workers + settings.num_servers)
+        members = settings.num_workers + settings.num_servers
+        raise_limit_for(members, f"a server of {settings.num_workers} workers")
+        bounds = Bounds.of_job(members)
         listener = SocketListener(server_addresses(settings), security, name, bulk=True, bounds=bounds)
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)

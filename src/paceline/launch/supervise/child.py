@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from types import FrameType
 
 from paceline.errors import LaunchError
 from paceline.host import forks
+from paceline.host.descriptors import limit
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -114,6 +116,8 @@ def _popen(
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            reason += f"; raise the limit of {limit()} (ulimit -Hn)"
         raise LaunchError(f"{argv[0]!r} cannot be run: {reason}") from error
 
 

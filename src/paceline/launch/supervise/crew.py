@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.errors import LaunchError
+from paceline.host.descriptors import raise_limit
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
@@ -106,6 +107,7 @@ class LocalCrew(Processes):
         environ: Mapping[str, str],
         take: Take,
     ) -> None:
+        raise_limit()  # each process has two pipes
         self._selector, self._output, self._register = selector, output, register
         self._environ, self._take = dict(environ), take
         self._children: dict[ProcessName, Child] = {}
