@@ -13,7 +13,7 @@ TWO_CORES = -n 2 --dist loadfile --no-loadscope-reorder
 
 # The pure core, and the tests that alone enter every line and branch of it. To measure the others takes twice their time.
 CORE = tests/consistency tests/host tests/layout tests/membership tests/wire tests/net/test_sequence.py $(wildcard tests/test_*.py)
-PURE = */paceline/consistency/*,*/paceline/layout/placement.py,*/paceline/host/start_clock.py,*/paceline/host/own_time.py,$\
+PURE = */paceline/consistency/*,*/paceline/layout/placement.py,*/paceline/host/start_clock.py,*/paceline/host/own_time.py,*/paceline/host/plain_text.py,$\
   */paceline/membership/*,*/paceline/layout/interval_map.py,*/paceline/layout/local_merge.py,*/paceline/wire/*
 
 # Processes that are killed, stopped, cut off, lied to, or change their speed, and whole jobs that take long: mostly waits.

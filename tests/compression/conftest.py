@@ -15,9 +15,14 @@ SETTINGS: list[dict[str, object]] = [
     {"type": "bf16"},
     {"type": "int8"},
     {"type": "int8", "chunk": 37},
+    {"type": "int4"},
+    {"type": "int4", "chunk": 38},
     {"type": "topk"},
     {"type": "topk", "ratio": 0.3},
     {"type": "topk", "k": 5},
+    {"type": "chunktopk"},
+    {"type": "chunktopk", "k": 3, "chunk": 19, "decay": 1.0},
+    {"type": "chunktopk", "k": 16, "chunk": 16, "decay": 1.0},
     {"type": "randomk", "ratio": 0.25},
     {"type": "powersgd", "rank": 1},
     {"type": "powersgd", "rank": 4},
@@ -34,9 +39,10 @@ def _name(codec: Codec) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test with argument ``codec`` for all codecs, with ``residual_codec`` for those with error feedback."""
+    """Run a test with argument ``codec`` for all codecs, with ``residual_codec`` for those that keep what is left."""
     codecs = _built(SETTINGS)
     if "codec" in metafunc.fixturenames:
         metafunc.parametrize("codec", codecs, ids=_name)
     if "residual_codec" in metafunc.fixturenames:
-        metafunc.parametrize("residual_codec", [one for one in codecs if one.uses_residual], ids=_name)
+        kept = [one for one in codecs if one.uses_residual and one.params().get("decay", 1.0) == 1.0]
+        metafunc.parametrize("residual_codec", kept, ids=_name)

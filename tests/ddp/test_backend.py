@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,41 @@ def test_sharded_model_is_refused_in_one_sentence() -> None:
     with LocalJob(num_workers=2, num_servers=1) as job:
         for texts in job.run(shard):
             assert all("runs data parallel training only" in text for text in texts)
+
+
+def capabilities() -> list[bool]:
+    open_group()
+    group: Any = dist.group.WORLD
+    assert group is not None
+    asked = [getattr(dist, name, lambda: False)() for name in ("_supports_reconfigure", "_supports_window")]
+    names = ("splitting", "shrinking", "coalescing", "reconfigure", "window")
+    return [*asked, *(getattr(group, f"supports_{name}") for name in names)]
+
+
+def test_group_says_what_it_cannot_do_and_never_raises() -> None:
+    with LocalJob(num_workers=1, num_servers=1) as job:
+        assert job.run(capabilities) == [[False] * 7]
+    with pytest.raises(PacelineError, match="enable_reconfigure=True, and the members of a group of paceline do not"):
+        backend._init(lambda *args, **kwargs: None, enable_reconfigure=True)
+
+
+def test_entry_point_registers_the_backend_where_the_import_of_torch_has_called_nothing() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    group = "torch.distributed.backends"  # which PyTorch reads when a script asks for a backend that it does not know
+    [(name, value)] = project["entry-points"][group].items()
+    code = (
+        "from importlib.metadata import EntryPoint\n"
+        "from torch import distributed as dist\n"
+        "assert 'paceline' not in dist.Backend.backend_list\n"
+        f"EntryPoint({name!r}, {value!r}, {group!r}).load()()\n"
+        f"assert {name!r} in dist.Backend.backend_list\n"
+        "dist.init_process_group('paceline', rank=0, world_size=1, store=dist.HashStore())\n"
+    )
+    env = {name: text for name, text in os.environ.items() if not name.startswith("PACELINE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "start the script with `paceline launch" in done.stderr.splitlines()[-1]
 
 
 def test_other_ranks_than_the_launchers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

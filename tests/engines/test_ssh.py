@@ -358,6 +358,14 @@ def test_refused_key_is_explained(launch: Make, cluster: SshHosts) -> None:
     assert "host h1 refused your ssh key: install it with `ssh-copy-id h1`" in job.err
 
 
+def test_users_options_for_shells_of_their_own_do_not_count(launch: Make, cluster: SshHosts) -> None:
+    own = "RemoteCommand tmux\nStdinNull yes\nForkAfterAuthentication yes\nSessionType none\n"
+    (cluster.folder / "own_config").write_text(f"{own}{Path(cluster.client_config).read_text()}")
+    job = launch("-n", "1", "-s", "0", *script("echo $RANK"), hosts=("h1",), ssh=f"ssh -F {cluster.folder}/own_config")
+    assert job.wait(20) == 0, job.err
+    assert job.out == "[worker 0] 0\n"
+
+
 def test_unknown_host_key_is_explained(launch: Make, cluster: SshHosts) -> None:
     job = launch(
         "-n",
@@ -382,7 +390,7 @@ def test_host_that_does_not_answer_is_named_at_the_deadline(launch: Make, cluste
             ssh=f"ssh -F {cluster.client_config} -o ConnectTimeout=50",
         )
         assert job.wait(30) == 1
-        assert "no answer from h2 within 8 s; the other 1 hosts are ready" in job.err
+        assert "no answer from h2 within 8 s; 1 other host is ready" in job.err
     finally:
         cluster[2].run("iptables -F")
 
@@ -446,7 +454,7 @@ def test_doctor_says_what_to_fix(cluster: SshHosts) -> None:
     assert done.returncode == 1, done.stderr
     fixes = done.stdout.partition("to fix:\n")[2]
     for text in (
-        "h1: cannot reach h2: no answer within 3 s; open the ports between the hosts",
+        "h2: cannot be reached by h1: no answer within 3 s; open the ports between the hosts",
         "h0: interface 'none' does not exist on h0",
         "nosuchhost.invalid: host nosuchhost.invalid is unknown",
     ):

@@ -76,7 +76,6 @@ def uneven_steps():
         optimizer.zero_grad()
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
-    optimizer.synchronize()
     optimizer.kvstore.close()
     return steps
 
@@ -446,6 +445,23 @@ def test_worker_that_never_comes_is_named_after_the_start_timeout():
         assert time.monotonic() - started < 30
         assert job.servers[0].wait(30) != 0
         assert job.scheduler.wait(30) == 1
+
+
+def step_at_unlike_speeds():
+    """Worker 1 takes 5 s for its local steps; return the seconds for which this worker has trained."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), "dist_sync", samples=1, local_steps=10)
+    began = time.monotonic()
+    for _ in range(10):
+        time.sleep(0.5 * optimizer.kvstore.rank)
+        weight.sum().backward()
+        optimizer.step()
+    return time.monotonic() - began
+
+
+def test_a_deadline_is_not_for_workers_that_take_steps():
+    with LocalJob(2, 1, timeout_s=2.5) as job:
+        assert min(job.run(step_at_unlike_speeds)) > 4
 
 
 def test_a_deadline_names_who_is_missing():

@@ -498,17 +498,28 @@ def test_status_tells_rounds_and_silence_but_no_tokens() -> None:
     assert not any(one.token for one in status.members)
 
 
+def test_news_tell_the_step_of_the_fastest_worker_of_late() -> None:
+    members = joined()
+    told = []
+    beats = [(0, 0.0, 1.0), (1, 0.5, 2.0), (0, 0.2, 2.1), (0, 0.2, 3.0), (1, 0.1, 3.0)]
+    for seq, (rank, step_s, now) in enumerate(beats, 2):
+        sent = members.handle(b"worker-%d" % rank, seq, m.Heartbeat(1, step_s=step_s), now)
+        told += [body.fastest_s for _, _, body in answers(sent) if isinstance(body, m.News)]
+    assert told == [0.0, 0.5, 0.5, 0.2, 0.2]
+
+
 def test_status_tells_pace_memory_traffic_and_whom_a_worker_waits_for() -> None:
     members = joined()
     members.handle(b"worker-1", 2, m.Heartbeat(4, [], 100, 10, 20), 2.0)
     members.handle(b"worker-1", 3, m.Heartbeat(8, [], 200, 30, 40), 3.0)
-    members.handle(b"worker-1", 4, m.Heartbeat(8, [], 200, 30, 40), 4.0)
-    members.handle(b"worker-1", 5, m.Enter("end"), 4.0)
+    members.handle(b"worker-1", 4, m.Heartbeat(8, [], 200, 30, 40, work=9), 3.5)
+    members.handle(b"worker-1", 5, m.Heartbeat(8, [], 200, 30, 40, work=9), 4.0)
+    members.handle(b"worker-1", 6, m.Enter("end"), 4.0)
     ((_, _, status),) = answers(members.handle(b"stranger", 1, m.AskStatus(), 5.0))
     assert isinstance(status, m.Status)
     assert status.states[1:] == [
         m.MemberState(0, 0.0, 5.0, 0, 0, 0, "live", ""),
-        m.MemberState(8, 0.7 * 2.0 + 0.3 * 4.0, 1.0, 200, 30, 40, "live", "0"),
+        m.MemberState(8, 0.7 * 2.0 + 0.3 * 4.0, 1.0, 200, 30, 40, "live", "0", still_s=1.5),
     ]
 
 

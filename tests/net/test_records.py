@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import ProtocolError, RemoteError
 from paceline.net import aead, records
 from paceline.net.aead import AesGcm, Cipher, NoCipher, TamperedError
-from paceline.net.base import LostFrame, check_memory
+from paceline.net.base import LostFrame, SealedFrame, check_memory, sealed
 from paceline.net.records import (
     CHUNK_BYTES,
     ClosedError,
@@ -23,6 +23,7 @@ from paceline.net.records import (
     RecordSender,
     StalledError,
     in_head,
+    traffic,
 )
 
 KEY = bytes(range(32))
@@ -55,6 +56,15 @@ def read(stream: bytes, count: int, cipher: Cipher, encrypts: bool) -> list[list
             pass
         ours.close()
         thread.join()
+
+
+def test_parts_of_a_large_frame_are_counted_while_it_is_under_way() -> None:
+    frame, before = filled(3 * CHUNK_BYTES), traffic.parts
+    counts = [traffic.parts - before for _ in RecordSender(AesGcm(KEY), False).pieces([b"", frame], [0, len(frame)])]
+    assert counts == [0, 0, 1, 2]
+    sent = traffic.parts
+    assert read(b"".join(wire([[b"", frame]], AesGcm(KEY), True)), 1, AesGcm(KEY), True) == [[b"", frame]]
+    assert traffic.parts - sent >= 6
 
 
 def filled(size: int) -> bytes:
@@ -114,7 +124,7 @@ def test_what_was_changed_on_the_way_never_comes_out(change: object, at: int) ->
 
 def test_without_protection_of_large_frames_all_else_is_protected() -> None:
     pieces = wire(MESSAGES, AesGcm(KEY), False)
-    for at in (0, 2, 4):
+    for at in (0, 5, 8):
         with pytest.raises(TamperedError):
             read(b"".join(flipped(pieces, at)), 3, AesGcm(KEY), False)
     assert read(b"".join(flipped(pieces, 1)), 3, AesGcm(KEY), False) != MESSAGES
@@ -123,12 +133,39 @@ def test_without_protection_of_large_frames_all_else_is_protected() -> None:
 def test_the_body_of_a_message_is_protected_whatever_its_size() -> None:
     body, tensor = b"body" * CHUNK_BYTES, filled(2 * CHUNK_BYTES)
     pieces = wire([[body, tensor]], AesGcm(KEY), False)
-    assert [b"bodybody" in piece for piece in pieces] == [False] * 6
-    assert pieces[-1] == tensor
+    assert [b"bodybody" in piece for piece in pieces] == [False] * 7
+    assert b"".join(pieces[-2:]) == tensor
     for at in range(5):
         with pytest.raises((TamperedError, ClosedError)):
             read(b"".join(flipped(pieces, at)), 1, AesGcm(KEY), False)
     assert read(b"".join(pieces), 1, AesGcm(KEY), False) == [[body, tensor]]
+
+
+#: Large, and many small ones, of which the last have no room in the head.
+MARKED = [b"body", filled(2 * CHUNK_BYTES), *[b"secret" * 2000] * 7]
+
+
+def wire_marked(frames: Sequence[bytes]) -> list[bytes]:
+    kept = [frames[0], *(sealed(np.frombuffer(frame, np.uint8)) for frame in frames[1:])]
+    return [bytes(piece) for piece in RecordSender(AesGcm(KEY), False).pieces(kept, list(map(len, frames)))]
+
+
+def test_marked_frames_are_protected_whatever_their_size_and_where_they_go_next() -> None:
+    pieces = wire_marked(MARKED)
+    assert len(pieces) == 5
+    assert not any(b"secretsecret" in piece or MARKED[1][:100] in piece for piece in pieces)
+    for at in range(5):
+        with pytest.raises((TamperedError, ClosedError)):
+            read(b"".join(flipped(pieces, at)), 1, AesGcm(KEY), False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=theirs.sendall, args=(b"".join(pieces),))
+        thread.start()
+        found = RecordReceiver(AesGcm(KEY), False, Intake(ours)).message()
+        thread.join()
+    assert [bytes(frame) for frame in found] == MARKED
+    assert [isinstance(frame, SealedFrame) for frame in found] == [False, *[True] * 8]
+    assert isinstance(records.copy_of(found[-1]), SealedFrame)
 
 
 def test_a_frame_of_another_connection_does_not_open() -> None:

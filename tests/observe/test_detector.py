@@ -588,6 +588,37 @@ def test_ranks_that_wait_for_each_other_in_ddp_are_not_slow() -> None:
     assert in_ddp(1.0).verdicts == []
 
 
+def in_periods(steps: list[int], step_s: list[float]) -> Detector:
+    """Return what is known of workers in lock step with so many local steps in each period."""
+    detector, is_shared = Detector(), len(set(steps)) > 1
+    for round in range(1, 40):
+        own = [taken * (one + 0.005) for taken, one in zip(steps, step_s, strict=True)]
+        last = own.index(max(own))
+        detector.note_late([(last, 1, max(own) - sorted(own)[-2])])
+        for worker, taken in enumerate(steps):
+            parts = [0.0] * len(WORKER_PARTS)
+            parts[COMPUTE], parts[DATA], parts[UPDATE] = taken * step_s[worker], taken * 0.002, taken * 0.003
+            parts[WAIT] = max(own) - sum(parts) + 0.1
+            windows = [Steps(round, 1, taken * BATCH, parts)]
+            detector.note_worker(worker, "h", windows, [0] * len(FIGURES), is_shared=is_shared, is_local=True)
+    return detector
+
+
+def test_worker_with_fewer_local_steps_in_the_same_time_is_not_slow() -> None:
+    assert in_periods([32, 32, 32, 8], [0.1, 0.1, 0.1, 0.4]).verdicts == []
+    assert in_periods([32, 8], [0.1, 0.4]).verdicts == []
+
+
+def test_slow_worker_with_as_many_local_steps_is_advised_to_take_fewer() -> None:
+    detector = in_periods([32] * 4, [0.1, 0.1, 0.1, 0.4])
+    (one,) = detector.verdicts
+    assert (one.rank, one.cause) == (3, "compute")
+    text, end = sentence(one), summary(detector.losses)
+    assert "with local steps by speed this job would run up to 3.1 times as fast" in text
+    assert text.endswith('To do: give it fewer of the local steps: local_steps="32 by speed"')
+    assert 'With local steps by speed it would run up to 3.1 times as fast: local_steps="32 by speed"' in end
+
+
 def test_gain_is_told_where_fewer_samples_help_only() -> None:
     for part, has_gain in ((DATA, True), (COMPUTE, True), (SEND, False), (OTHER, False)):
         job = Job(0, 0.05)

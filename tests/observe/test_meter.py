@@ -29,6 +29,7 @@ from paceline.observe.account import (
     WAIT,
     WORKER_PARTS,
     Steps,
+    joined,
 )
 from paceline.observe.meter import Meter
 
@@ -98,6 +99,22 @@ def test_parts_sum_up_to_the_time_of_a_round(one: Meter, clock: Clock, seed: int
             (steps,) = one.take()
             assert steps.wall_s == pytest.approx(clock.now - begun, rel=1e-9)
             begun = clock.now
+
+
+def test_local_steps_are_counted_by_round_and_the_first_one_ends_the_start(one: Meter, clock: Clock) -> None:
+    for _ in range(4):
+        clock.now += 1.0
+        one.note_local_step()
+    assert one.open_steps == 3
+    clock.now += 0.5
+    one.end_round(1, 8.0)
+    assert one.open_steps == 0
+    in_thread(one.note_local_step)
+    clock.now += 2.0
+    one.note_local_step()
+    one.end_round(2, 8.0)
+    found = joined(one._steps)
+    assert [(one.steps, one.wall_s) for one in (*one._steps, found)] == [(3, 3.5), (1, 2.0), (4, 5.5)]
 
 
 def test_part_inside_of_another_one_is_not_counted_twice(one: Meter, clock: Clock) -> None:

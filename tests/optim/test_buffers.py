@@ -13,7 +13,7 @@ from paceline.wire import messages as m
 
 
 class Pair:
-    """Worker 0, which changes its running means, and worker 1, which reads them; rounds since their last meeting."""
+    """Worker 0, which changes its running means, and worker 1, which reads them; the rounds since they met last."""
 
     def __init__(self, seed: int) -> None:
         self.job, self.chance = OneProcess("ab", "ab", seed=seed), random.Random(seed)

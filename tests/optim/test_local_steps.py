@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, kvstore
-from paceline.optim.local_choices import LocalChoices, Period
 from paceline.testing import LocalJob
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
@@ -21,10 +20,19 @@ WRITTEN_OUT = {
     "momentum, unequal batches": {"local_steps": 2, "inner": MOMENTUM, "sizes": UNEQUAL},
     "fragments": {"local_steps": 4, "fragments": 2},
     "outer sgd": {"local_steps": 4, "outer": {"lr": 0.5, "momentum": 0.0}},
-    **{f"late, {blend}": {"local_steps": 4, "fragments": 2, "delay": 1, "blend": blend} for blend in (0.0, 0.5, 1.0)},
+    **{
+        f"late, {blend}": {"local_steps": 4, "fragments": 2, "delay": 1, "blend": blend}
+        for blend in (0.0, 0.5, 1.0, None)
+    },
 }
 ONE = {"one step": {"local_steps": 1, "outer": PLAIN, "sizes": UNEQUAL}, "lock step": {"sizes": UNEQUAL}}
 STEPS = 9
+SPARSE = {"type": "chunktopk", "k": 2, "chunk": 16, "leg": "both"}
+RESUMED = {
+    "uncompressed": {},
+    "int4 both ways": {"compression": {"type": "int4", "leg": "both"}},
+    "sparse": {"compression": SPARSE},
+}
 MODES = {"dist_async": {}, "dist_ssync": {"staleness": 2}, "dist_gsync": {"groups": [[0], [1]]}}
 
 
@@ -43,7 +51,9 @@ def together_by_mode():
 
 def train_all():
     found = {name: train("dist_sync", STEPS, **options) for name, options in {**WRITTEN_OUT, **ONE}.items()}
-    return {**found, "whole": resumed(1), "parts": resumed(2), "ended": ends_within_a_period()}
+    for name, options in RESUMED.items():
+        found["whole, " + name], found["parts, " + name] = resumed(1, **options), resumed(2, **options)
+    return {**found, "ended": ends_within_a_period()}
 
 
 def train_alone():
@@ -108,7 +118,7 @@ def train(kind, steps, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), **options):
     return found
 
 
-def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, fragments=1, delay=0, blend=0.0):
+def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, fragments=1, delay=0, blend=None):
     """Return the weights of worker 0 after each step: DiLoCo in one process, written out."""
     total = sum(sizes)
     models = [net(), net()]
@@ -123,8 +133,8 @@ def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, 
             optimizer.zero_grad()
             loss_of(model, rank, step - 1, sizes[rank]).backward()
             optimizer.step()
-        for _, part, new in [one for one in late if one[0] == step]:
-            _blend(models, part, new, blend)
+        for _, part, new, sent in [one for one in late if one[0] == step]:
+            _blend(models, part, new, blend, sent)
         since = (step - 1) % period + 1
         for number, part in enumerate(mine):
             if since != math.ceil(period * (number + 1) / fragments):
@@ -142,7 +152,7 @@ def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, 
                     for ones in zip(*map(buffers, models), strict=True)
                 ]
             if delay:
-                late.append((step + delay, part, new))
+                late.append((step + delay, part, new, [weights(model) for model in models]))
             else:
                 _blend(models, part, new, 0.0)
                 if number == fragments - 1:
@@ -155,12 +165,15 @@ def replay(steps, period, inner=("SGD", {"lr": 0.1}), sizes=(4, 4), outer=None, 
     return found
 
 
-def _blend(models, part, new, blend):
+def _blend(models, part, new, blend, sent=()):
     with torch.no_grad():
-        for model in models:
+        for rank, model in enumerate(models):
             for index in part:
                 param = list(model.parameters())[index]
-                param.copy_(blend * param + (1 - blend) * new[index])
+                if blend is None:
+                    param.add_(new[index] - sent[rank][index])
+                else:
+                    param.copy_(blend * param + (1 - blend) * new[index])
 
 
 @pytest.mark.parametrize("case", WRITTEN_OUT)
@@ -177,8 +190,9 @@ def test_one_local_step_of_sgd_is_lock_step(trained):
         assert farthest(ours[0], theirs[0]) < 1e-6
 
 
-def test_resumed_training_is_that_of_one_that_went_on(trained):
-    assert trained["whole"] == trained["parts"]
+@pytest.mark.parametrize("case", RESUMED)
+def test_resumed_training_is_that_of_one_that_went_on(trained, case):
+    assert trained["whole, " + case] == trained["parts, " + case]
 
 
 def test_last_steps_count_when_workers_exchange_them(trained):
@@ -220,16 +234,16 @@ def together(kind):
 
 
 def by_speed():
-    """Worker 1 takes four times as long for a step; return the steps that each takes in a later period, and the end."""
+    """Worker 1 takes four times as long for a step; return the steps that each takes in its periods, and the end."""
     model = net()
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), "dist_sync", model=model, local_steps="12 by speed",
         compression="fp16",
     )  # fmt: skip
     rank, steps = optimizer.kvstore.rank, []
-    for _ in range(3):
-        taken, began = 0, optimizer._merging._first
-        while optimizer._merging._first == began:
+    for _ in range(10):
+        taken = 0
+        while not taken or optimizer._merging._progress.taken:
             time.sleep(0.04 if rank else 0.01)
             optimizer.zero_grad()
             loss_of(model, rank, taken).backward()
@@ -243,18 +257,17 @@ def by_speed():
 def test_slow_worker_takes_fewer_steps_and_has_the_weights_of_all():
     with LocalJob(2, 1) as running:
         (fast, ours), (slow, theirs) = running.run(by_speed)
-    assert fast == [12, 12, 12]
-    assert slow[0] == 12
-    assert max(slow[1:]) < 8
+    assert (fast[0], slow[0]) == (12, 12)
+    assert max(slow[-3:]) < min(fast[-3:])
     assert ours == theirs
 
 
-def resumed(times):
+def resumed(times, **options):
     """Train 8 steps in so many parts, each with a new optimizer; return the weights."""
     model, state, step = net(), None, 0
     for _ in range(times):
         optimizer = DistributedOptimizer(
-            torch.optim.Adam(model.parameters(), lr=0.01), "dist_sync", model=model, local_steps=2
+            torch.optim.Adam(model.parameters(), lr=0.01), "dist_sync", model=model, local_steps=2, **options
         )
         if state is not None:
             optimizer.load_state_dict(state)
@@ -282,37 +295,7 @@ def ends_within_a_period():
     return listed(weights(model))
 
 
-# ---- choices -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "period"),
-    [
-        (32, Period(32)),
-        ("30 s", Period(seconds=30.0)),
-        ("0.5 s", Period(seconds=0.5)),
-        ("by speed", Period(100, by_speed=True)),
-        ("32 by speed", Period(32, by_speed=True)),
-    ],
-)
-def test_period_is_read(text, period):
-    assert Period.parse(text) == period
-
-
-@pytest.mark.parametrize("text", [0, -1, True, 1.5, "", "fast", "0 s", "nan s", "inf s", "x s", "0 by speed", None])
-def test_other_periods_are_refused_with_the_allowed_forms(text):
-    with pytest.raises(ValueError, match="by speed"):
-        Period.parse(text)
-
-
-def test_slow_workers_take_as_many_steps_as_fit():
-    period = Period(32, by_speed=True)
-    assert [period.steps_of(speed, 4.0) for speed in (4.0, 2.0, 1.0, 0.01, 0.0)] == [32, 16, 8, 1, 32]
-
-
-@pytest.mark.parametrize(
-    "options", [{"fragments": 0}, {"fragments": 5}, {"delay": -1}, {"delay": 4}, {"blend": 1.5}, {"blend": -0.1}]
-)
-def test_wrong_choices_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        LocalChoices(Period(4), **options)
+def test_codecs_of_local_steps_need_servers():
+    model = net()
+    with pytest.raises(ValueError, match="no servers"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "local", local_steps=2, compression="int4")

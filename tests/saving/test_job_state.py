@@ -187,7 +187,7 @@ def test_checkpoint_that_lists_other_files_brings_an_error_and_removes_none(tmp_
 def test_each_worker_removes_only_its_own_leftovers(tmp_path):
     mine, theirs, beyond = (leave_behind(tmp_path, rank, "0123abcd") for rank in (1, 2, 3))
     current = leave_behind(tmp_path, 1, "4567abcd")
-    collective._remove_leftovers(tmp_path / "job", KIND, 1, 3, set(), {current.name})
+    collective._remove_leftovers(tmp_path / "job", KIND, 1, None, set(), {current.name})
     assert [one.exists() for one in (mine, theirs, beyond, current)] == [False, True, True, True]
     collective._remove_leftovers(tmp_path / "job", KIND, 0, 3, set(), {current.name})
     assert [one.exists() for one in (theirs, beyond, current)] == [True, False, True]

@@ -182,7 +182,7 @@ def test_other_merges_step_what_had_a_gradient(merge: Policy) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found[1:], before[1:], strict=True))
 
 
-@pytest.mark.parametrize("codec", ["int8", "1bit", "2bit", "topk", "powersgd"])
+@pytest.mark.parametrize("codec", ["int8", "1bit", "2bit", "topk", "chunktopk", "powersgd"])
 def test_coded_pushes_bring_nothing_for_absent_keys(codec: str) -> None:
     stores = new_stores(OneProcess("aa"))
     for store in stores:

@@ -121,7 +121,7 @@ def random_values(seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=15, deadline=None)
-@given(data=st.data(), codec=st.sampled_from(["int8", "fp16", "2bit", "topk", "powersgd"]))
+@given(data=st.data(), codec=st.sampled_from(["int8", "int4", "fp16", "2bit", "topk", "chunktopk", "powersgd"]))
 def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st.DataObject, codec: str) -> None:
     job, waiting = Job(POLICIES[name], codec), [0] * WORKERS
     for step in range(data.draw(st.integers(1, 15))):

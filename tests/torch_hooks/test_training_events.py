@@ -14,8 +14,8 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
-        self.events.append(f"loader {len(loader)}")
+    def loader_begins(self, iterator: Any) -> None:
+        self.events.append(f"loader {len(iterator)}")
 
     def pass_begins(self) -> None:
         self.events.append("pass")
@@ -54,3 +54,13 @@ def test_replacements_under_those_of_others_do_nothing_after_the_end() -> None:
     outer.close()
     assert torch.autograd.backward is not before  # that of the inner one, which calls it
     torch.autograd.backward = before
+
+
+def test_listener_may_stop_listening_in_a_step_that_others_watch_too() -> None:
+    heard = Heard()
+    events = TrainingEvents(heard)
+    heard.stepped = events.close  # type: ignore[method-assign]
+    after = TrainingEvents(Heard())
+    train()
+    assert heard.events == ["loader 2", "pass"]
+    after.close()

@@ -33,6 +33,8 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
             return st.integers(-(2**63) if kind.ge is None else kind.ge, 2**63 - 1 if kind.le is None else kind.le)
         case info.FloatType():
             return st.floats(kind.ge, kind.le, allow_nan=False)
+        case info.LiteralType():
+            return st.sampled_from(kind.values)
         case info.StrType(pattern=str()):
             return st.from_regex(kind.pattern, fullmatch=True).filter(lambda one: len(one) <= (kind.max_length or 64))
         case info.StrType():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,17 @@ def test_step_that_takes_longer_than_usual_shows_before_it_ends() -> None:
     assert pace.step_seconds(6.0) == 6.0
     assert pace.step_seconds(0.5) == 1.0
     assert pace.step_seconds(None) == 1.0, "it is waiting"
+
+
+def test_mean_step_of_the_last_period_counts_and_that_of_the_present_one_if_it_is_longer() -> None:
+    pace = RoundTimes()
+    assert pace.step_seconds(9.0, WARM_UP) == 0.0
+    assert pace.step_seconds(8.0, WARM_UP + 1) == 2.0, "the first period"
+    for seconds in (32.0, 16.0):
+        pace.add(replace(steps(1, seconds, 8.0, 64.0), steps=8))
+    assert pace.steps == ((8.0, 4.0, 1.0), (8.0, 2.0, 1.0))
+    assert pace.step_seconds(None, 3) == pace.step_seconds(8.0, 3) == 2.0
+    assert pace.step_seconds(12.0, 3) == 3.0
 
 
 def test_new_speed_is_shown_after_a_few_steps() -> None:

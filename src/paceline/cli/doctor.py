@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from paceline.cli.options import Option, Parser, UsageError, read_hosts, shell_words
+from paceline.host.plain_text import plain
 from paceline.launch import with_default_interface
 from paceline.launch.preflight import check_program
 from paceline.launch.remote import agent_here, explain
 from paceline.launch.remote.host_checks import Doctor, Finding
 from paceline.launch.ssh import over_ssh
 from paceline.observe.table import table
-from paceline.wire.text import plain
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),
@@ -62,8 +62,7 @@ def cells(finding: Finding, head: Sequence[str]) -> list[str]:
             "torch": facts["versions"]["torch"] or "missing",
             "cores": str(about["cores"]),
             "clock": f"{finding.skew_s:+.2f} s",
-            "address": facts["address"],
-            "first address": facts["address"].partition(",")[0],
+            "address": finding.address,
             "reaches": f"{sum(not why for why in reached.values())} of {len(reached)}",
             "directory": "shared" if facts["shared"] else "missing",
         }

@@ -11,10 +11,10 @@ from paceline.errors import ConfigError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
 from paceline.hetero.groups import ALIKE, MAX_GROUPS
+from paceline.host.plain_text import plain
 from paceline.host.text_files import write_text
 from paceline.launch.preflight import read_text
 from paceline.sim.plots import check_path, new_figure, save
-from paceline.wire.text import plain
 
 OPTIONS = (
     Option(("--groups",), "where to write the groups file, for --groups of paceline launch", "FILE"),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from paceline.cli.options import Option, Parser, UsageError, agrees, read_hosts, shell_words
 from paceline.errors import LaunchError
+from paceline.host.plain_text import plain
 from paceline.launch import Host, runtime
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import MarkedProcess, kill, marked, wait_for
@@ -20,7 +21,6 @@ from paceline.launch.remote import run_all
 from paceline.launch.ssh import over_ssh
 from paceline.naming import meant
 from paceline.observe.table import duration, plural, table
-from paceline.wire.text import plain
 
 OPTIONS = (
     Option(("-H", "--hosts"), "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2", "HOSTS"),

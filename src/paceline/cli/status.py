@@ -34,7 +34,8 @@ def run(name: str, words: Sequence[str]) -> int:
     while True:
         status = ask(record)
         rows, says = rows_of(status), [*([record.choice] if record.choice else []), *status.auto]
-        print(_as_json(record, rows, status) if options.json else shown(rows, says, status.verdicts), flush=True)
+        lines = [*status.verdicts, *status.weighing]
+        print(_as_json(record, rows, status) if options.json else shown(rows, says, lines), flush=True)
         if not options.watch:
             return 0
         time.sleep(1.0)
@@ -48,12 +49,13 @@ def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: 
     choice = {"choice": record.choice} if record.choice else {}
     revised = {"revised": list(status.auto)} if status.auto else {}
     slow = {"slow": list(status.verdicts)} if status.verdicts else {}
+    weighing = {"weighing": list(status.weighing)} if status.weighing else {}
     figures = {"figures": figures_of(status.figures)} if status.figures else {}
-    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow, **figures})
+    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow, **weighing, **figures})
 
 
-def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Sequence[str] = ()) -> str:
-    """Return the table of a job, a sentence per slow worker, and what ``dist_auto`` does there and why."""
+def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), lines: Sequence[str] = ()) -> str:
+    """Return the table of a job, lines about its workers, and what ``dist_auto`` does there and why."""
     cells = [
         (
             row["role"],
@@ -71,7 +73,7 @@ def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Se
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *verdicts, *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
+    return "\n".join([table(_HEAD, cells), *lines, *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
 
 
 def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:

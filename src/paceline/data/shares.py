@@ -27,6 +27,7 @@ from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.worker import notice
 
 _log = logging.getLogger(__name__)
 
@@ -232,6 +233,7 @@ class SharedBatchSampler(Sampler[list[int]]):
                 is_last = not self._has_batch()  # now, as a state that one worker takes lets samples come again there
                 self._dealing.deal(stop - start)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
+                notice.batch()  # before the exchange: it shows the others that this worker has left
                 if len(sizes) > self._prefetch:
                     size = sizes.popleft()
                     done, passes = self._done or (size, self._passes(size))

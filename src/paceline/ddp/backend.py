@@ -4,6 +4,7 @@
 |---|---|
 | ``init_process_group`` with no backend, NCCL, Gloo or both | ``paceline``, with the job's own store |
 | ``new_group`` with such a backend | a group of ``paceline`` |
+| ``all_gather_object`` and the other functions for objects | the same, on sealed frames; refused without a key |
 | ``monitored_barrier``, ``_set_pg_timeout``, which PyTorch has for its own backends only | that of the group |
 | any of them with another backend | PyTorch's own |
 
@@ -13,6 +14,7 @@ In every worker of a job, PyTorch's flight recorder (2.15 and newer) leaves our 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,11 +39,22 @@ _OTHERS = frozenset({
 _FOREIGN = ("pg_options", "device_id")
 
 
+#: Functions that pickle objects, and send them as tensors.
+_OF_OBJECTS = (
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "recv_object_list",
+)  # fmt: skip
+
+
 def register() -> None:
-    """Make the backend known to torch.distributed. Idempotent."""
+    """Make the backend known to torch.distributed. Idempotent.
+
+    PyTorch 2.14 calls it for a script that asks for ``paceline`` (entry point ``torch.distributed.backends``).
+    """
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         devices = list(dict.fromkeys((*_DEVICES, torch._C._get_privateuse1_backend_name())))
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
+        _replace(dict.fromkeys(_OF_OBJECTS, _carry_objects))
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # from PyTorch 2.15 on
             _replace({"_maybe_attach_flight_recorder": _attach_recorder})
 
@@ -100,6 +113,11 @@ def _init(
     from paceline.ddp.board_store import BoardStore
     from paceline.worker.current import current_session
 
+    if given.pop("enable_reconfigure", False):
+        raise ConfigError(
+            "init_process_group got enable_reconfigure=True, and the members of a group of paceline do not change: "
+            "leave it out; `paceline launch --max-restarts N` starts a job again after a death"
+        )
     for name in _FOREIGN:
         given.pop(name, None)
     # A trainer that once started processes may have written RANK and WORLD_SIZE anew, for itself.
@@ -145,6 +163,19 @@ def _set_timeout(original: Callable[..., None], timeout: Any, group: Any = None)
     if isinstance(found, PacelineGroup):
         return found.set_timeout(timeout)
     return original(timeout, group)
+
+
+def _carry_objects(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    from paceline.ddp.group import PacelineGroup
+    from paceline.ddp.objects import carrying_objects
+
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    found = given.get("group") or dist.group.WORLD
+    if not isinstance(found, PacelineGroup):
+        return original(*args, **kwargs)
+    found.check_objects()
+    with carrying_objects():
+        return original(*args, **kwargs)
 
 
 def _attach_recorder(original: Callable[..., None], group: Any, *args: Any) -> None:

@@ -18,8 +18,9 @@ _ProcessGroup: Any = dist.ProcessGroup
 class DescribedGroup(_ProcessGroup):  # type: ignore[misc]
     """The base of a process group."""
 
-    #: What it cannot do: ``split_group``, ``shrink_group``, and several operations in one call.
-    supports_splitting = supports_shrinking = supports_coalescing = False
+    #: What it cannot do: ``split_group``, ``shrink_group``, several operations in one call, and what PyTorch 2.14 adds,
+    #: which asks a backend in C++ where this class has no answer.
+    supports_splitting = supports_shrinking = supports_coalescing = supports_reconfigure = supports_window = False
 
     def __init__(self, name: str, members: Sequence[int], worker: int) -> None:
         self._members, self._place = list(members), list(members).index(worker)

@@ -43,9 +43,11 @@ from paceline.ddp.host_copy import (
     sizes,
     spread,
 )
+from paceline.ddp.objects import may_be_objects
 from paceline.ddp.pairs import Pairs
 from paceline.ddp.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
+from paceline.net.security import Security
 from paceline.torch_hooks.untraced import untraced
 from paceline.worker import alone
 from paceline.worker.session import Session
@@ -88,6 +90,15 @@ class PacelineGroup(DescribedGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the deadline of later operations."""
         self._timeout_s = timeout.total_seconds()
+
+    def check_objects(self) -> None:
+        """Refuse objects in a job without a key, in which anybody could send them.
+
+        Raises:
+            ConfigError: the job has none.
+        """
+        if self.size() > 1:
+            Security.of(self._session.settings).check_objects()
 
     def shutdown(self) -> None:
         """End the group's thread, and release its memory."""
@@ -364,12 +375,12 @@ class PacelineGroup(DescribedGroup):
         return range(len(self._members))
 
     def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
-        alone.note_exchange()
         """Return how tensors like this one are reduced.
 
         Raises:
             ValueError: the operation has no meaning for them.
         """
+        alone.note_exchange()
         dtype = tensor.dtype
         found = self._reductions.get((op, dtype))
         if found is None:
@@ -380,17 +391,19 @@ class PacelineGroup(DescribedGroup):
         self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = (),
         begin: Callable[[FarPlane], None] | None = None, takes_sparse: bool = False,
     ) -> Work:  # fmt: skip
+        self._session.check_process()
         work = Work(f"{what} of group {self._named!r}", result)
         given = getattr(opts, "timeout", None)
         timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s
         used = [*work.tensors, *inputs]
         check_dense(used, but_sparse=takes_sparse)
         is_ready, alike = ready(used), what + (f" of {used[0].dtype}" if used else "")
+        seals = may_be_objects(used)
 
         def run() -> None:
             work.device_s = is_ready()
             if self._hosts is not None:
-                self._hosts.start(alike, work.number, timeout_s)
+                self._hosts.start(alike, work.number, timeout_s, seals)
             try:
                 with copying(used):
                     job()
@@ -398,7 +411,7 @@ class PacelineGroup(DescribedGroup):
                 raise self._explained(error, f"{what} (number {work.number})", timeout_s) from error
 
         def begin_early() -> None:
-            plane = None if self._hosts is None else self._hosts.early(alike, work.number, timeout_s)
+            plane = None if self._hosts is None else self._hosts.early(alike, work.number, timeout_s, seals)
             if begin is not None and plane is not None:
                 begin(plane)
 

@@ -17,8 +17,10 @@ import torch
 
 from paceline.collectives.planes.servers import Swap, server_of
 from paceline.ddp.host_copy import HostCopy, copying, ready
+from paceline.ddp.objects import may_be_objects
 from paceline.ddp.work import Operations, Work
 from paceline.layout.tensors import from_frame, to_frame
+from paceline.net.base import sealed
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 
@@ -34,13 +36,14 @@ class Pairs:
     def send(self, tensor: torch.Tensor, dst: int, tag: int, timeout_s: float) -> Work:
         """Send a tensor to a rank."""
         is_ready, receiver = ready([tensor]), self._members[dst]
-        meet = self._next(self._session.rank, receiver, tag, [receiver])
+        meet, seals = self._next(self._session.rank, receiver, tag, [receiver]), may_be_objects([tensor])
 
         def job() -> int:
             is_ready()
             with copying([tensor]):
                 host = HostCopy(tensor)
-            self._meet(meet, [to_frame(host.flat)], timeout_s)
+            frame = to_frame(host.flat)
+            self._meet(meet, [sealed(frame) if seals else frame], timeout_s)
             return -1
 
         return self._start(f"send to rank {dst}", job, [])

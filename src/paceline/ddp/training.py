@@ -9,11 +9,14 @@ The begin of a step is not told by a DDP script, so it is seen where PyTorch has
 | an optimizer begins to step | ``update`` begins |
 | it has stepped, and gradients were exchanged since the last round | the round ends |
 
+Where DDP cannot copy buffers, the error names the one that is unlike (``ddp/buffers.py``).
+
 Steps of a script that has a store of paceline, too, are not counted here: its pushes are the rounds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -27,11 +30,14 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from paceline.ddp import buffers
 from paceline.ddp.shares import MeasuredShares
 from paceline.naming import listed
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
-from paceline.optim.samples import tally
+from paceline.optim.samples import tally, tensors_in
+from paceline.torch_hooks.untraced import apart
+from paceline.worker import alone
 from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -52,6 +58,8 @@ class DdpTraining:
         if not torch.is_grad_enabled():
             return
         self._tell_unfrozen(model)
+        if alone.wants_inputs():
+            alone.note_inputs(tensors_in((args, kwargs)))
         if self.shares is not None:
             self.shares.before_forward(model, args, kwargs)
         if model.module.training:  # Lightning's Trainer leaves the wrapper itself in eval() after a validation
@@ -102,6 +110,7 @@ def watch(session: Session) -> None:
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
         DistributedDataParallel.__init__ = _watched(DistributedDataParallel.__init__)  # type: ignore[method-assign]
+        DistributedDataParallel._sync_buffers = _named(DistributedDataParallel._sync_buffers)  # type: ignore[method-assign]
         Join.notify_join_context = staticmethod(_kept(Join.notify_join_context))  # type: ignore[assignment]
     shares = MeasuredShares(session) if os.environ.get("PACELINE_DDP") == "measured" else None
     if shares is not None:
@@ -114,7 +123,8 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if _current is not None and _current.shares is not None:
             _current.shares.check(module)
-        original(self, module, *args, **kwargs)
+        with contextlib.nullcontext() if _current is None else buffers.named(_current.session, self):
+            original(self, module, *args, **kwargs)
         if _current is not None and dist.get_backend(self.process_group) == "paceline":
             self.register_forward_pre_hook(_before_forward, with_kwargs=True)
             _frozen[self] = {name: one for name, one in module.named_parameters() if not one.requires_grad}
@@ -123,6 +133,15 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
                 _current.shares.take_model(self)
 
     return init
+
+
+def _named(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def sync(self: DistributedDataParallel) -> None:
+        with contextlib.nullcontext() if _current is None else buffers.named(_current.session, self):
+            original(self)
+
+    return apart(sync)
 
 
 #: What models in ``join`` have told the other ranks last: DDP keeps only the half of the handle that is C++.

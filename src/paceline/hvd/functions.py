@@ -19,7 +19,7 @@ from paceline.collectives import world
 from paceline.collectives.negotiation.messages import OperationRequest
 from paceline.collectives.operations import broadcast_async_, synchronize
 from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
-from paceline.errors import ConfigError, MissingExtraError
+from paceline.errors import MissingExtraError
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -45,11 +45,8 @@ def dumps(obj: Any) -> bytes:
 
 
 def _check_key(running: world.World) -> None:
-    if running.size > 1 and not running.base.link.security.job_key:
-        raise ConfigError(
-            "objects are pickled: whoever sends one can run code in all ranks. This job has no key "
-            "(PACELINE_INSECURE=1, here or in rank 0), so anybody could; start it with a key, or send tensors"
-        )
+    if running.size > 1:
+        running.base.link.security.check_objects()
 
 
 def broadcast_object(

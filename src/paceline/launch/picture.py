@@ -16,12 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from paceline.host.plain_text import plain
 from paceline.launch.runtime import JobRecord
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS, parts_of
 from paceline.observe.rows import progress, rows_of
 from paceline.observe.table import Size, duration, quantity, table
 from paceline.wire import messages as m
-from paceline.wire.text import plain
 
 Row = Mapping[str, Any]
 
@@ -32,9 +32,9 @@ LETTERS: Mapping[str, str] = {
 }  # fmt: skip
 _COLOURS: Mapping[str, str] = {
     "data": "black on yellow", "compute": "black on green", "device": "black on cyan", "encode": "white on magenta",
-    "send": "white on blue", "wait": "dim", "copy": "black on cyan", "update": "white on blue", "gc": "white on red",
-    "other": "black on white", "receive": "dim", "merge": "white on blue", "apply": "black on green",
-    "rest": "black on white",
+    "send": "white on blue", "wait": "dim", "copy": "black on bright_yellow", "update": "black on bright_magenta",
+    "gc": "white on red", "other": "black on white", "receive": "bright_black", "merge": "black on bright_blue",
+    "apply": "black on bright_green", "rest": "white on bright_black",
 }  # fmt: skip
 
 #: Narrowest terminal that still gets a bar, and the shortest and the longest bar.

@@ -38,6 +38,7 @@ class Late(enum.Enum):
     MASTER_ADDR = "<address of worker 0's host>"
     MASTER_PORT = "<free port>"
     RESTART = "<how often the job was started again>"
+    PAGE_TOKEN = "<secret of the page>"
 
 
 Value: TypeAlias = str | Late
@@ -135,8 +136,12 @@ class JobPlan:
 
     def may_go_on(self, environ: Mapping[str, str]) -> bool:
         """Tell whether the job may go on when a worker dies: its scheduler, which inherits ``environ``, decides."""
-        name, scheduler = variable("on_worker_death"), self.scheduler
-        return scheduler is not None and (scheduler.env.get(name) or environ.get(name)) != "stop"
+        return self.scheduler is not None and self.setting("on_worker_death", environ) != "stop"
+
+    def setting(self, name: str, environ: Mapping[str, str]) -> str:
+        """Return the text of a setting of the whole job, whose processes inherit ``environ``."""
+        given = self.processes[0].env.get(variable(name))
+        return str(given) if given else environ.get(variable(name), "")
 
     @property
     def needs_backend(self) -> bool:

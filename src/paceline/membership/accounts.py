@@ -112,7 +112,7 @@ class Verdicts:
             for one in account.windows
         ]
         return self._detector.note_worker(
-            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared
+            member.rank, member.host, windows, account.host, group, account.is_ddp, account.is_shared, account.is_local
         )
 
     def _count(self, server: int, account: m.AccountReport) -> None:

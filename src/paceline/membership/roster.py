@@ -35,6 +35,10 @@ class MemberRecord:
     """How much its steps vary."""
     moved: float = 0.0
     """When the round changed."""
+    work: int = 0
+    """Its steps and the parts of tensors that it has sent or received."""
+    got_on: float = -math.inf
+    """When its work or its round has changed."""
     memory: int = 0
     sent: int = 0
     received: int = 0
@@ -67,6 +71,8 @@ class MemberRecord:
     """When a debugger was last seen to hold it."""
     warned: bool = False
     """The log and the status name it as silent."""
+    notice: str = ""
+    """Why it is to leave, or has left, while the others go on."""
 
     @property
     def live(self) -> bool:
@@ -75,6 +81,8 @@ class MemberRecord:
 
     def beat(self, beat: m.Heartbeat, now: float) -> None:
         """Take in a heartbeat."""
+        if beat.round > self.round or beat.work != self.work:
+            self.work, self.got_on = beat.work, now
         if beat.round > self.round:
             rate = (beat.round - self.round) / max(now - self.moved, 1e-3)
             self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate
@@ -87,14 +95,18 @@ class MemberRecord:
         """Tell whether a member that has said goodbye has left.
 
         Only its exit code tells whether it left in peace. Where the code is to come, it is waited for; not for long,
-        because a process may take its time to end.
+        because a process may take its time to end. Of one that is to leave the goodbye alone tells.
         """
-        if not is_supervised or self.member.role != "worker" or self.code is not None:
+        if not is_supervised or self.member.role != "worker" or self.code is not None or self.notice:
             return True
         return self.goodbye_since is not None and now - self.goodbye_since > grace_s
 
     def __str__(self) -> str:
         return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
+
+
+#: Seconds for which the fastest worker is not looked for again: a job may have thousands.
+_FASTEST_S = 0.25
 
 
 class Roster(Mapping[MemberKey, MemberRecord]):
@@ -112,6 +124,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         wanted = (("server", settings.num_servers), ("worker", settings.num_workers))
         self._missing: dict[MemberKey, None] = {(role, rank): None for role, number in wanted for rank in range(number)}
         self._public: list[tuple[MemberKey, m.Member]] = []
+        self._fastest_s, self._fastest_until = 0.0, -math.inf
 
     def __getitem__(self, key: MemberKey) -> MemberRecord:
         """Return a member that has joined."""
@@ -181,6 +194,13 @@ class Roster(Mapping[MemberKey, MemberRecord]):
     def on_host(self, host_id: str) -> Sequence[MemberRecord]:
         """Return the members on a host."""
         return self._by_host.get(host_id, ())
+
+    def fastest_step_s(self, now: float) -> float:
+        """Return the seconds of a step of the fastest live worker; 0: not known."""
+        if now >= self._fastest_until:
+            times = [one.step_s for one in self.of_role("worker") if one.live and one.step_s > 0]
+            self._fastest_s, self._fastest_until = min(times, default=0.0), now + _FASTEST_S
+        return self._fastest_s
 
     def expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""

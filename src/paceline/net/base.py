@@ -1,4 +1,4 @@
-"""Frames of messages, those for which there was no memory, and a count of refusals."""
+"""Frames of messages, those that are always sealed, those for which there was no memory, and a count of refusals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import logging
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from paceline.errors import RemoteError
 
 logger = logging.getLogger(__name__)
 
 #: Header and payload buffers of one message.
 Frames: TypeAlias = Sequence[Any]
+
+
+class SealedFrame(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a frame that every connection seals, whatever ``PACELINE_ENCRYPT`` says.
+
+    It is one at its receiver, too. So it stays sealed when the receiver passes it on.
+    """
+
+
+def sealed(frame: np.ndarray[Any, np.dtype[np.uint8]]) -> SealedFrame:
+    """Return a frame of the same memory that is sealed."""
+    return frame.view(SealedFrame)
 
 
 class LostFrame(bytes):

@@ -40,11 +40,11 @@ from typing import TypeAlias
 
 from paceline import errors
 from paceline.errors import PacelineError, ProtocolError, RemoteError
+from paceline.host.plain_text import plain, plain_lines, text_of
 from paceline.net.base import Frames, check_memory
 from paceline.wire import Outbox, encode
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_HEADER_BYTES, MAX_NAME
-from paceline.wire.text import plain, plain_lines, text_of
 
 OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]
 OnFailed: TypeAlias = Callable[[m.Failed], None]

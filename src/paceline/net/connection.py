@@ -33,7 +33,16 @@ from paceline.net.claims import UNCLAIMED_AHEAD, UNCLAIMED_UNSENT_BYTES, Allowan
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
-from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of, traffic
+from paceline.net.records import (
+    SMALL_BYTES,
+    ClosedError,
+    Intake,
+    RecordReceiver,
+    RecordSender,
+    copy_of,
+    size_of,
+    traffic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +220,8 @@ class Connection(Generic[Source]):
                 if sock is not None and self.allowance.is_low and self._takes_nothing(size):
                     end(sock)  # the reader of this connection sees it end and calls _shut()
                     return
-                kept = [frame if its >= SMALL_BYTES else bytes(frame) for frame, its in zip(frames, sizes, strict=True)]
+                both = zip(frames, sizes, strict=True)
+                kept = [frame if its >= SMALL_BYTES else copy_of(frame) for frame, its in both]
                 self._waiting.add((kept, sizes), urgency, size)
                 self._go_on()
                 return

@@ -3,12 +3,13 @@
 A message is a list of frames. On the wire it is
 
 1. a record of fixed size: bytes of the head, number of frames, and the head as far as it has room;
-2. the head: the size of each frame, then all small frames; the part without room in the first record is another one;
+2. the head: the size of each frame, with a mark where the frame is always sealed, then all small frames; the part
+   without room in the first record is another one;
 3. each large frame: in chunks that are records of their own where it is protected, else as it is.
 
 The first frame is the message's body, the request or answer itself: it is always protected, whatever its size. Only
-those after it, which are tensors, may travel as they are. A length is authenticated before it is used, so a changed
-length is noticed at once.
+those after it, which are tensors, may travel as they are, unless they are marked (:class:`SealedFrame`). A length is
+authenticated before it is used, so a changed length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
 buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
@@ -30,7 +31,7 @@ import numpy as np
 
 from paceline.errors import ProtocolError
 from paceline.net.aead import Cipher
-from paceline.net.base import Frames, LostFrame
+from paceline.net.base import Frames, LostFrame, SealedFrame, sealed
 from paceline.net.claims import Allowance
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
@@ -53,6 +54,8 @@ _READ_AHEAD_BYTES = 64 * 1024
 
 _COUNTS = struct.Struct("<II")
 _BODY = 0
+#: Bit of a size whose frame is a :class:`SealedFrame`.
+_MARK = 1 << 63
 
 
 class ClosedError(Exception):
@@ -68,6 +71,11 @@ def size_of(frame: Any) -> int:
     return len(frame) if isinstance(frame, bytes) else int(memoryview(frame).nbytes)
 
 
+def copy_of(frame: Any) -> bytes | SealedFrame:
+    """Return the same bytes in memory that nobody changes; those of a marked frame are marked."""
+    return sealed(frame.copy()) if isinstance(frame, SealedFrame) else bytes(frame)
+
+
 def in_head(sizes: Iterable[int]) -> list[bool]:
     """Tell of each frame whether it travels in the head. Both sides work it out alike."""
     room = HEAD_ROOM_BYTES
@@ -79,12 +87,26 @@ def in_head(sizes: Iterable[int]) -> list[bool]:
     return found
 
 
+def _held(frame: bytearray | memoryview, is_marked: bool) -> bytearray | memoryview | SealedFrame:
+    """Return a frame that was received; who passes a marked one on seals it, too."""
+    return sealed(np.asarray(frame, np.uint8)) if is_marked else frame
+
+
 class WireTraffic:
-    """Bytes that this process has exchanged over the network, for its status."""
+    """Bytes that this process has exchanged over the network, for its status.
+
+    Attributes:
+        parts: parts of large frames that were sent or received; this grows while a message is under way, too.
+    """
 
     def __init__(self) -> None:
-        self.sent = self.received = 0
+        self.sent = self.received = self.parts = 0
         self._lock = threading.Lock()
+
+    def note_part(self) -> None:
+        """Count a part of a large frame."""
+        with self._lock:
+            self.parts += 1
 
     def note(self, sent: int = 0, received: int = 0) -> None:
         """Count a message."""
@@ -114,23 +136,26 @@ class RecordSender:
     def pieces(self, frames: Sequence[Any], sizes: Sequence[int]) -> Iterator[bytes | memoryview]:
         """Return the bytes to send for a message, in order; each piece is good until the next one is asked for."""
         small = in_head(sizes)
-        head = b"".join([struct.pack(f"<{len(sizes)}Q", *sizes), *compress(frames, small)])
+        marked = [size | _MARK * isinstance(frame, SealedFrame) for frame, size in zip(frames, sizes, strict=True)]
+        head = b"".join([struct.pack(f"<{len(sizes)}Q", *marked), *compress(frames, small)])
         start = _COUNTS.pack(len(head), len(sizes)) + head
         first = self._cipher.seal(start[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
         yield first if len(start) <= FIRST_BYTES else first + self._cipher.seal(start[FIRST_BYTES:])
         for index, frame in enumerate(frames):
             if not small[index]:
-                yield from self._large(index, memoryview(frame).cast("B"))
+                is_sealed = self._encrypts or index == _BODY or marked[index] >= _MARK
+                yield from self._large(memoryview(frame).cast("B"), is_sealed)
 
-    def _large(self, index: int, frame: memoryview) -> Iterator[memoryview]:
-        if not (self._encrypts or index == _BODY):
-            yield frame
-            return
+    def _large(self, frame: memoryview, is_sealed: bool) -> Iterator[memoryview]:
         for start in range(0, len(frame), CHUNK_BYTES):
             plain = frame[start : start + CHUNK_BYTES]
-            record = self._buffer[: len(plain) + self._cipher.overhead]
-            self._cipher.seal_into(plain, record)
-            yield record
+            if is_sealed:
+                record = self._buffer[: len(plain) + self._cipher.overhead]
+                self._cipher.seal_into(plain, record)
+                yield record
+            else:
+                yield plain
+            traffic.note_part()
 
 
 class Intake:
@@ -236,6 +261,8 @@ class Intake:
             if not got:
                 raise ClosedError
             done += max(0, got)
+            if got >= STALL_BYTES:
+                traffic.note_part()
             if done < len(target) and got < STALL_BYTES and time.monotonic() - start >= STALL_S:
                 raise StalledError(f"a large frame did not go on for {STALL_S} s; bytes were left out on the way")
 
@@ -259,6 +286,7 @@ class RecordReceiver:
         self._head_bytes = self._rest_bytes = self._count = self.size = 0
         self._first = b""
         self._sizes: Sequence[int] = ()
+        self._marks: Sequence[bool] = ()
         self._frames: list[Any] = []
         self.is_large = self.has_begun_large = False
 
@@ -325,7 +353,8 @@ class RecordReceiver:
         if not self._head_bytes:
             self._read_first()
         head = self._first + self._open(self._rest_bytes) if self._rest_bytes else self._first[: self._head_bytes]
-        sizes, content = struct.unpack_from(f"<{self._count}Q", head), memoryview(head)[8 * self._count :]
+        marked, content = struct.unpack_from(f"<{self._count}Q", head), memoryview(head)[8 * self._count :]
+        marks, sizes = [size >= _MARK for size in marked], [size % _MARK for size in marked]
         small = in_head(sizes)
         if max(sizes) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
@@ -336,9 +365,10 @@ class RecordReceiver:
         start = 0
         for index, size in enumerate(sizes):
             # Writable, and a copy of its own: servers sum in the frames that came first.
-            frames.append(bytearray(content[start : start + size]) if small[index] else None)
+            frames.append(_held(bytearray(content[start : start + size]), marks[index]) if small[index] else None)
             start += size if small[index] else 0
-        self._head_bytes, self._sizes, self._frames, self.is_large = 0, sizes, frames, not all(small)
+        self._head_bytes, self._sizes, self._marks, self._frames = 0, sizes, marks, frames
+        self.is_large = not all(small)
 
     def _end(self) -> list[Any]:
         """Return the message that was read."""
@@ -352,26 +382,26 @@ class RecordReceiver:
     def _open(self, size: int) -> bytes:
         return self._cipher.open(self._intake.exactly(size + self._cipher.overhead))
 
-    def _large(self, index: int, size: int) -> memoryview | LostFrame:
-        sealed = self._encrypts or index == _BODY
+    def _large(self, index: int, size: int) -> Any:
+        is_sealed = self._encrypts or index == _BODY or self._marks[index]
         try:
             frame = np.empty(size, np.uint8).data
         except MemoryError:
-            self._read_chunks(size, None, sealed)
+            self._read_chunks(size, None, is_sealed)
             return LostFrame.of(size)
-        if sealed:
-            self._read_chunks(size, frame, sealed)
+        if is_sealed:
+            self._read_chunks(size, frame, is_sealed)
         else:
             self._intake.fill(frame)
-        return frame
+        return _held(frame, self._marks[index])
 
-    def _read_chunks(self, size: int, frame: memoryview | None, sealed: bool) -> None:
+    def _read_chunks(self, size: int, frame: memoryview | None, is_sealed: bool) -> None:
         """Read a frame chunk by chunk; without a place for it, each chunk replaces the one before."""
-        overhead = self._cipher.overhead if sealed else 0
+        overhead = self._cipher.overhead if is_sealed else 0
         for start in range(0, size, CHUNK_BYTES):
             length = min(CHUNK_BYTES, size - start)
             plain = self._scratch[:length] if frame is None else frame[start : start + length]
             record = self._buffer[: length + overhead]
             self._intake.fill(record)
-            if sealed:
+            if is_sealed:
                 self._cipher.open_into(record, plain)

@@ -2,8 +2,9 @@
 
 | frames | with a job key | with a job key, ``encrypt`` off | without a job key (``insecure``) |
 |---|---|---|---|
-| heads and bodies of messages, and small frames | AES-GCM | AES-GCM | no protection |
+| heads and bodies of messages, and frames in heads | AES-GCM | AES-GCM | no protection |
 | large frames (tensors) over TCP | AES-GCM | no protection | no protection |
+| sealed frames (objects that are unpickled) | AES-GCM | AES-GCM | no objects are sent |
 | large frames over unix sockets | the kernel | the kernel | the kernel |
 
 A unix socket joins processes of one user only, so that no other user stands between them.
@@ -90,6 +91,18 @@ class Security:
         if not self.encrypt:
             return "tensors are sent in the clear: the network can read and change them (PACELINE_ENCRYPT=0)"
         return ""
+
+    def check_objects(self) -> None:
+        """Refuse to send or take objects, which are pickled, where anybody could send them.
+
+        Raises:
+            ConfigError: the job has no key.
+        """
+        if not self.job_key:
+            raise ConfigError(
+                "objects are pickled: whoever sends one can run code in all ranks. This job has no key "
+                "(PACELINE_INSECURE=1, here or in rank 0), so anybody could; start it with a key, or send tensors"
+            )
 
     @property
     def psk(self) -> bytes:

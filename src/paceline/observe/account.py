@@ -57,6 +57,7 @@ class Steps:
         samples: behind their pushes.
         seconds: by part.
         way_s: seconds of a worker's waits in which a request or its answer was on the way.
+        steps: local steps in them; 0: each round is one step.
     """
 
     round: int
@@ -64,6 +65,7 @@ class Steps:
     samples: float
     seconds: list[float]
     way_s: float = 0.0
+    steps: int = 0
 
     @property
     def wall_s(self) -> float:
@@ -73,9 +75,10 @@ class Steps:
 
 def joined(steps: Sequence[Steps]) -> Steps:
     """Return the account of all rounds together; there is at least one."""
-    rounds, samples, way_s = map(sum, zip(*((one.rounds, one.samples, one.way_s) for one in steps), strict=True))
     seconds = [sum(part) for part in zip(*(one.seconds for one in steps), strict=True)]
-    return Steps(steps[0].round, rounds, samples, seconds, way_s)
+    columns = zip(*((one.rounds, one.samples, one.way_s, one.steps) for one in steps), strict=True)
+    rounds, samples, way_s, taken = map(sum, columns)
+    return Steps(steps[0].round, rounds, samples, seconds, way_s, taken)
 
 
 def in_windows(steps: Sequence[Steps], most: int) -> list[Steps]:

@@ -133,7 +133,7 @@ class Detector:
         self._heartbeats = 0
         self._in_step = False
         """Whether workers wait for each other."""
-        self._is_ddp = self._is_shared = False
+        self._is_ddp = self._is_shared = self._is_local = False
 
     # ---- accounts --------------------------------------------------------------------------------------------------
 
@@ -146,12 +146,13 @@ class Detector:
         group: int = 0,
         is_ddp: bool = False,
         is_shared: bool = False,
+        is_local: bool = False,
     ) -> list[Verdict]:
         """Take the account of a worker since the last call; returns a change of its state, if there is one.
 
         ``figures`` are those of its host: :data:`paceline.observe.account.FIGURES`. Workers of one group are compared.
         Rounds of a DDP script are those of workers that wait for each other. Where the job is shared, samples go to
-        workers by their speed already.
+        workers by their speed already. ``is_local``: rounds are periods of local steps.
         """
         worker = self._workers.get(rank)
         if worker is None:
@@ -161,6 +162,7 @@ class Detector:
             self._compare(worker)
         self._is_ddp |= is_ddp
         self._is_shared |= is_shared
+        self._is_local |= is_local
         self._in_step |= is_ddp
         if len(figures) == len(FIGURES):
             worker.open.append(tuple(figures))
@@ -208,7 +210,7 @@ class Detector:
         worker = self._workers.pop(rank, None)
         if worker is not None:
             self._unrank(worker)
-            for cost in _costs([worker], self._is_ddp):
+            for cost in self._costs([worker]):
                 self._left[rank] = cost.joined(self._left.get(rank))
 
     @property
@@ -220,9 +222,7 @@ class Detector:
     @property
     def losses(self) -> list[Cost]:
         """The workers that were slow in this job, the most expensive first."""
-        return sorted(
-            [*self._left.values(), *_costs(self._workers.values(), self._is_ddp)], key=lambda one: -one.seconds
-        )
+        return sorted([*self._left.values(), *self._costs(self._workers.values())], key=lambda one: -one.seconds)
 
     @property
     def rate(self) -> float:
@@ -430,8 +430,12 @@ class Detector:
         return Verdict(
             worker.rank, worker.host, cause, part, ratio, share, since, lost, reference.alone,
             gain=worker.gain, is_ddp=self._is_ddp, is_shared=self._is_shared, has_lost_share=why.sample_s > 0,
+            is_local=self._is_local,
         )  # fmt: skip
 
-
-def _costs(workers: Iterable[_Worker], is_ddp: bool) -> list[Cost]:
-    return [Cost(one.rank, one.host, one.causes, one.lost_s, one.gain, is_ddp) for one in workers if one.causes]
+    def _costs(self, workers: Iterable[_Worker]) -> list[Cost]:
+        return [
+            Cost(one.rank, one.host, one.causes, one.lost_s, one.gain, self._is_ddp, self._is_local)
+            for one in workers
+            if one.causes
+        ]

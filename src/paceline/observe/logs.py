@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from paceline.config import Settings
-from paceline.wire.text import plain
+from paceline.host.plain_text import plain
 
 _CONNECTIONS, _MESSAGES = 1, 2
 

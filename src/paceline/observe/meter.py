@@ -95,6 +95,10 @@ class Meter:
         """Number and samples of a round that another thread has ended: this one ends it in the account."""
         self._waited_s, self._way_s, self._has_begun = 0.0, 0.0, False
         self._base, self._sees_forward = base, False
+        self.steps = 0
+        """Steps of optimizers so far."""
+        self.open_steps = 0
+        """Local steps of the present round."""
         self._turned, self._turns, self._updates = clock(), 0, 0
         self._late: dict[int, tuple[int, float]] = {}
         self.late_s = 0.0
@@ -149,8 +153,17 @@ class Meter:
 
     def step_ends(self) -> None:
         """End a step of the optimizer. The time after it is ``other``, if a forward pass has ended that before."""
+        self.steps += 1
         if self.enter(OTHER if self._sees_forward else self._base) != NOTHING:
             self._sees_forward = False
+
+    def note_local_step(self) -> None:
+        """Note a step within a period, at whose end an exchange comes. The first one ends the start of the script."""
+        if get_ident() == self._thread:
+            if self._has_begun:
+                self.open_steps += 1
+            else:
+                self._close(*self.last)
 
     def note_way(self, seconds: float) -> None:
         """Note that a request or its answer was on the way for so much of a wait. The account's thread calls it."""
@@ -216,8 +229,8 @@ class Meter:
     def _close(self, round: int, samples: float) -> None:
         now, self._asked = self.now(), None
         self._count_up(now)
-        steps = Steps(round, 1, samples, self._seconds, self._way_s)
-        self._begun, self._seconds, self._way_s = now, [0.0] * len(self._seconds), 0.0
+        steps = Steps(round, 1, samples, self._seconds, self._way_s, self.open_steps)
+        self._begun, self._seconds, self._way_s, self.open_steps = now, [0.0] * len(self._seconds), 0.0, 0
         if len(steps.seconds) > WAIT:  # a server's account has no such part
             self._waited_s += steps.seconds[WAIT]
         if self._has_begun:  # the time before the first push is the start of the script, and no round
@@ -265,7 +278,9 @@ class Meter:
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    def report(self, group: int = 0, is_ddp: bool = False, is_shared: bool = False) -> m.AccountReport:
+    def report(
+        self, group: int = 0, is_ddp: bool = False, is_shared: bool = False, is_local: bool = False
+    ) -> m.AccountReport:
         """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's."""
         self.host.stops.start()
         late, self._late = self._late, {}
@@ -283,6 +298,7 @@ class Meter:
             self._held,
             is_ddp,
             is_shared,
+            is_local,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.wire.text import plain
+from paceline.host.plain_text import plain
 
 
 class Size(NamedTuple):

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline import extensions
+from paceline.host.plain_text import described
 from paceline.observe import tools  # noqa: F401 - registers its trackers
 from paceline.observe.account import WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
 from paceline.observe.trackers import Tracker
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def overview(status: m.Status) -> tuple[int, dict[str, float]]:
     pairs = zip(status.members, status.states, strict=True)
     workers = [(member.rank, state) for member, state in pairs if member.role == "worker"]
     found = {f"worker/{rank}/{name}": one[1] for rank, state in workers for name, one in state.figures.items()}
-    there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent")]
+    there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent", "leaving")]
     windows = {rank: window for rank, state in there for window in state.recent if sum(window.parts)}
     rates = {rank: 1e6 * one.samples / sum(one.parts) for rank, one in windows.items()}
     found |= {f"worker/{rank}/samples_per_sec": rate for rank, rate in rates.items()}

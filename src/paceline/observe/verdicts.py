@@ -54,6 +54,14 @@ _SHARES, _SHARES_OF_DDP = (
     "and paceline.DistributedOptimizer(optimizer, kvstore=store) in place of DistributedDataParallel",
 )
 
+#: How workers get samples by measured speed where each takes local steps.
+_SHARES_OF_LOCAL = 'local_steps="32 by speed": 32 steps of the fastest worker, as many of others as fit that time'
+
+#: By cause: the advice to a job whose workers take as many local steps each.
+_ADVICE_OF_LOCAL: Mapping[str, str] = dict.fromkeys(
+    ("compute", "device", "batch"), 'give it fewer of the local steps: local_steps="32 by speed"'
+)
+
 #: By cause: the advice to a job that runs a DDP script.
 _ADVICE_OF_DDP: Mapping[str, str] = {
     "compute": "start the job with --ddp --shares measured",
@@ -92,6 +100,7 @@ class Verdict:
         is_ddp: the job runs a DDP script.
         is_shared: samples go to workers by their speed already.
         has_lost_share: so it has far fewer than before, and no other waits; ``ratio`` is that of a sample's time.
+        is_local: rounds are periods of local steps.
     """
 
     rank: int
@@ -108,13 +117,14 @@ class Verdict:
     is_ddp: bool = False
     is_shared: bool = False
     has_lost_share: bool = False
+    is_local: bool = False
 
 
 @dataclass(frozen=True)
 class Cost:
     """The seconds that a worker has cost the others while it was named as slow, and the causes.
 
-    ``gain`` and ``is_ddp`` as in :class:`Verdict`.
+    ``gain``, ``is_ddp`` and ``is_local`` as in :class:`Verdict`.
     """
 
     rank: int
@@ -123,6 +133,7 @@ class Cost:
     seconds: float
     gain: float = 0.0
     is_ddp: bool = False
+    is_local: bool = False
 
     def joined(self, before: Cost | None) -> Cost:
         """Return it with the earlier cost of the same rank."""
@@ -145,9 +156,12 @@ def sentence(one: Verdict) -> str:
         than = "as long for a sample as before, and has far fewer of them,"
     subject, advice = CAUSES[one.cause]
     share = f"the reason is {subject}" if one.cause in _WHOLE else f"{one.share:.0%} of its step is {subject}"
-    gain = f"; with measured shares this job would run up to {one.gain:.1f} times as fast" if one.gain else ""
+    by_speed = "local steps by speed" if one.is_local else "measured shares"
+    gain = f"; with {by_speed} this job would run up to {one.gain:.1f} times as fast" if one.gain else ""
     if one.gain and one.is_ddp:
         advice = _ADVICE_OF_DDP.get(one.cause, advice)
+    if one.is_local:
+        advice = _ADVICE_OF_LOCAL.get(one.cause, advice)
     if one.is_shared:
         advice = _ADVICE_OF_SHARED.get(one.cause, advice)
     return f"{who} takes {one.ratio:.1f} times {than} since round {one.round:,}: {share}{cost}{gain}. To do: {advice}"
@@ -173,8 +187,9 @@ def summary(losses: Sequence[Cost]) -> str:
     if not told:
         return ""
     best = max(losses, key=lambda one: one.gain)
-    way = _SHARES_OF_DDP if best.is_ddp else _SHARES
-    gain = f". With measured shares it would run up to {best.gain:.1f} times as fast: {way}" if best.gain else ""
+    way = _SHARES_OF_LOCAL if best.is_local else _SHARES_OF_DDP if best.is_ddp else _SHARES
+    by_speed = "local steps by speed" if best.is_local else "measured shares"
+    gain = f". With {by_speed} it would run up to {best.gain:.1f} times as fast: {way}" if best.gain else ""
     return f"slow workers of this job, and the time that they cost: {'; '.join(told)}{gain}"
 
 

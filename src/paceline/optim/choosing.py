@@ -22,13 +22,14 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.store_policy import revises
 from paceline.kvstore.start_checks import agree_on_store, optimizer_facts, option_facts, state_facts, tensor_facts
 from paceline.net.allocator import give_back_freed_memory
-from paceline.optim.buffers import Buffers, shared_of
+from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
 from paceline.optim.local_choices import LocalChoices
 from paceline.optim.local_steps import LocalSteps
 from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
+from paceline.optim.shared_tensors import shared_of
 from paceline.optim.states import share_states
 from paceline.optim.strategy import Strategy, StrategySetup, Update
 from paceline.optim.watch import refuse_renormalising
@@ -76,6 +77,12 @@ def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
 def _make_local(setup: StrategySetup, store: KVStoreBase, update: Update | None, local: LocalChoices) -> LocalSteps:
     if update == "server" or setup.choices.reduction == "sum":
         raise ValueError("with local_steps workers step, and deltas are means: leave out update= and reduction=")
+    if not isinstance(store, DistStore) and codecs.by_leg(setup.compression):
+        raise ValueError(f"a {store.type} store has no servers, which compression of local_steps needs: leave it out")
+    if not isinstance(store, DistStore) and local.period.by_speed and store.num_workers > 1:
+        raise ValueError(
+            f"a {store.type} store knows no speeds: give local_steps= a number of steps, or a time ('30 s')"
+        )
     if isinstance(store, DistStore):
         store = store.for_optimizer(mean=True)
         _agree(setup, store, "worker", local.described())
@@ -144,7 +151,7 @@ def _agree(setup: StrategySetup, store: DistStore, update: Update, more: Mapping
     legs = sorted((leg, sorted(codec.params().items())) for leg, codec in by_leg.items())
     options = dataclasses.asdict(setup.choices) | {
         "update": update, "compression": str(legs), "batch_dim": str(setup.samples.batch_dim),
-        **(more or {}),
+        "weigh": setup.samples.weigh, **(more or {}),
     }  # fmt: skip
     facts = [*optimizer_facts(setup.inner, setup.named), *option_facts("DistributedOptimizer", options)]
     if update == "worker":  # the servers get worker 0's

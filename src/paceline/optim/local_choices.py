@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
+from paceline.optim.local_period import Period, Quadratic
+
 Outer: TypeAlias = Mapping[str, Any] | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 #: Published for DiLoCo; with one worker less momentum (MuLoCo, arXiv 2505.23725).
 _OUTER_LR, _OUTER_MOMENTUM, _OUTER_MOMENTUM_ALONE = 0.7, 0.9, 0.5
 
-#: Steps of a period by speed, of the fastest worker.
-_BY_SPEED = 100
-
-
-@dataclass(frozen=True)
-class Period:
-    """How long a worker steps by itself. Pure.
-
-    Attributes:
-        steps: steps of a worker, or of the fastest one where ``by_speed``; 0: the period is a time.
-        seconds: the time.
-        by_speed: slower workers take fewer steps: as many as fit the time of the fastest worker's.
-    """
-
-    steps: int = 0
-    seconds: float = 0.0
-    by_speed: bool = False
-
-    @classmethod
-    def parse(cls, local_steps: int | str) -> Period:
-        """Return the period of the argument ``local_steps``.
-
-        Raises:
-            ValueError: it is none of the forms that the text lists.
-        """
-        if isinstance(local_steps, int) and not isinstance(local_steps, bool) and local_steps >= 1:
-            return cls(steps=local_steps)
-        words = local_steps.split() if isinstance(local_steps, str) else []
-        if words[-2:] == ["by", "speed"] and len(words) <= 3 and (len(words) == 2 or words[0].isdigit()):
-            steps = int(words[0]) if len(words) == 3 else _BY_SPEED
-            if steps >= 1:
-                return cls(steps=steps, by_speed=True)
-        if len(words) == 2 and words[1] == "s":
-            try:
-                seconds = float(words[0])
-            except ValueError:
-                seconds = 0.0
-            if 0 < seconds < math.inf:
-                return cls(seconds=seconds)
-        raise ValueError(
-            f"local_steps={local_steps!r}: give a number of steps (32), a time ('30 s'), 'by speed', or '32 by speed'"
-        )
-
-    def steps_of(self, speed: float, fastest: float) -> int:
-        """Return the steps of a worker of this speed (steps/s); without speeds, those of the fastest."""
-        if not self.by_speed or not (speed > 0 and fastest > 0):
-            return self.steps
-        return max(1, math.floor(self.steps * speed / fastest + 1e-9))
+#: Published for ResNets: alpha = 0.2, largest learning rate 0.8, H0 = 2.
+_QSR_SHARE_OF_SGD = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -74,14 +29,34 @@ class LocalChoices:
             Nesterov's momentum, with a learning rate of 0.7 and a momentum of 0.9 (of 0.5 where a worker is alone).
         fragments: parts of the model that are pushed one after the other within a period.
         delay: steps for which an answer is not waited for.
-        blend: share of a worker's own weights when a late answer comes: 0 takes the answer, 1 ignores it.
+        blend: share of a worker's own weights when a late answer comes: 0 takes the answer, 1 ignores it. None: the
+            answer, and all that the worker has done since its push.
+        schedule: how the period grows; None: it does not.
     """
 
     period: Period
     outer: Outer | None = None
     fragments: int = 1
     delay: int = 0
-    blend: float = 0.0
+    blend: float | None = None
+    schedule: Quadratic | None = None
+
+    @classmethod
+    def of(
+        cls, inner: torch.optim.Optimizer, local_steps: int | str | None, schedule: str | None = None, **options: Any
+    ) -> LocalChoices | None:
+        """Return the options of a DistributedOptimizer that wraps ``inner``; None: it takes no local steps.
+
+        Raises:
+            ValueError: an option is out of range, or there are some without ``local_steps``.
+        """
+        if local_steps is not None:
+            share = _QSR_SHARE_OF_SGD if isinstance(inner, torch.optim.SGD) else 1.0
+            grows = None if schedule is None else Quadratic.parse(schedule, share)
+            return cls(Period.parse(local_steps), schedule=grows, **options)
+        if schedule is not None or any(value != getattr(cls, name) for name, value in options.items()):
+            raise ValueError(f"{', '.join(options)} and schedule belong to local_steps=; give that too")
+        return None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -89,11 +64,13 @@ class LocalChoices:
         Raises:
             ValueError: an option is out of range; the text names it.
         """
-        if self.fragments < 1 or self.delay < 0 or not 0 <= self.blend <= 1:
+        if self.fragments < 1 or self.delay < 0 or not (self.blend is None or 0 <= self.blend <= 1):
             raise ValueError(
                 f"fragments={self.fragments} must be at least 1, delay={self.delay} at least 0, and "
                 f"blend={self.blend} from 0 to 1"
             )
+        if self.schedule is not None and not self.period.steps:
+            raise ValueError("schedule is for a number of steps; local_steps is a time")
         steps = 0 if self.period.by_speed else self.period.steps  # of a worker by speed, or of a time, nothing is known
         if steps and (self.fragments > steps or self.delay >= steps):
             raise ValueError(
@@ -115,5 +92,5 @@ class LocalChoices:
         outer = "a function" if callable(self.outer) else str(options)
         return {
             "local_steps": str(self.period), "outer": outer, "fragments": str(self.fragments), "delay": str(self.delay),
-            "blend": str(self.blend),
+            "blend": str(self.blend), "schedule": str(self.schedule),
         }  # fmt: skip

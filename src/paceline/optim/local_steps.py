@@ -18,7 +18,6 @@ Buffers are averaged, and never optimised: they are a fragment with an outer lea
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +28,15 @@ import torch
 from paceline.errors import PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.observe import meter
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.buffers import broadcast, buffers_of, shared_of
 from paceline.optim.exchange import Exchange, ServerExchange
-from paceline.optim.local_choices import LocalChoices, Period
-from paceline.optim.names import NamedParameter
+from paceline.optim.local_choices import LocalChoices
+from paceline.optim.local_period import Pace, Progress
 from paceline.optim.reduce import ReduceExchange
+from paceline.optim.shared_tensors import FollowingBuffers, broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
+from paceline.optim.told import ToldBatches
 from paceline.updaters import make_spec, option_groups
 from paceline.worker.traffic import Carried
 
@@ -52,9 +53,11 @@ class Fragment:
     Attributes:
         shadows: weights at the last exchange, as the servers have them.
         live: returns this worker's own weights: a module may replace a buffer.
-        steps_outer: the outer optimizer steps in this process, because the exchange brings merged deltas.
+        store: its keys on servers, where the outer optimizer steps; None: the exchange brings merged deltas, and it
+            steps in this process.
         samples: samples behind the steps since the last push.
         due: step after which the answer in flight is waited for; None: nothing is in flight.
+        sent: weights at the last push whose answer may come late and is added to what came since.
     """
 
     names: list[str]
@@ -62,18 +65,18 @@ class Fragment:
     shadows: list[torch.nn.Parameter]
     live: Callable[[], list[torch.Tensor]]
     outer: torch.optim.Optimizer
-    steps_outer: bool
-    blend: float
+    store: DistStore | None
+    blend: float | None
     samples: float = 0.0
     rows: float = 0.0
-    inputs: str | None = None
     pushes: int = 0
     due: int | None = None
+    sent: Sequence[torch.Tensor] = ()
 
     def restart(self) -> None:
         """Set this worker's weights to those of the last exchange; what it has done since is dropped."""
         _copy(self.live(), self.shadows)
-        self.samples, self.rows, self.inputs = 0.0, 0.0, None
+        self.samples, self.rows = 0.0, 0.0
 
     def push(self, nan: str, step: int, delay: int) -> None:
         """Send how far this worker has gone since the last exchange. Does not wait."""
@@ -81,15 +84,9 @@ class Fragment:
         for shadow, live in zip(self.shadows, self.live(), strict=True):
             shadow.grad = (shadow.data - live).to(shadow.dtype) if shadow.requires_grad else None
         options = self.exchange.encoded(option_groups(self.outer))
-        carried = Carried(
-            self.samples,
-            self.rows,
-            self.inputs,
-            options,
-            round=self.pushes,
-            nan=nan,  # type: ignore[arg-type]
-        )
-        self.samples, self.rows, self.inputs, self.due = 0.0, 0.0, None, step + delay
+        carried = Carried(self.samples, self.rows, options, round=self.pushes, nan=nan)  # type: ignore[arg-type]
+        self.samples, self.rows, self.due = 0.0, 0.0, step + delay
+        self.sent = [live.clone() for live in self.live()] if delay and self.blend is None else ()
         self.exchange.push_rest(carried)
 
     def settle(self, delayed: bool) -> None:
@@ -97,15 +94,19 @@ class Fragment:
         self.due = None
         self.exchange.settle()
         self.exchange.take()
-        if self.steps_outer:
+        if self.store is None:
             self.outer.step()
         for shadow in self.shadows:
             shadow.grad = None
-        if delayed and self.blend:
+        if delayed and self.sent:
+            for live, sent, shadow in zip(self.live(), self.sent, self.shadows, strict=True):
+                live.add_(shadow.data.to(live.dtype) - sent)
+        elif delayed and self.blend:
             for live, shadow in zip(self.live(), self.shadows, strict=True):
                 live.copy_(torch.lerp(shadow.data.to(live.dtype), live, self.blend))
         else:
             _copy(self.live(), self.shadows)
+        self.sent = ()
 
 
 class OwnExchange(Exchange):
@@ -126,19 +127,20 @@ class LocalSteps(Strategy):
         self._fragments: list[Fragment] = []
         self._watch = BackwardWatch(lambda param: self._samples.touch(), self._samples.ended)
         self._watch.watch(param for _, param, _ in setup.named)
-        self._own_steps = local.period.steps
-        self._period_began = time.monotonic()
-        self._first, self._done = 0, 0
-        """Step at which this period began, and the fragments that it has pushed."""
         if not self._is_plain():
             for number in range(local.fragments):
                 if part := setup.named[number :: local.fragments]:
                     self._fragments.append(self._of_parameters(part))
+        if isinstance(store, DistStore):
+            store.session.is_local = True
+            store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
+        self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
+        self._progress = Progress(local.period, len(self.outer), local.schedule, time.monotonic())
         if self._fragments and store.num_workers > 1 and setup.model is not None:
             self._share_the_rest(setup.model)
         logger.info(
-            "worker %d: %s, in %d fragments; outer optimizer %s", store.rank, _said(local.period), len(self.outer),
+            "worker %d: %s, in %d fragments; outer optimizer %s", store.rank, local.period, len(self.outer),
             type(self.outer[0]).__name__ if self.outer else "none",
         )  # fmt: skip
 
@@ -164,11 +166,13 @@ class LocalSteps(Strategy):
         if not names:
             return
 
-        def live() -> list[torch.Tensor]:
-            now = buffers_of([[model]])
-            return [now[name][0] for name in names]
+        following = FollowingBuffers([[model]], self.store.rank)
+        shadows = [torch.nn.Parameter(one[0].detach().clone()) for one in map(following.current().__getitem__, names)]
 
-        shadows = [torch.nn.Parameter(one.detach().clone()) for one in live()]
+        def live() -> list[torch.Tensor]:
+            now = following.current()
+            return [now[name][0] if name in now else shadow.data for name, shadow in zip(names, shadows, strict=True)]
+
         merge = self.store.policy.merge if isinstance(self.store, DistStore) else "all"
         outer = torch.optim.SGD(shadows, lr=1 / self.store.num_workers if merge == "each" else 1.0)
         self._fragments.append(self._fragment(names, shadows, live, outer, is_buffers=True))
@@ -182,24 +186,23 @@ class LocalSteps(Strategy):
         is_buffers: bool = False,
     ) -> Fragment:
         named = [(name, shadow, 0) for name, shadow in zip(names, shadows, strict=True)]
-        exchange = self._exchange_of(named, outer, is_buffers)
-        steps_outer = not isinstance(exchange, ServerExchange)
-        one = Fragment(names, exchange, shadows, live, outer, steps_outer, self._local.blend)
-        one.restart()
-        return one
-
-    def _exchange_of(self, named: list[NamedParameter], outer: torch.optim.Optimizer, is_buffers: bool) -> Exchange:
+        store = None
         if isinstance(self.store, DistStore):
             store = self.store.sibling("buffers" if is_buffers else "local steps", mean=True)
             store.set_gradient_compression(() if is_buffers else self._setup.compression or ())
             store.set_spec(make_spec(outer))
-            exchange: Exchange = ServerExchange(store, outer, None, "server", "A period has one push")
-        elif self.store.num_workers > 1:
-            exchange = ReduceExchange(self.store, outer, None, "mean")
-        else:
-            exchange = OwnExchange()
+        exchange = self._exchange_of(store, outer)
         exchange.add(named)
-        return exchange
+        # A variance that is added to may fall below 0.
+        blend = self._local.blend or 0.0 if is_buffers else self._local.blend
+        one = Fragment(names, exchange, shadows, live, outer, store, blend)
+        one.restart()
+        return one
+
+    def _exchange_of(self, store: DistStore | None, outer: torch.optim.Optimizer) -> Exchange:
+        if store is not None:
+            return ServerExchange(store, outer, None, "server")
+        return ReduceExchange(self.store, outer, None, "mean") if self.store.num_workers > 1 else OwnExchange()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
@@ -209,39 +212,40 @@ class LocalSteps(Strategy):
         """Step by the wrapped optimizer, and exchange what is due. See :class:`Strategy`."""
         loss = super().step(closure, scale, found_inf)
         self._count()
+        meter.active.note_local_step()
         with torch.no_grad():
             self._steps += 1
             self._settle_due()
-            while self._done < len(self.outer) and self._is_due(self._done):
-                self._push(self._done)
+            for number in self._progress.step(time.monotonic(), self._pace) if self._fragments else ():
+                self._push(number)
         return loss
+
+    def _pace(self) -> Pace:
+        """Return what this worker knows of its speed and of its learning rate."""
+        lr = max((float(group.get("lr", 0.0)) for group in self.inner.param_groups), default=0.0)
+        if not isinstance(self.store, DistStore):
+            return Pace(lr=lr)
+        return Pace(self.store.session.step_s, self.store.session.fastest_s, lr)
 
     def _count(self) -> None:
         """Add the samples of this step to all fragments."""
         count = self._samples.take(lambda: True)
         for one in self._fragments:
             one.samples, one.rows = one.samples + count.samples, one.rows + count.rows
-            one.inputs = count.inputs if count.inputs is not None else one.inputs
 
-    def _is_due(self, number: int) -> bool:
-        """Return whether the period has come to the end of a fragment's part."""
-        part = (number + 1) / len(self.outer)
-        if self._own_steps:
-            return self._steps - self._first >= math.ceil(self._own_steps * part)
-        return time.monotonic() - self._period_began >= self._local.period.seconds * part
+    def ended_step(self) -> None:
+        """Tell how this worker weighs."""
+        batch = self._told.of_step(self._steps)
+        if batch is not None and self._fragments:
+            self._fragments[0].exchange.tell_step(self._steps, {}, batch)
 
     def _push(self, number: int) -> None:
         is_last = number == len(self.outer) - 1
-        if is_last:
-            self._choose_own_steps()
         parts = [self._fragments[number], *(self._fragments[len(self.outer) :] if is_last else ())]
         for one in parts:
             if one.due is not None:
                 one.settle(delayed=True)
             one.push(self.choices.on_nan, self._steps, self._local.delay)
-        self._done = number + 1
-        if is_last:
-            self._first, self._done, self._period_began = self._steps, 0, time.monotonic()
         if not self._local.delay:
             self._settle_due()
 
@@ -249,17 +253,6 @@ class LocalSteps(Strategy):
         for one in self._fragments:
             if one.due is not None and self._steps >= one.due:
                 one.settle(delayed=self._local.delay > 0)
-
-    def _choose_own_steps(self) -> None:
-        """Choose the steps of the next period from the speeds of all workers in this one."""
-        period = self._local.period
-        if not (period.by_speed and isinstance(self.store, DistStore) and self.store.num_workers > 1):
-            return
-        spent = time.monotonic() - self._period_began
-        speed = (self._steps - self._first) / spent if spent > 0 else 0.0
-        found = self.store.session.gather(f"{self.store.name}/local steps", repr(speed).encode())
-        speeds = [float(one) for one in found if one]
-        self._own_steps = period.steps_of(speed, max(speeds, default=speed))
 
     def exchange_now(self) -> None:
         """Exchange what all workers have done since the last exchange. Every worker calls it."""
@@ -271,7 +264,7 @@ class LocalSteps(Strategy):
                 one.push(self.choices.on_nan, self._steps, 0)
             for one in self._fragments:
                 one.settle(delayed=False)
-        self._first, self._done, self._period_began = self._steps, 0, time.monotonic()
+        self._progress.begin(time.monotonic())
 
     # ---- weights and state -----------------------------------------------------------------------------------------
 
@@ -283,12 +276,12 @@ class LocalSteps(Strategy):
                     one.settle(delayed=True)
                 self._give(one, one.live())
                 one.restart()
-        self._first, self._done, self._period_began = self._steps, 0, time.monotonic()
+        self._progress.begin(time.monotonic())
 
     def _give(self, one: Fragment, values: Sequence[torch.Tensor]) -> None:
         """Set the values at the last exchange, on all workers and servers, to rank 0's."""
         _copy(one.shadows, values)
-        if isinstance(one.exchange, ServerExchange):
+        if one.store is not None:
             one.exchange.broadcast_weights()
         elif self.store.num_workers > 1:
             broadcast(self.store, {name: [shadow.data] for name, shadow in zip(one.names, one.shadows, strict=True)})
@@ -299,18 +292,14 @@ class LocalSteps(Strategy):
             {
                 "shadows": [shadow.detach().clone() for shadow in one.shadows],
                 "live": [tensor.detach().clone() for tensor in one.live()],
-                "outer": self._outer_state(one),
+                "outer": one.outer.state_dict()["state"] if one.store is None else one.store.optimizer_states(),
+                "residuals": {} if one.store is None else one.store.codec_states(),
                 "counts": [one.samples, one.rows],
             }
             for one in self._fragments
         ]
-        way = [self._steps - self._first, self._done, self._own_steps]
-        return super().fetch_states() | {_ENTRY: {"rank": self.store.rank, "parts": parts, "way": way}}
-
-    def _outer_state(self, one: Fragment) -> Any:
-        if isinstance(one.exchange, ServerExchange):
-            return one.exchange.states()
-        return one.outer.state_dict()["state"]
+        entry = {"rank": self.store.rank, "parts": parts, "progress": self._progress.state()}
+        return super().fetch_states() | {_ENTRY: entry}
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Load the entry of :meth:`fetch_states`: rank 0's, but for this worker's own weights. Every worker calls it.
@@ -326,15 +315,16 @@ class LocalSteps(Strategy):
             for one, part in zip(self._fragments, entry["parts"], strict=True):
                 self._give(one, part["shadows"])
                 one.restart()
-                if isinstance(one.exchange, ServerExchange):
-                    one.exchange.set_states(part["outer"])
-                else:
+                is_own = entry["rank"] == self.store.rank
+                if one.store is None:
                     one.outer.load_state_dict(one.outer.state_dict() | {"state": part["outer"]})
-                if entry["rank"] == self.store.rank:
+                else:
+                    one.store.set_codec_states(part["residuals"] if is_own else {})
+                    one.store.replace_optimizer_states(part["outer"])
+                if is_own:
                     _copy(one.live(), part["live"])
                     one.samples, one.rows = part["counts"]
-        since, self._done, self._own_steps = entry["way"]
-        self._first, self._period_began = self._steps - since, time.monotonic()
+        self._progress.load(entry["progress"], time.monotonic())
 
     def check_extendable(self) -> None:
         """Raise an error: fragments are made at the start.
@@ -359,9 +349,3 @@ class LocalSteps(Strategy):
 def _copy(targets: Iterable[torch.Tensor], values: Iterable[torch.Tensor]) -> None:
     for target, value in zip(targets, values, strict=True):
         target.copy_(value.data)
-
-
-def _said(period: Period) -> str:
-    if period.seconds:
-        return f"local steps for {period.seconds:g} s"
-    return f"{period.steps} local steps{' of the fastest worker, fewer of slower ones' if period.by_speed else ''}"

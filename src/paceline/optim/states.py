@@ -14,8 +14,8 @@ from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.layout.tensors import real_view
-from paceline.optim.buffers import Copies, broadcast
 from paceline.optim.names import NamedParameter
+from paceline.optim.shared_tensors import Copies, broadcast
 
 
 def share_states(store: KVStoreBase, optimizer: torch.optim.Optimizer, named: Sequence[NamedParameter]) -> None:

@@ -80,7 +80,6 @@ def save(
         TypeError: ``extra`` or a state holds other things than plain data and tensors.
     """
     store = _store_of(optimizer)
-    _synchronize(optimizer)
     if isinstance(store, KVStore):
         store.barrier()  # with dist_ksync another worker's last push may wait for a push of one that saves already
 
@@ -126,7 +125,6 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
             No state is changed.
     """
     store = _store_of(optimizer)
-    _synchronize(optimizer)
     loaded = collective.load(store, path, KIND, everywhere=True)
     common = loaded.common
     assert common is not None, "every worker has read it"
@@ -183,11 +181,6 @@ def _newest(store: KVStoreBase | None, state: dict[str, Any], optimizer: Statefu
 def _store_of(optimizer: Stateful) -> KVStoreBase | None:
     store = getattr(optimizer, "kvstore", None)
     return store if isinstance(store, KVStoreBase) else None
-
-
-def _synchronize(optimizer: Stateful) -> None:
-    if hasattr(optimizer, "synchronize"):
-        optimizer.synchronize()
 
 
 def _name_of(optimizer: Stateful) -> str:

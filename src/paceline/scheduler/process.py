@@ -15,6 +15,7 @@ import msgspec
 from paceline.config import Settings
 from paceline.errors import PacelineError
 from paceline.host.descriptors import raise_limit_for
+from paceline.host.plain_text import described
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
@@ -26,10 +27,9 @@ from paceline.observe.clocks import RoundTrips
 from paceline.observe.logs import set_up_logging
 from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
-from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
+from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_HEADER_BYTES
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class Scheduler:
                 self._membership.note_cpu((one.role, one.rank), one.cpu_s, now, one.is_ready)
             elif isinstance(one, StatusWanted):
                 self._launcher.report_status(msgspec.json.encode(self._membership.status(now)).decode())
+            elif isinstance(one, JobEnds):
+                self._membership.notices.is_ending = True
             else:
                 self._perform(self._membership.ended(*one, now))
                 has_ended = True
@@ -142,9 +144,11 @@ class Scheduler:
         self._deaths = len(deaths)
         for death in self._membership.losses.deaths.values():
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
+        for member in self._membership.notices.left():
+            self._launcher.report_left(member.role, member.rank)
         if self._membership.complete:
             self._launcher.report_complete()
-        elif text := self._membership.advice.alone.why_not_joined():
+        elif text := self._membership.advice.why_alone():
             self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause
@@ -179,8 +183,11 @@ def main(settings: Settings) -> int:
             logger.warning("%s", security.weakness)
         workers, servers = settings.num_workers, settings.num_servers
         raise_limit_for(2 * workers + servers, f"the scheduler of {workers} workers")
-        bounds = Bounds.of_job(workers + servers, MAX_HEADER_BYTES)
-        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True, bounds=bounds)
+        bounds, address = (
+            Bounds.of_job(workers + servers, MAX_HEADER_BYTES),
+            bind_address(settings.scheduler, settings.ports),
+        )
+        listener = SocketListener([address], security, "scheduler", watch=True, bounds=bounds)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

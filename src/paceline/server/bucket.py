@@ -13,6 +13,7 @@ from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule, Units
 from paceline.errors import ProtocolError, RemoteError
+from paceline.host.plain_text import described
 from paceline.layout.interval_map import IntervalMap
 from paceline.layout.tensors import to_frame
 from paceline.naming import listed
@@ -24,7 +25,6 @@ from paceline.server.readers import Readers
 from paceline.server.rows import RowAnswers
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from paceline.compression import make
-from paceline.consistency import Policy
+from paceline.consistency import Policy, Pushed
 from paceline.errors import ConfigError, KeyMismatchError, ProtocolError
 from paceline.observe import meter
 from paceline.server import rows
@@ -16,8 +17,11 @@ from paceline.server.bucket import StoredBucket
 from paceline.server.bucket_store import BucketStore
 from paceline.server.clip_sink import ClipSink
 from paceline.server.sinks import ApplySink
-from paceline.updaters import FlatUpdater, Piece, UpdaterSpec, make_updater
+from paceline.server.unlike_options import UnlikeOptions
+from paceline.updaters import FlatUpdater, Piece, StepOptions, UpdaterSpec, make_updater
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
 
 
 class OwnStore:
@@ -59,6 +63,7 @@ class OwnStore:
         # With other merges a worker's values stand still while the server's move on.
         shared = share and policy.merge == "all"
         self.store = BucketStore(name, policy, mean, num_workers, self.clip or self._apply, hosts, shared)
+        self._options = None if policy.merge == "all" else UnlikeOptions()
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
@@ -90,6 +95,23 @@ class OwnStore:
 
     def _updater(self, values: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater:
         return make_updater(self._apply.spec, values, pieces, self._allowed)
+
+    def note_options(self, entry: m.Entry, pushes: Sequence[Pushed], options: StepOptions | None) -> None:
+        """Say once which workers have other options than others; one server has the first bucket, and says it for all.
+
+        With ``all`` such pushes make no update (:meth:`~paceline.server.merge.Accumulator.objection`).
+        """
+        if self._options is None or options is None or entry.place != (0, 0) or entry.start:
+            return
+        for one in pushes:
+            apart = self._options.note(one.worker, one.round, options)
+            if apart:
+                self._options = None
+                logger.warning(
+                    "store %r: %s. Each of its updates has the options of the worker that pushed it first. If a "
+                    "scheduler changes them, call it on every worker", self.store.name, apart,
+                )  # fmt: skip
+                return
 
     def set_updater(self, spec: UpdaterSpec, fresh: bool = False) -> None:
         """Set how a push changes values. Setting the same again keeps the optimizer's state, unless it is ``fresh``.

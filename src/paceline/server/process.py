@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -20,6 +21,7 @@ from paceline.extensions import load_all
 from paceline.host.cores import share_of, usable_cores
 from paceline.host.descriptors import raise_limit_for
 from paceline.host.exitcodes import PEER_FAILED
+from paceline.host.plain_text import described
 from paceline.net import Security
 from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
@@ -37,7 +39,6 @@ from paceline.observe.urgency import Urgency
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 #: Peer, number, request and frames.
 Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]
@@ -214,8 +215,12 @@ def _beats_soon(lifeline: Lifeline, account: meter.Meter) -> Callable[[Steps], N
 
 
 def _load_optimizers() -> None:
-    """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds."""
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], lr=0.1)
+    """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds.
+
+    Where it cannot be imported, because no folder can be written, the worker that asks for an optimizer is told.
+    """
+    with contextlib.suppress(OSError):
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], lr=0.1)
 
 
 def _load_extensions(settings: Settings) -> None:

@@ -72,7 +72,6 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     buckets, options = _check(part, worker, body, pushes), _options(body.options)
     values = _values_of(hosted, worker, body, buckets, frames)
     notes = ((worker, body.note),) if body.note else ()
-    inputs = {worker: body.inputs} if body.samples else {}
     request = PushRequest(
         asker=asker,
         worker=worker,
@@ -84,7 +83,9 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     )
     for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
         borrowed = body.shared and not body.coded and value is not None
-        one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
+        one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes)
+        if part is hosted.own:
+            hosted.own.note_options(entry, pushed, options)
         part.store.push(bucket, entry, pushed, one, body.absent, request)
     if hosted.forward is not None:
         hosted.forward.flush()
@@ -107,11 +108,11 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     buckets, options = _check(own, asker.rank, body, pushes), _options(body.options)
     values = _values_of(hosted, asker.rank, body, buckets, frames)
     samples, others = sum(share.samples for share in shares), tuple(share.worker for share in shares[1:])
-    inputs = {share.worker: share.inputs for share in shares if share.samples}
     worker, unreleased = body.shares[0].worker, len(body.entries)
     request = PushRequest(asker=asker, worker=worker, unreleased=unreleased, reply=partial(_reply, store, body))
-    common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
+    common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes
     for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
+        own.note_options(entry, pushed, options)
         store.push(bucket, entry, pushed, Contribution(value, *common), body.absent, request)
     store.received_bytes += asker.network_bytes(frames)
 

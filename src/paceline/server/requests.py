@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
+from paceline.host.plain_text import described
 from paceline.net.base import Frames, check_memory
 from paceline.observe import ring
 from paceline.observe.events import TOOK
@@ -22,7 +23,6 @@ from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
 from paceline.server.members import STRANGER, AnswerFn, Asker, Members, Sender
 from paceline.wire import messages as m
-from paceline.wire.text import described
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,9 @@ from paceline.sim.models import Array
 from paceline.sim.simulated_cluster import SimulatedCluster, SimulatedWorker
 
 #: Bytes of an element as codecs send it.
-ELEMENT_BYTES = {"fp16": 2.0, "bf16": 2.0, "int8": 1.0, "2bit": 1 / 4, "1bit": 1 / 8}
+ELEMENT_BYTES = {
+    "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 17 / 32, "2bit": 1 / 4, "1bit": 1 / 8, "chunktopk": 84 / 4096,
+}  # fmt: skip
 
 #: Layouts in the order of tables, with servers per host of workers; those on hosts need no hosts of their own.
 LAYOUTS = ("one server", "1:1", "2:1", "co-located", "all-reduce")

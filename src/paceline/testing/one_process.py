@@ -20,6 +20,7 @@ from paceline.observe.meter import Meter
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
+from paceline.worker.notice import Notice
 from paceline.worker.session import Session
 from paceline.worker.stores import WorkerStores
 
@@ -35,6 +36,7 @@ class _Session(Session):
         )  # fmt: skip
         self.stores, self.meter, self._gathers = WorkerStores(), Meter(), Counter()
         self.gone, self.dead = {}, frozenset()
+        self.notice = Notice(self, lambda why: None)
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""

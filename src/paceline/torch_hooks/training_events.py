@@ -6,7 +6,7 @@
 | a backward pass begins | ``torch.autograd.backward``, which is replaced |
 | an optimizer has stepped | torch's hooks of all optimizers |
 
-What is replaced calls the original, and is put back when nobody listens any more.
+What is replaced calls the original, and is put back when nobody listens any more; a hook of optimizers stays.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from paceline.torch_hooks.untraced import untraced
 class Listener(Protocol):
     """It is called in the thread in which an event happens."""
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
-        """A loader begins to be walked."""
+    def loader_begins(self, iterator: Any) -> None:
+        """A loader begins to be walked, by this iterator."""
 
     def pass_begins(self) -> None:
         """A backward pass begins."""
@@ -44,12 +44,14 @@ class TrainingEvents:
         self._new_backward, self._new_iterate = _before(self._backward, self._pass_begins), self._iterating()
         torch.autograd.backward = self._new_backward
         DataLoader.__iter__ = self._new_iterate  # type: ignore[method-assign]
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        register_optimizer_step_post_hook(self._stepped)
 
     def close(self) -> None:
-        """Stop. Others may have replaced the same functions since: then ours stay under theirs, and do nothing."""
+        """Stop. Others may have replaced the same functions since: then ours stay under theirs, and do nothing.
+
+        So does the hook of optimizers: torch may be walking its hooks now, in this thread or another one.
+        """
         self._listener = None
-        self._hook.remove()
         if torch.autograd.backward is self._new_backward:
             torch.autograd.backward = self._backward
         if DataLoader.__iter__ is self._new_iterate:
@@ -64,9 +66,10 @@ class TrainingEvents:
 
         @functools.wraps(original)
         def iterate(loader: DataLoader[Any]) -> Any:
+            iterator = original(loader)
             if self._listener is not None:
-                self._listener.loader_begins(loader)
-            return original(loader)
+                self._listener.loader_begins(iterator)
+            return iterator
 
         return iterate
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar, Union
 import msgspec
 
 from paceline.errors import ProtocolError
+from paceline.host.plain_text import plain
 from paceline.wire import messages
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, MAX_NAME
 from paceline.wire.messages import REPLIES, REQUESTS, Body, Envelope, Request
-from paceline.wire.text import plain
 
 _encoder = msgspec.msgpack.Encoder()
 _numbers = msgspec.msgpack.Decoder(Envelope[msgspec.Raw])

@@ -51,8 +51,8 @@ FIGURE_NAME = r"^[A-Za-z_][A-Za-z0-9_./-]*\Z"
 MAX_REPORTS = 64
 """Steps of which one heartbeat brings figures."""
 
-MAX_WEIGHT_SUMS = 64
-"""Steps of which one heartbeat brings sums of weights."""
+MAX_TOLD_STEPS = 64
+"""Steps of a worker of which one heartbeat tells."""
 
 MAX_WINDOWS, MAX_PARTS, MAX_BINS = 1024, 64, 4096
 """Windows of one heartbeat's account, parts of a window, and entries of a histogram of staleness."""

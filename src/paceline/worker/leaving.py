@@ -23,8 +23,8 @@ from types import TracebackType
 
 from paceline.errors import PeerDiedError
 from paceline.host.exitcodes import PEER_FAILED
+from paceline.host.plain_text import described
 from paceline.net.sockets import close_all
-from paceline.wire.text import described
 from paceline.worker import alone, guard
 from paceline.worker.session import Session
 

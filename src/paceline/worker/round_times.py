@@ -32,30 +32,38 @@ class RoundTimes:
         self._last: tuple[WorkerRound, ...] = ()
         """The last rounds. Their statistics are worked out on request, not with every push."""
         self._all: list[WorkerRound] | None = [] if keep else None
+        self._is_local = False
         self.samples = 1.0
         """Samples of the largest batch so far."""
 
     def add(self, steps: Steps) -> None:
-        """Take in the account of one round."""
-        waited_s = steps.seconds[WAIT]
-        seconds = steps.wall_s - waited_s
-        if steps.round > WARM_UP and seconds > 0 and steps.samples > 0:
-            self.samples = max(self.samples, steps.samples)
-            step = WorkerRound(steps.samples, seconds, waited_s)
+        """Take in the account of one round: of one step, or of a period, whose mean step counts."""
+        taken, self._is_local = max(1, steps.steps), steps.steps > 0
+        waited_s, samples = steps.seconds[WAIT] / taken, steps.samples / taken
+        seconds = steps.wall_s / taken - waited_s
+        if max(steps.round, steps.steps) > WARM_UP and seconds > 0 and samples > 0:
+            self.samples = max(self.samples, samples)
+            step = WorkerRound(samples, seconds, waited_s)
             self._last = (*self._last[1 - WINDOW :], step)  # replaced, as another thread reads it
             if self._all is not None:
                 self._all.append(step)
             self.rounds += 1
 
-    def step_seconds(self, open_own_s: float | None) -> float:
+    def step_seconds(self, open_own_s: float | None, open_steps: int = 0) -> float:
         """Return how long this worker computes in a step: the median of the last ones, or this one if it takes longer.
 
         So a worker that becomes slow shows it in the step in which it does. 0 before the first step that is measured.
-        ``open_own_s`` is the computation of the present round so far; None: it is waiting now. Any thread may call it.
+        Of local steps, those of the last period count. Any thread may call it.
+
+        Args:
+            open_own_s: the computation of the present round so far; None: it is waiting now.
+            open_steps: local steps of it so far.
         """
-        recent = [one.seconds for one in self._last[-_RECENT:]]
+        recent = [one.seconds for one in self._last[-1 if self._is_local else -_RECENT :]]
         usual = statistics.median(recent) if recent else 0.0
-        return usual if not recent or open_own_s is None else max(usual, open_own_s)
+        if open_own_s is None or not (recent or open_steps > WARM_UP):
+            return usual
+        return max(usual, open_own_s / (open_steps + 1)) if recent else open_own_s / open_steps
 
     @property
     def steps(self) -> Sequence[WorkerRound]:

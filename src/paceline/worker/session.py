@@ -15,11 +15,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings
-from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.host import forks
-from paceline.layout.local_merge import LocalMerge
+from paceline.host.plain_text import described
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client
@@ -32,8 +31,8 @@ from paceline.observe.logs import set_up_worker_logging
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.wire.text import described
-from paceline.worker import alone
+from paceline.worker import alone, notice
+from paceline.worker.late import Awaited, missing_in, questions_about, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 
@@ -42,8 +41,8 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = 0
 _FIRST_SERVER = 1
 
-#: Sums of weights that wait for a heartbeat; older ones are forgotten.
-_MAX_SUMS = 8
+#: Steps that a worker tells of with its next heartbeat; older ones are forgotten.
+_MAX_STEPS = 24
 
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
@@ -74,6 +73,8 @@ class Session:
     """Whether the rounds of this worker are those of a DDP script."""
     has_measured_shares = False
     """Whether samples of this job go to workers by measured speed."""
+    is_local = False
+    """Whether the rounds of this worker are periods of local steps."""
     store_type = ""
     """Type of the store that this worker has made last, as in ``dist_sync``."""
     hands_out = False
@@ -89,11 +90,11 @@ class Session:
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
-        """Those of them that had died."""
+        """Those of them that had died, or left under notice: nobody misses what they would have said."""
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
-        self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
-        """Sums of weights for the next heartbeat."""
+        self._steps: deque[m.WorkerStep] = deque(maxlen=_MAX_STEPS)
+        """Steps that the next heartbeat tells of."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self._urgency = Urgency(3)
@@ -104,6 +105,7 @@ class Session:
         self._client = Client(make_hub(), check=self._check_open)
         self._failed = threading.Event()
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
+        self.notice = notice.Notice(self, self._lifeline.ask_to_leave)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -111,6 +113,7 @@ class Session:
             self._connect()
             on_error.pop_all()
         alone.joined(self)
+        notice.begin(self.notice)
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
@@ -127,6 +130,16 @@ class Session:
     def rank(self) -> int:
         """This worker's rank."""
         return self._lifeline.rank
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this worker does what one does for all: it places keys, sets values, and writes checkpoints."""
+        return self.rank == self.lead
+
+    @property
+    def lead(self) -> int:
+        """The lowest rank of those that were not gone at the last gather or barrier; the same on all workers."""
+        return next(rank for rank in range(self.settings.num_workers) if rank not in self.gone)
 
     @property
     def workers(self) -> list[m.Member]:
@@ -148,14 +161,6 @@ class Session:
         """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
 
-    def local_merge(self, policy: Policy) -> LocalMerge:
-        """Return the servers that merge the pushes of each host, for stores of a policy."""
-        workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
-        alone = range(len(workers))
-        return LocalMerge(
-            workers, servers, policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else alone
-        )
-
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
         return [*self._lifeline.lost, *self._lifeline.deaths]
@@ -175,6 +180,16 @@ class Session:
         """Seconds that this worker has spent waiting for answers: the rest of a step is its own."""
         return self.meter.waited_s
 
+    @property
+    def step_s(self) -> float:
+        """Seconds that this worker computes in a step; 0: not known."""
+        return self.pace.step_seconds(self.meter.open_own_s, self.meter.open_steps)
+
+    @property
+    def fastest_s(self) -> float:
+        """The same of the fastest worker, as the scheduler has heard."""
+        return self._lifeline.fastest_s
+
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
         if round > self._lifeline.round:
@@ -186,20 +201,22 @@ class Session:
         if self._urgency.note(self.meter.now(), steps.wall_s, steps.way_s, steps.seconds[GC]):
             self._lifeline.beat_soon()
 
-    def note_weights(self, sums: m.WeightSums) -> None:
-        """Let the scheduler compare this worker's weights with those of the others."""
-        self._weights.append(sums)
+    def note_step(self, step: m.WorkerStep) -> None:
+        """Let the scheduler compare what this worker tells of a step with what the others tell."""
+        self._steps.append(step)
         self._lifeline.beat_soon()
 
     def _add_figures(self, beat: m.Heartbeat) -> None:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
+        beat.work += self.meter.steps
         beat.spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
-        beat.step_s, beat.usual_samples = pace.step_seconds(self.meter.open_own_s), pace.samples
+        beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
         beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
-        beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
-        beat.account = self.meter.report(self.group, self.is_ddp, self.has_measured_shares or self.hands_out)
+        beat.steps = [self._steps.popleft() for _ in range(len(self._steps))]
+        is_shared = self.has_measured_shares or self.hands_out
+        beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -275,6 +292,8 @@ class Session:
     def wait(self, calls: Iterable[Call], timeout_s: float | None = None) -> None:
         """Wait until calls are answered.
 
+        Without ``timeout_s`` the time of the settings counts, from when those that a call waits for have got on last.
+
         Raises:
             PeerDiedError: a member of the job died; the text names it.
             DeadlineError: the answers did not arrive in time; the text names the missing processes.
@@ -282,61 +301,51 @@ class Session:
         """
         if self.before_wait is not None:
             self.before_wait()
-        advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
-        timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         calls, began, before = list(calls), self.meter.now(), self.meter.enter(WAIT)
         try:
-            late = self._client.wait(calls, timeout_s)
+            self._wait(calls, timeout_s)
         finally:
             self.meter.leave(before)
         if before != meter.NOTHING:
             self.meter.note_way(way_of(calls, began))
-        if late is not None:
-            waits_for = self._whom_it_waits_for(late)
-            self._give_up(late)
-            raise DeadlineError(
-                f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
-                f"{waits_for}{advice}"
-            )
 
-    def _whom_it_waits_for(self, late: Call) -> str:
-        """Ask who holds up a push, a norm, a barrier or a gather; returns a text for the error.
+    def _wait(self, calls: Sequence[Call], timeout_s: float | None) -> None:
+        limit_s = rest_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        waited_s = 0.0
+        while (late := self._client.wait(calls, rest_s)) is not None:
+            waited_s += rest_s
+            whom, text = self._whom_it_waits_for(late)
+            rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
+            if rest_s <= 0:
+                advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
+                for server, body in withdrawals(late.request, range(len(self.servers))):
+                    self.ask_server(server, body, "giving up")
+                after = f"was not answered within {waited_s:.3g} s"
+                raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
+
+    def _whom_it_waits_for(self, late: Call) -> tuple[Awaited, str]:
+        """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
 
         The story of the push goes to the log, at level DEBUG.
         """
-        request = late.request if late.seq else None
-        questions: list[m.Request] = []
-        if isinstance(request, m.Push):
-            questions = [m.AskMissing(request.store, request.entries[0])]
-        elif isinstance(request, m.AskNorm):
-            questions = [m.AskMissing(request.store, entry) for entry in request.entries]
-        elif isinstance(request, m.Meet):
-            questions = [m.AskNotMet(request.group, request.number, request.members)]
-        elif isinstance(request, m.Enter | m.Gather):
-            questions = [m.AskAbsent(request.barrier)]
-        else:
-            return ""
+        questions = questions_about(late.request if late.seq else None)
         try:
             asked = [self._client.ask(late.channel, one, "asking who is missing") for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-            self.wait([*asked, status], _MISSING_TIMEOUT_S)
+            self.wait([status], _MISSING_TIMEOUT_S)
+            # A question waits until the message has left that is under way on its connection.
+            is_told = bool(asked) and self._client.wait(asked, _MISSING_TIMEOUT_S) is None
         except PacelineError as error:
-            return f" ({error})"
+            return Awaited(), f" ({error})"
         assert isinstance(status.body, m.Status)
-        answers = [one.body for one in asked if isinstance(one.body, m.Missing)]
-        missing = sorted({rank for answer in answers for rank in answer.workers})
-        for story in (answer.story for answer in answers if answer.story):
+        missing, stories = missing_in(one.body for one in asked)
+        for story in stories:
             logger.debug("worker %d: %s", self.rank, story)
-        return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody")
-
-    def _give_up(self, late: Call) -> None:
-        """Tell servers to keep nothing more of a request that waits for other workers; not one that pushes."""
-        match late.request:
-            case m.Meet(group=group) | m.TakeAny(group=group):
-                for server in range(len(self.servers)):
-                    self.ask_server(server, m.GiveUp(group), "giving up")
-            case m.UseBoard(verb="get", names=names):
-                self._client.ask(late.channel, m.UseBoard("forget", names, []), "giving up")
+        if missing:
+            found = Awaited.of(status.body, [("worker", rank) for rank in missing])
+        else:
+            found = Awaited.of(status.body, [("worker", self.rank), ("server", late.channel - _FIRST_SERVER)])
+        return found, f"; it waits for {found if missing else 'nobody'}" if is_told else ""
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -409,6 +418,7 @@ class Session:
     def _on_change(self) -> None:
         if self.failure is not None:
             self._failed.set()
+        self.notice.heard(self._lifeline.leave_for, self._lifeline.refusal)
         self._client.wake()
 
     def close(self, reason: str = "") -> None:
@@ -430,17 +440,8 @@ class Session:
             logger.error("worker %d, leaving: %s", self.rank, error)
         finally:
             self._closed = True
+            notice.begin(None)
             meter.stop(self.meter)
             self._client.wake()
             self._lifeline.leave(reason)
             self._client.close(linger_s=1.0)
-
-
-def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
-    found = []
-    for member, state in zip(status.members, status.states, strict=True):
-        if member.role == "worker" and member.rank in ranks:
-            where = f"worker {member.rank} on {member.host} (pid {member.pid})"
-            heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
-            found.append(f"{where}, which is at round {state.round} and {heard}")
-    return found

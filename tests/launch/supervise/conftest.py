@@ -41,12 +41,14 @@ class Job:
         terminal: int | None = None,
         own_group: bool = False,
         agents: bool = False,
+        silence_s: float | None = None,
     ) -> Job:
         """Start the job; every script runs in the job's folder, where ``all-done`` is a fifo.
 
         ``shell`` runs the workers' scripts, ``ignored`` are signals the launcher finds ignored, ``out_fd`` is its
         stdout, ``terminal`` its stdout and stderr, where it shows how the job does, and with ``own_group`` it leads a
-        process group of its own. With ``agents`` there are two hosts, one for the workers.
+        process group of its own. With ``agents`` there are two hosts, one for the workers, and their agents take a
+        launcher for dead that is silent for ``silence_s``.
         """
         os.mkfifo(self.folder / "all-done")
         roles = {"scheduler": [] if scheduler is None else [scheduler], "server": servers, "worker": workers}
@@ -56,10 +58,10 @@ class Job:
             for rank, script in enumerate(scripts)
         ]
         name, _, value = self.mark.decode().partition("=")
-        plan = json.dumps({"processes": processes, "graces": self.graces, "agents": agents, "quiet": terminal is None})
+        plan = {"processes": processes, "graces": self.graces, "agents": agents, "silence_s": silence_s}
         with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, RUN_PLAN, plan],
+                [sys.executable, RUN_PLAN, json.dumps(plan | {"quiet": terminal is None})],
                 cwd=self.folder,
                 env=os.environ | {name: value, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
                 stdin=subprocess.DEVNULL,

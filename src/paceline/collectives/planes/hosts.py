@@ -39,7 +39,7 @@ class HostsPlane:
         near = [rank for rank, host in zip(members, hosts, strict=True) if host == hosts[self.index]]
         self._neighbours, shares = share_memory(
             session.rank, near, session.settings.shared_memory, timeout_s,
-            lambda mine: dict(zip(members, self._all.swap_bytes(mine), strict=True)),
+            lambda mine: dict(zip(members, self._all.swap_bytes(mine), strict=True)), session.check,
         )  # fmt: skip
         if not shares:
             hosts, near = [str(rank) for rank in members], [session.rank]
@@ -52,20 +52,20 @@ class HostsPlane:
 
     # ---- one operation ---------------------------------------------------------------------------------------------
 
-    def start(self, what: str, number: int, timeout_s: float) -> None:
-        """Set name, place and deadline of the next operation."""
-        self._all = self._all.of(what, number, timeout_s)
+    def start(self, what: str, number: int, timeout_s: float, seals: bool) -> None:
+        """Set name, place and deadline of the next operation, and whether its frames are always sealed."""
+        self._all = self._all.of(what, number, timeout_s, seals)
         if self._among is not None:
-            self._among = self._among.of(what, number, timeout_s + _LATER_S)
+            self._among = self._among.of(what, number, timeout_s + _LATER_S, seals)
         if self._neighbours is not None:
             self._neighbours.what, self._neighbours.timeout_s = what, timeout_s
 
-    def early(self, what: str, number: int, timeout_s: float) -> FarPlane | None:
+    def early(self, what: str, number: int, timeout_s: float, seals: bool) -> FarPlane | None:
         """Return the plane of an allreduce that may begin before those before it are over; None: none may.
 
         Shared memory is used by one operation at a time.
         """
-        return self._all.of(what, number, timeout_s) if self._is_far else None
+        return self._all.of(what, number, timeout_s, seals) if self._is_far else None
 
     def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
         """Reduce on each host, then among the hosts, then copy to the others of each host."""

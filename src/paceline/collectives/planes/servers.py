@@ -21,7 +21,7 @@ import torch
 
 from paceline.collectives.planes.base import Reduction
 from paceline.layout.tensors import from_frame, to_frame
-from paceline.net.base import Frames
+from paceline.net.base import Frames, sealed
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 
@@ -87,27 +87,28 @@ class FarPlane:
 
     Attributes:
         what: the operation, for errors; unlike ones are refused.
+        seals: its frames are sealed, whatever ``PACELINE_ENCRYPT`` says.
     """
 
     def __init__(self, session: Session, group: str, members: Sequence[int], timeout_s: float) -> None:
         self._session, self.group, self.members, self.timeout_s = session, group, list(members), timeout_s
         self.index, self.size = self.members.index(session.rank), len(members)
-        self._number, self.what = 0, "the start"
+        self._number, self.what, self.seals = 0, "the start", False
 
-    def of(self, what: str, number: int, timeout_s: float) -> Self:
+    def of(self, what: str, number: int, timeout_s: float, seals: bool) -> Self:
         """Return the plane of one operation.
 
         ``number`` is its place in the group's order, on all ranks the same: they may begin operations in another order.
         """
         one = copy.copy(self)
-        one.what, one._number, one.timeout_s = what, number * MEETINGS, timeout_s
+        one.what, one._number, one.timeout_s, one.seals = what, number * MEETINGS, timeout_s, seals
         return one
 
     def begin(self, parts: Parts) -> Swap:
         """Give frames to other members, and do not wait."""
         number = self._number = self._number + 1
         body = m.Meet(self.group, number, self.members, self.what, [to for to, _ in parts])
-        frames = [to_frame(part) for _, part in parts]
+        frames = [sealed(to_frame(part)) if self.seals else to_frame(part) for _, part in parts]
         server = server_of(self._session, self.group, number)
         return Swap(self._session, server, body, frames, f"{self.what} of group {self.group!r}")
 

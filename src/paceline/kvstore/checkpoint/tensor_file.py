@@ -25,8 +25,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError, PacelineError
+from paceline.host.plain_text import described
 from paceline.kvstore.checkpoint.whole_file import whole_file
-from paceline.wire.text import described
 
 #: Raised when what is written changes so that releases before cannot read it. All from OLDEST on are read.
 FORMAT, VERSION, OLDEST = "paceline", 1, 1

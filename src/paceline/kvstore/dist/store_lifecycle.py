@@ -40,8 +40,7 @@ class StoreLifecycle:
         """Whether the store is open on the servers. From then on its merging cannot change."""
         self.mean = False
         """Merge to the mean over samples instead of the sum."""
-        self.pauses = 0
-        """Meetings of the workers, before each of which all of them have paused: as many on every worker."""
+        self._pauses = 0
 
     @property
     def elements(self) -> int:
@@ -115,7 +114,7 @@ class StoreLifecycle:
 
     def pause(self) -> None:
         """Tell the servers that no worker shall wait for this worker's pushes until all workers have told them this."""
-        self.pauses += 1
+        self._pauses += 1
         if self._is_at_servers:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 
@@ -133,6 +132,14 @@ class StoreLifecycle:
     def _come_back(self) -> None:
         if self._is_at_servers:
             self.ask_all_servers(m.Back(self.name, self._session.stores.phase), "coming back")
+
+    @property
+    def section(self) -> tuple[int, int]:
+        """Number of the part of the job in which workers in lock step make equally many rounds; it only grows.
+
+        Before a meeting, and while a worker is away, some make rounds that others do not make.
+        """
+        return self._pauses, self._session.stores.phase
 
     @property
     def _is_at_servers(self) -> bool:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ from paceline.launch.remote.agent_link import (
     members,
     text,
 )
-from paceline.launch.supervise.child import SignalPipe
+from paceline.launch.supervise.child import ENDING, SignalPipe
 from paceline.launch.supervise.crew import LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, event_of, words_of
 from paceline.launch.supervise.guardian import Guardian
@@ -44,6 +45,8 @@ ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
 _READ_BYTES = 256 * 1024
 #: Check interval for processes that ended ones left running.
 _LEFTOVERS_CHECK_S = 0.1
+#: The same for the launcher, while it reads nothing.
+_BLOCKED_CHECK_MS = 200
 #: Variables of a scheduler that name pipes of this process.
 _PIPES = {"PACELINE_READY_FD": Late.READY_FD, "PACELINE_ENDED_FD": Late.ENDED_FD}
 
@@ -61,22 +64,24 @@ class Agent:
         self._heard_at = time.monotonic()
         self._own_time = OwnTime(self._heard_at, LONGEST_TURN_S)
         self._lines = AgentLines()
+        self._said: deque[list[Any]] = deque()
+        """Lines of the launcher that are not carried out yet, but for pings."""
+        self._is_pinged = False
         self._ended: set[ProcessName] = set()
         self._said_living: list[ProcessName] = []
         self._gone = False
         self._listening: socket.socket | None = None
         for fd in (in_fd, out_fd):
             os.set_blocking(fd, False)
-        self._end_of_input = select.poll()
-        self._end_of_input.register(in_fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
-        self._may_write = select.poll()
-        self._may_write.register(out_fd, select.POLLOUT)
+        self._may_go_on = select.poll()
+        self._may_go_on.register(in_fd, select.POLLIN)
+        self._may_go_on.register(out_fd, select.POLLOUT)
 
     def run(self) -> int:
         """Serve until the launcher is gone; returns the exit code. Everything that was started has ended then."""
         guardian = Guardian()
         with selectors.DefaultSelector() as selector, SignalPipe() as signals:
-            selector.register(self._in_fd, selectors.EVENT_READ, self._read)
+            selector.register(self._in_fd, selectors.EVENT_READ, self._listen)
             selector.register(signals.fd, selectors.EVENT_READ, lambda: self._signalled(signals))
             self._crew = LocalCrew(selector, self, guardian.register, self._environ, self._take)
             try:
@@ -95,12 +100,20 @@ class Agent:
         timeout = _LEFTOVERS_CHECK_S if self._said_living else PING_S
         for key, _ in selector.select(timeout):
             key.data()
+        self._check_heard()
+        if self._is_pinged:
+            self._is_pinged = False
+            self._say("pong")
+        while self._said:
+            self._obey(self._said.popleft())
+        if self._said_living:
+            self._say_living()
+
+    def _check_heard(self) -> None:
         now = time.monotonic()
         self._heard_at += self._own_time.lost_s(now)
         if now > self._heard_at + SILENCE_S:
             raise LauncherLostError("the launcher is silent")
-        if self._said_living:
-            self._say_living()
 
     def feed(self, member: ProcessName, stream: int, data: bytes) -> None:
         """Pass on a process's output."""
@@ -111,12 +124,13 @@ class Agent:
         self._say("closed", *member, stream)
 
     def _signalled(self, signals: SignalPipe) -> None:
-        """Check the children. Signals that end jobs are the launcher's business: engines send them to us as well."""
+        """Check the children. An engine signals all processes; what ends the job is the launcher's business."""
         for signum in signals.read():
-            self._say("signalled", signum)
+            if signum in ENDING:
+                self._say("signalled", signum)
         self._crew.check()
 
-    def _read(self) -> None:
+    def _listen(self) -> None:
         try:
             more = os.read(self._in_fd, _READ_BYTES)
         except BlockingIOError:
@@ -124,20 +138,21 @@ class Agent:
         self._gone = not more
         self._heard_at = time.monotonic()
         for line in self._lines.feed(more):
-            self._obey(line)
+            if line == ["ping"]:
+                self._is_pinged = True
+            else:
+                self._said.append(line)
 
     def _obey(self, line: list[Any]) -> None:
         match line:
-            case ["ping"]:
-                self._say("pong")
             case ["environ", dict() as variables]:
                 self._environ.update(variables)
                 self._crew.inherit(self._environ)
-            case ["address", list() as wanted, list() as targets]:
-                self._say(*_addresses(wanted, targets))
-            case ["facts", str() as interface, str() as witness]:
-                self._listening = host_checks.listen()
-                self._say("facts", host_checks.facts(interface, witness), self._listening.getsockname()[1])
+            case ["address", list() as wanted, list() as targets, str() as ports]:
+                self._say(*_addresses(wanted, targets, ports))
+            case ["facts", str() as witness, str() as ports]:
+                self._listening = host_checks.listen(ports)
+                self._say("facts", host_checks.facts(witness), self._listening.getsockname()[1])
             case ["reach", list() as targets]:
                 self._say("reached", host_checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
@@ -146,6 +161,10 @@ class Agent:
                 self._crew.look(members(given))
             case ["status"]:
                 self._crew.ask_status()
+            case ["ends"]:
+                self._crew.say_ending()
+            case ["pass_on", int() as signum]:
+                self._crew.pass_on(signum)
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case _:
@@ -194,12 +213,12 @@ class Agent:
                 raise LauncherLostError(str(error)) from error
 
     def _wait_to_write(self) -> None:
-        """Wait until the launcher reads on, or is gone; it says so by closing our stdin, or by silence."""
-        if self._end_of_input.poll(0) or time.monotonic() > self._heard_at + SILENCE_S:
+        """Wait until the launcher reads on, or is gone. A launcher that is paused does not read, but pings."""
+        if any(fd == self._in_fd for fd, _ in self._may_go_on.poll(_BLOCKED_CHECK_MS)):
+            self._listen()
+        if self._gone:
             raise LauncherLostError("the launcher is gone")
-        if not self._may_write.poll(200):
-            return
-        self._heard_at = time.monotonic()
+        self._check_heard()
 
 
 def _about() -> dict[str, Any]:
@@ -216,13 +235,13 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _addresses(wanted: list[str], targets: list[str]) -> list[Any]:
-    """Return this host's address: on the first interface, else the one from which it reaches a target."""
+def _addresses(wanted: list[str], targets: list[str], ports: str) -> list[Any]:
+    """Return this host's address, on the first interface, else the one from which it reaches a target; a free port."""
     try:
-        found = [address_of(one) for one in wanted]
+        found, port = [address_of(one) for one in wanted], free_port(ports)
     except PacelineError as error:
         return ["refused", str(error)]
-    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, free_port()]
+    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, port]
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import selectors
 import signal
 import time
@@ -30,12 +31,21 @@ LONGEST_TURN_S = 2 * PING_S
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
 
+#: First byte of a line that the next one continues.
+_CONTINUED = b"+"
+
+#: First word of the line that a login shell executes which has not run the command. To an agent it means nothing.
+_TYPED = b"exec "
+
+#: How long a host may take to greet before the command is typed.
+_TYPE_AFTER_S = 5.0
+
 #: Bytes of a line, and of what comes before the first one, that are kept: a host may never end its output.
 _LONGEST_LINE, _NOISE_BYTES = 16 << 20, 4096
 
 #: What an agent says of its host, by name: in its first line, and to ``paceline doctor``.
 _ABOUT = {"python": str, "version": str, "cores": int, "host": str, "reached_at": str, "clock": float, "pid": int}
-_FACTS = {"versions": dict, "address": str, "problem": str, "shared": bool}
+_FACTS = {"versions": dict, "shared": bool}
 _VERSIONS = {"paceline": str, "torch": str}
 
 #: Signs in the output of ssh that no answer came in time, or that the server has closed the connection at once.
@@ -48,6 +58,17 @@ _UNANSWERED = ("timed out", "banner exchange", "kex_exchange_identification")
 def encode(*words: Any) -> bytes:
     """Return one line."""
     return json.dumps(words).encode() + b"\n"
+
+
+def pieces(line: bytes) -> list[bytes]:
+    """Return a line as lines of at most ``PIPE_BUF`` bytes: such a write to a pipe succeeds as a whole, or not at all.
+
+    So two processes can write lines into one pipe.
+    """
+    most = select.PIPE_BUF - len(_CONTINUED) - 1
+    starts = range(0, len(line) - 1, most)
+    parts = [line[start : start + most] for start in starts[:-1]]
+    return [*(_CONTINUED + part + b"\n" for part in parts), line[starts[-1] :]]
 
 
 def text(data: bytes) -> str:
@@ -73,7 +94,7 @@ class AgentLines:
     """Collects bytes and gives back whole lines, decoded; everything before the ``magic`` bytes is noise."""
 
     def __init__(self, magic: bytes = b"") -> None:
-        self._magic, self._pending = magic, b""
+        self._magic, self._pending, self._begun = magic, b"", b""
         self.noise = b""
         """The last bytes before the magic bytes."""
 
@@ -92,9 +113,20 @@ class AgentLines:
                 return []
             self._magic, self._pending = b"", after
         *lines, self._pending = self._pending.split(b"\n")
-        if len(self._pending) > _LONGEST_LINE:
+        whole = [line for line in map(self._joined, lines) if line is not None]
+        if len(self._pending) + len(self._begun) > _LONGEST_LINE:
             raise ValueError(f"a line of more than {_LONGEST_LINE >> 20} MiB is not one of the agent's protocol")
-        return [_line(line) for line in lines]
+        return [_line(line) for line in whole]
+
+    def _joined(self, piece: bytes) -> bytes | None:
+        """Return the line that a piece completes; None: it is continued, or was typed for a shell."""
+        if piece.startswith(_TYPED):
+            return None
+        if piece.startswith(_CONTINUED):
+            self._begun += piece[len(_CONTINUED) :]
+            return None
+        line, self._begun = self._begun + piece, b""
+        return line
 
 
 def _line(line: bytes) -> list[Any]:
@@ -170,14 +202,17 @@ class AgentLink:
         self.errors: deque[str] = deque(maxlen=_ERROR_LINES)
         """Last lines that the remote shell wrote to stderr."""
         self._selector, self._take, self._say = selector, take, say
-        self._child = Child(argv, os.environ, register, feeds_stdin=True)
+        self._child, self._command = Child(argv, os.environ, register, feeds_stdin=True), argv[-1]
         self._out, self._err = self._child.pipes()
         self._in: int | None = self._child.stdin()
         self._lines, self._err_text = AgentLines(MAGIC), b""
-        self._unsent = b""
+        self._unsent: deque[bytes] = deque()
+        """Lines of at most ``PIPE_BUF`` bytes."""
         self._open = {self._out, self._err}
-        self.heard_at = self._pinged_at = now = time.monotonic()
+        self.heard_at = now = time.monotonic()
         """When the host was heard last, or this link was made."""
+        self.type_at = now + _TYPE_AFTER_S
+        """When the command is typed, if no agent greets before."""
         self._own_time = OwnTime(now, LONGEST_TURN_S)
         selector.register(self._out, selectors.EVENT_READ, self._read)
         selector.register(self._err, selectors.EVENT_READ, self._read_errors)
@@ -200,17 +235,35 @@ class AgentLink:
     def send(self, *words: Any) -> None:
         """Send a line. Lines to a host that is gone are dropped: its end is seen elsewhere."""
         if self._in is not None:
-            self._unsent += encode(*words)
+            self._unsent += pieces(encode(*words))
             self._flush()
 
-    def ping(self, now: float) -> float:
-        """Ping if it is time; return when the next one is due."""
-        if not self.about:
-            return now + PING_S
-        if now >= self._pinged_at + PING_S:
-            self._pinged_at = now
-            self.send("ping")
-        return self._pinged_at + PING_S
+    def ask_address(self, interfaces: Sequence[str], links: Iterable[AgentLink], ports: str) -> None:
+        """Ask the host for its address towards the others, which have greeted; interface and ports may be chosen."""
+        targets = [target for one in links if one is not self for target in one._targets()]
+        self.send("address", list(interfaces), targets, ports)
+
+    def _targets(self) -> list[str]:
+        """Return what may reach the host: how we reached it, its name, its addresses."""
+        reached = str(self.about["reached_at"])
+        name = self.host.rpartition("@")[2]
+        return [*([reached] if reached else []), name, *map(str, self.about["addresses"])]
+
+    def type_command(self, now: float) -> None:
+        """Type the command if it is time: a login shell's files may have started a shell that waits for one.
+
+        It is one word only where a login shell gets it.
+        """
+        if now >= self.type_at:
+            self.type_at = math.inf
+            if self._in is not None and not self.about and " " in self._command:
+                self._unsent.append(_TYPED + os.fsencode(self._command) + b"\n")
+                self._flush()
+
+    def keep_alive(self, ping: Callable[[int], None]) -> None:
+        """Have the pipe to the agent pinged from now on."""
+        if self._in is not None:
+            ping(self._in)
 
     def is_silent(self, now: float) -> bool:
         """Tell whether the agent has been silent for too long; called in every turn."""
@@ -222,6 +275,7 @@ class AgentLink:
         if self._in is not None:
             if self._unsent:
                 self._selector.unregister(self._in)
+                self._unsent.clear()
             self._in = None
             self._child.close_stdin()
 
@@ -255,11 +309,13 @@ class AgentLink:
             return
         had = self._in in self._selector.get_map()
         try:
-            self._unsent = self._unsent[os.write(self._in, self._unsent) :]
+            while self._unsent:
+                os.write(self._in, self._unsent[0])
+                self._unsent.popleft()
         except BlockingIOError:
             pass
         except OSError:  # the remote shell has ended
-            self._unsent = b""
+            self._unsent.clear()
         if bool(self._unsent) != had:
             if had:
                 self._selector.unregister(self._in)

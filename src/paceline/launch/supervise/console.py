@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import LaunchError
+from paceline.host.plain_text import plain
 from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
+from paceline.launch.supervise.outlet import Outlet
 from paceline.launch.supervise.panel import Panel, obeys_codes, one_row, without_moves
-from paceline.wire.text import plain
 
 OUT, ERR = 1, 2
 
 _COLOURS = {"scheduler": b"35", "server": b"34", "worker": b"32", "launch": b"33"}
 _ERASE_REST = b"\x1b[K"
+
+#: Most bytes that wait for a reader. Beyond that processes wait in their own writes, as in a pipe.
+_MOST_UNWRITTEN = 1 << 18
+
 _LEADER = ProcessName("worker", 0)
 
 
@@ -63,6 +68,9 @@ class Console:
         self._tails: dict[ProcessName, LastLines] = {}
         self._tracebacks: Tracebacks[ProcessName] = Tracebacks()
         self._gone: set[int] = set()
+        self._outlets = {stream: Outlet(fd) for stream, fd in self._fds.items()}
+        self._unwritten: deque[tuple[int, memoryview]] = deque()
+        """In the order in which it is to appear, also where both streams go to one place."""
         self._log_dir = Path(log_dir) if log_dir else None
         self._files: dict[ProcessName, int] = {}
         self._unwritable: set[ProcessName] = set()
@@ -72,6 +80,45 @@ class Console:
     def broken(self) -> bool:
         """Whether a reader has closed its end (``paceline launch … | head``)."""
         return bool(self._gone)
+
+    @property
+    def waits_for(self) -> Outlet | None:
+        """Where output waits until somebody reads; None: all is written."""
+        return self._outlets[self._unwritten[0][0]] if self._unwritten else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much output waits that no more should be read from processes."""
+        return sum(len(data) for _, data in self._unwritten) > _MOST_UNWRITTEN
+
+    def flush(self) -> None:
+        """Write what can be written without waiting."""
+        while self._unwritten:
+            stream, data = self._unwritten.popleft()
+            rest = self._written(stream, data)
+            if rest:
+                self._unwritten.appendleft((stream, rest))
+                return
+
+    def drop(self) -> None:
+        """Give up output that waits for a reader, and say so in its place."""
+        size = sum(len(data) for _, data in self._unwritten)
+        stream = self._unwritten[0][0]
+        self._unwritten.clear()
+        note = f"\n[launch] {size} bytes of output were dropped: nobody read them\n".encode()
+        self._unwritten.append((stream, memoryview(note)))
+
+    def _written(self, stream: int, data: memoryview) -> memoryview:
+        """Write what can be written now; return the rest."""
+        if stream in self._gone:
+            return data[:0]
+        try:
+            return self._outlets[stream].write(data)
+        except OSError as error:
+            self._gone.add(stream)
+            if not isinstance(error, BrokenPipeError):  # that is no news to whoever wrote `| head`
+                self.say(f"{'stdout' if stream == OUT else 'stderr'} cannot be written: {error.strerror}")
+            return data[:0]
 
     def feed(self, member: ProcessName, stream: int, data: bytes) -> None:
         """Show the bytes that a process wrote, line by line."""
@@ -102,6 +149,11 @@ class Console:
         if self.panel is not None:
             self._put(ERR, self.panel.close())
         self.panel, self._above = None, frozenset()
+
+    def release(self) -> None:
+        """Let go of stdout and stderr; what is not written by now is lost."""
+        for outlet in self._outlets.values():
+            outlet.release()
 
     def close_files(self) -> None:
         """Close the log files, and leave their folder to other jobs."""
@@ -175,16 +227,9 @@ class Console:
         self._put(stream, data)
 
     def _put(self, stream: int, data: bytes) -> None:
-        fd, rest = self._fds[stream], memoryview(data)
-        while rest and stream not in self._gone:
-            try:
-                rest = rest[os.write(fd, rest) :]
-            except BlockingIOError:  # another process that shares this descriptor made it non-blocking
-                select.select([], [fd], [])
-            except OSError as error:
-                self._gone.add(stream)
-                if not isinstance(error, BrokenPipeError):  # that is no news to whoever wrote `| head`
-                    self.say(f"{'stdout' if stream == OUT else 'stderr'} cannot be written: {error.strerror}")
+        if data:
+            self._unwritten.append((stream, memoryview(data)))
+        self.flush()
 
 
 def _locked(folder: str) -> int | None:

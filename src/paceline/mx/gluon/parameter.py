@@ -32,6 +32,7 @@ class Replicas:
         self._names: dict[str, list[nn.Parameter]] = {}
         self._on_shapes: list[Callable[[], None]] = []
         self._before_reading: list[Callable[[], None]] = []
+        self._before_forward: list[Callable[[], None]] = []
         self._params = ParameterDict([Parameter(name, self) for name, _ in net.named_parameters()])
 
     @property
@@ -55,6 +56,10 @@ class Replicas:
     def before_reading(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
         self._before_reading.append(callback)
+
+    def before_forward(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` before a forward pass."""
+        self._before_forward.append(callback)
 
     def has_sparse_gradient(self, name: str) -> bool:
         """Return whether a parameter is the table of an embedding with ``sparse=True``."""

@@ -16,7 +16,7 @@ from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.parameter import Replicas
 from paceline.mx.init import Initializer
 from paceline.naming import absent
-from paceline.optim.buffers import mean_of
+from paceline.optim.shared_tensors import mean_of
 
 #: What to use in place of methods that Gluon's networks have.
 INSTEAD_OF_METHODS = {
@@ -82,6 +82,8 @@ class ReplicatedModule(Replicas):
         Raises:
             ValueError: the number of slices is not the number of devices, or a slice is on another device.
         """
+        for callback in self._before_forward:
+            callback()
         if not any(isinstance(one, list) for one in inputs):
             index = index_of(inputs, self.contexts)
             self.infer_shapes(*inputs)

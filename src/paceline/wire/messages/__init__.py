@@ -11,12 +11,13 @@ from paceline.wire.messages.fields import *  # noqa: F403
 from paceline.wire.messages.forwarding import *  # noqa: F403
 from paceline.wire.messages.meeting import *  # noqa: F403
 from paceline.wire.messages.membership import *  # noqa: F403
+from paceline.wire.messages.notice import *  # noqa: F403
 from paceline.wire.messages.pooling import *  # noqa: F403
 from paceline.wire.messages.tracing import *  # noqa: F403
 from paceline.wire.messages.training import *  # noqa: F403
 
 #: Raised by hand when messages with the same fields mean something else.
-PROTOCOL = 3
+PROTOCOL = 4
 
 REQUESTS: tuple[type[fields.Message], ...] = tuple(fields.Request.__subclasses__())
 REPLIES: tuple[type[fields.Message], ...] = tuple(fields.Reply.__subclasses__())

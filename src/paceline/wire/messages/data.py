@@ -158,9 +158,6 @@ class Push(Request, tag=24):
     """No server may apply this round: there are no frames, and no memory is read."""
     note: Note = b""
     """The worker's note for all workers whose pushes make one update with this one."""
-    inputs: Text | None = None
-    """None: the number of samples is certain. Else it is 1 on every worker, and these are the shapes of the inputs: if
-    they differ between workers, the server says so."""
 
 
 class Pull(Request, tag=25):

@@ -46,8 +46,6 @@ class Share(Message):
     samples: float
     rounds: Annotated[list[Number], OF_KEYS]
     """Per entry of the sum."""
-    inputs: Text | None = None
-    """As in :class:`Push`."""
 
 
 class PushSum(Request, tag=43):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +15,7 @@ from paceline.wire.limits import (
     MAX_PARTS,
     MAX_REPORTS,
     MAX_TEXT,
-    MAX_WEIGHT_SUMS,
+    MAX_TOLD_STEPS,
     MAX_WINDOWS,
 )
 from paceline.wire.messages.fields import (
@@ -158,6 +158,8 @@ class AccountReport(Message):
     """The rounds of a worker are those of a DDP script: all workers wait for each other, and servers merge nothing."""
     is_shared: bool = False
     """Samples go to workers by their speed already."""
+    is_local: bool = False
+    """A round of a worker is a period of local steps."""
 
 
 class ReportedFigures(Message):
@@ -178,13 +180,30 @@ class StepsLeft(Message):
     """Seconds that it still takes; None: not known yet."""
 
 
-class WeightSums(Message):
-    """Sums of a worker's weights after a step, for the comparison with other workers."""
+Way = Literal["", "given", "inputs", "dealt", "equal", "unknown", "sum", "each"]
+"""How a worker weighs: see :mod:`paceline.membership.weighing`. Empty: it has no samples."""
+
+
+class StepBatch(Message):
+    """The batch of a worker in one step, and how it weighs."""
+
+    way: Way
+    samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """The weight of the worker."""
+    shapes: Line = ""
+    """Of the model's inputs, where the number of samples is not known; empty: not known either."""
+    why: Line = ""
+    """Why the number of samples is not known."""
+
+
+class WorkerStep(Message):
+    """What a worker tells of one of its steps, for the comparison with other workers."""
 
     store: Name
     step: Number
-    sums: Annotated[list[tuple[Name, float, float]], OF_KEYS]
-    """Of each parameter its name, the sum, and by how much rounding may have changed that."""
+    sums: Annotated[list[tuple[Name, float, float]], OF_KEYS] = msgspec.field(default_factory=list)
+    """Of each parameter its name, the sum of its weights, and by how much rounding may have changed that."""
+    batch: StepBatch | None = None
 
 
 class Heartbeat(Request, tag=3):
@@ -208,14 +227,16 @@ class Heartbeat(Request, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
-    weights: Annotated[list[WeightSums], Meta(max_length=MAX_WEIGHT_SUMS)] = msgspec.field(default_factory=list)
-    """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
+    steps: Annotated[list[WorkerStep], Meta(max_length=MAX_TOLD_STEPS)] = msgspec.field(default_factory=list)
+    """What a worker tells of some of the steps since its last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
     progress: StepsLeft | None = None
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    work: Number = 0
+    """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
 
 class Death(Message):
@@ -247,6 +268,10 @@ class News(Reply, tag=4):
     """In an answer: the scheduler's clock."""
     trace: Number = 0
     """Number of the trace for which heartbeats bring events; 0: none."""
+    fastest_s: Amount = 0.0
+    """In an answer: seconds of a step of the fastest worker; 0: not known."""
+    leave: Line = ""
+    """Why the receiver is to end its step and leave; empty: it is not."""
 
 
 class Bye(Request, tag=5):
@@ -348,7 +373,7 @@ class MemberState(Message):
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Annotated[str, Meta(max_length=8, pattern=r"^(live|silent|left|dead)\Z")]
+    phase: Annotated[str, Meta(max_length=8, pattern=r"^(live|silent|leaving|left|dead)\Z")]
     waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
@@ -368,6 +393,8 @@ class MemberState(Message):
     """Of a server: its values, and the buckets that they are in."""
     progress: StepsLeft | None = None
     """None: its script has told no total of steps."""
+    still_s: Amount | None = None
+    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
 
 
 class Told(Message):
@@ -399,6 +426,8 @@ class Status(Reply, tag=12):
     """Cohorts of several workers that servers have merged."""
     staleness: Annotated[list[tuple[Number, Number]], Meta(max_length=MAX_BINS)] = msgspec.field(default_factory=list)
     """How many updates of servers had which staleness so far."""
+    weighing: Annotated[list[Line], OF_MEMBERS] = msgspec.field(default_factory=list)
+    """How workers weigh in the mean of their gradients, the newest last."""
 
     def __post_init__(self) -> None:
         if len(self.members) != len(self.states):
@@ -428,6 +457,6 @@ class Gathered(Reply, tag=15):
     gone: Annotated[list[tuple[Rank, Number]], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
     dead: Ranks = msgspec.field(default_factory=list)
-    """Those of them that have died."""
+    """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""

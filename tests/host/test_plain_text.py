@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.host.plain_text import LONGEST_TEXT, described, plain, plain_lines, text_of
 from paceline.wire import encode
 from paceline.wire import messages as m
-from paceline.wire.text import LONGEST_TEXT, described, plain, plain_lines, text_of
 
 
 class MuteError(Exception):

@@ -1,0 +1,76 @@
+"""Whom a late request waits for, and whether they get on. Pure.
+
+A deadline judges those who do not move, not those who are slow: a worker within its local steps, a push on a slow link.
+
+| late request | waits for |
+|---|---|
+| push, norm of a round | the workers that have not pushed |
+| meeting, barrier, gather | the workers that have not come |
+| any other; a push that its server has not got yet | its asker and the server that answers |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.wire import messages as m
+
+
+def questions_about(request: m.Request | None) -> list[m.Request]:
+    """Return the requests that find out which workers a request waits for; none: it waits for no worker."""
+    if isinstance(request, m.Push):
+        return [m.AskMissing(request.store, request.entries[0])]
+    if isinstance(request, m.AskNorm):
+        return [m.AskMissing(request.store, entry) for entry in request.entries]
+    if isinstance(request, m.Meet):
+        return [m.AskNotMet(request.group, request.number, request.members)]
+    if isinstance(request, m.Enter | m.Gather):
+        return [m.AskAbsent(request.barrier)]
+    return []
+
+
+def withdrawals(request: m.Request, servers: Sequence[int]) -> list[tuple[int, m.Request]]:
+    """Return what tells servers to keep nothing more of a request that waits for other workers; not of a push."""
+    match request:
+        case m.Meet(group=group) | m.TakeAny(group=group):  # the meetings of an operation are at several servers
+            return [(server, m.GiveUp(group)) for server in servers]
+        case m.UseBoard(verb="get", names=names):
+            return [(0, m.UseBoard("forget", names, []))]
+    return []
+
+
+def missing_in(answers: Iterable[m.Body | None]) -> tuple[list[int], list[str]]:
+    """Return the workers that answers name, and what happened to the keys of pushes."""
+    known = [one for one in answers if isinstance(one, m.Missing)]
+    return sorted({rank for one in known for rank in one.workers}), [one.story for one in known if one.story]
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """The processes that a request waits for."""
+
+    members: Sequence[tuple[m.Member, m.MemberState]] = ()
+
+    @classmethod
+    def of(cls, status: m.Status, wanted: Iterable[tuple[str, int]]) -> Awaited:
+        """Return those of some roles and ranks."""
+        found = set(wanted)
+        pairs = zip(status.members, status.states, strict=True)
+        return cls([(member, state) for member, state in pairs if (member.role, member.rank) in found])
+
+    @property
+    def still_s(self) -> float:
+        """Seconds since the last one of them has got on that has for least; infinite: one never did."""
+        times = [one.still_s for _, one in self.members]
+        return max((float("inf") if one is None else one for one in times), default=float("inf"))
+
+    def __str__(self) -> str:
+        """Return who they are, for an error."""
+        return ", ".join(_said(member, state) for member, state in self.members if member.role == "worker")
+
+
+def _said(member: m.Member, state: m.MemberState) -> str:
+    where = f"{member.role} {member.rank} on {member.host} (pid {member.pid})"
+    heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
+    return f"{where}, which is at round {state.round} and {heard}"
