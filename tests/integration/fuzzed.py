@@ -127,7 +127,7 @@ def of_members(store: str, member: m.Member) -> list[Message]:
     records = b"".join(RECORD.pack(number, 0.5, 1, 2, 3, 4, number % 9, number) for number in range(1, 9))
     full = m.Heartbeat(
         7, [m.Sighting("server", 9, "R", 1.0)], 1 << 30, 5, 6, [(0, 3)], 0.1, 0.1, 4.0, m.Spread(9, 1, 3.0, 0.1),
-        account, [m.WeightSums(store, 3, [("a", 1.0, 0.1)])], [m.ReportedFigures(3, 4.0, {"loss": 0.5, "acc": 1.0})],
+        account, [m.WorkerStep(store, 3, [("a", 1.0, 0.1)], m.StepBatch("given", 4.0, "4 x 2", "why"))], [m.ReportedFigures(3, 4.0, {"loss": 0.5, "acc": 1.0})],
         m.StepsLeft(3, 9, 1.5), m.TraceEvents(1, 0.0, 1.0, 2.0, 3.0, 0.1, 0, records),
     )  # fmt: skip
     return [
@@ -154,6 +154,9 @@ def of_members(store: str, member: m.Member) -> list[Message]:
         (m.Lookup(store, ["a"]), []),
         (m.Lookup(store, ["never", 9]), []),
         (m.AskStatus(), []),
+        (m.Notice("a test", "far away"), []),
+        (m.GiveBack("sampler", 1, 5, [1, 2, 3]), []),
+        (m.AskGone("a point", "sampler"), []),
         (m.Done(), []),
         (m.Unknown([1]), [bytes(4000)]),
     ]
