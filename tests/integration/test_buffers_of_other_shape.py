@@ -92,7 +92,6 @@ def train(store: KVStoreBase, size: int, choices: dict[str, Any]) -> list[Any]:
         optimizer.step()
         net.eval()(batch(store.rank, size, step))
         net.train()
-    optimizer.synchronize()
     return found_in(net, lines)
 
 
