@@ -68,7 +68,7 @@ def of_stores(store: str, member: m.Member, shared: Sequence[SharedTensor]) -> l
         push(3, [entry], [], shared=True),
         push(4, parts, [values[:1600], values[1600:]]),
         push(5, parts, [], shared=True, want=False),
-        push(6, parts, [values[:1600], b""], absent=[m.Span(0, 0, 400, 600)], note=b"note", inputs="1 x 2"),
+        push(6, parts, [values[:1600], b""], absent=[m.Span(0, 0, 400, 600)], note=b"note"),
         (m.Init(store, 1, "float32", [m.BucketSpec(0, NUMEL, ["rows"], [NUMEL], [[20, 50]])], "changed"), [values]),
         push(1, [rows], [ids, values[:400]], rows=True),
         (m.PullRows(store, rows), [ids]),
@@ -90,7 +90,7 @@ def of_stores(store: str, member: m.Member, shared: Sequence[SharedTensor]) -> l
         (m.Back(store, 1), []),
         (m.Regroup(store, 1, [[0]]), []),
         (m.ForwardBuckets(store, 2, "float32", [m.ForwardedBucket(0, 10, 1)]), []),
-        (m.PushSum(store, [entry], [m.Share(0, 4.0, [1], "1 x 2")], 1.0, options, notes=[(0, b"note")]), [values]),
+        (m.PushSum(store, [entry], [m.Share(0, 4.0, [1])], 1.0, options, notes=[(0, b"note")]), [values]),
         (m.OnBehalf(member.rank, m.Pause(store)), []),
         (m.Leave(f"{store} left"), []),
     ]
@@ -127,8 +127,9 @@ def of_members(store: str, member: m.Member) -> list[Message]:
     records = b"".join(RECORD.pack(number, 0.5, 1, 2, 3, 4, number % 9, number) for number in range(1, 9))
     full = m.Heartbeat(
         7, [m.Sighting("server", 9, "R", 1.0)], 1 << 30, 5, 6, [(0, 3)], 0.1, 0.1, 4.0, m.Spread(9, 1, 3.0, 0.1),
-        account, [m.WorkerStep(store, 3, [("a", 1.0, 0.1)], m.StepBatch("given", 4.0, "4 x 2", "why"))], [m.ReportedFigures(3, 4.0, {"loss": 0.5, "acc": 1.0})],
-        m.StepsLeft(3, 9, 1.5), m.TraceEvents(1, 0.0, 1.0, 2.0, 3.0, 0.1, 0, records),
+        account, [m.WorkerStep(store, 3, [("a", 1.0, 0.1)], m.StepBatch("given", 4.0, "4 x 2", "why"))],
+        [m.ReportedFigures(3, 4.0, {"loss": 0.5, "acc": 1.0})], m.StepsLeft(3, 9, 1.5),
+        m.TraceEvents(1, 0.0, 1.0, 2.0, 3.0, 0.1, 0, records),
     )  # fmt: skip
     return [
         (m.Probe([1, 2, 3]), []),
