@@ -174,7 +174,7 @@ def _listed(arrays: Any) -> Sequence[Any]:
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
     _INSTEAD = {
         "CSVIter": "NDArrayIter(numpy.loadtxt(...))",
-        "DataDesc": "nothing: shapes are those of the first batch",
+        "DataDesc": "nothing: shapes come from the first batch",
         "DataIter": "any iterable of (data, label)",
         "ImageRecordIter": "paceline.data.Records in a torch DataLoader, as in examples/common/imagenet.py",
         "LibSVMIter": "sklearn.datasets.load_svmlight_file",

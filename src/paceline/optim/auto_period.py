@@ -165,7 +165,7 @@ def _line(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
 def _own_s(codec: str, elements: int) -> float:
     """Return how long this worker encodes, decodes and copies so many elements."""
     tried = min(_TRIED, elements)
-    one = torch.linspace(-1.0, 1.0, tried, device="cpu", dtype=torch.float32)  # takes nothing from the script's generator
+    one = torch.linspace(-1.0, 1.0, tried, device="cpu", dtype=torch.float32)  # not from the script's generator
     other = torch.zeros_like(one)
     coded, seconds = compression.make(codec or None), math.inf
     state = None if coded is None else coded.new_state(tried)
