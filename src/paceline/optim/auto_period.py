@@ -103,7 +103,8 @@ class AutoPeriod:
         servers = max(1, len(self._store.session.servers))
         for size in _PROBES:
             store = self._store.sibling("probe", mean=True, policy=Policy())
-            values = [torch.zeros(max(1, size // 4 // servers), device="cpu") for _ in range(servers)]
+            length = max(1, size // 4 // servers)
+            values = [torch.zeros(length, device="cpu", dtype=torch.float32) for _ in range(servers)]
             store.init(list(range(servers)), values)
             seconds = min(_round_s(store, values) for _ in range(_TRIES))
             store.close()
