@@ -156,7 +156,7 @@ def whole(name: str, text: str) -> int:
         ValueError: it is none.
     """
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{name}={text!r}: this launcher takes whole numbers only, 1 or more")
+        raise ValueError(f"{name}={text!r}: this launcher takes integers only, 1 or more")
     return int(text)
 
 

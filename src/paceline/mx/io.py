@@ -49,7 +49,7 @@ class NDArrayIter:
         seed: seed of the order.
 
     Raises:
-        ValueError: arrays of unlike lengths, a part that does not exist, less than a batch, or another handling.
+        ValueError: arrays of different lengths, a part that does not exist, less than a batch, or another handling.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class NDArrayIter:
 class MNISTIter(NDArrayIter):
     """Batches of MNIST's files: images [N, 1, height, width] in 0 to 1 (pixels / 256), and labels [N].
 
-    The rest of an epoch is left out. Other arguments than these are those of :class:`NDArrayIter`.
+    The rest of an epoch is left out. The other arguments are the same as of :class:`NDArrayIter`.
 
     Args:
         image: file of images, in IDX format, plain or ``.gz``.
