@@ -202,7 +202,7 @@ def _number(key: str, value: Any, kind: type[N]) -> N:
             return number
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(f"{key}={value} is not a {'whole ' if kind is int else ''}number")
+    raise ValueError(f"{key}={value} is not {'an integer' if kind is int else 'a number'}")
 
 
 def _hosts(value: object) -> tuple[Host, ...]:
