@@ -136,6 +136,8 @@ class LocalSteps(Strategy):
             store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
         self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
+        if store.num_workers > 1:
+            setup.samples.read_losses(store.rank)
         self._progress = Progress(local.period, len(self.outer), local.schedule, time.monotonic())
         if self._fragments and store.num_workers > 1 and setup.model is not None:
             self._share_the_rest(setup.model)

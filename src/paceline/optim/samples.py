@@ -11,7 +11,8 @@ The first row that applies decides:
 | no backward pass has reached a parameter, and no parameter has a grad  | 0                                     |
 | in any other way                                                       | 1 on every worker, as in DDP          |
 
-With ``weigh="equal"`` it is 1 wherever it is not 0.
+With ``weigh="equal"`` it is 1 wherever it is not 0. With ``weigh="loss"`` it is what the losses were divided by, unless
+``optimizer.samples`` is set or the weight is 0 (:mod:`.loss_reader`).
 
 Shapes alone never make a count certain: ``[8, 32]`` may be 8 sequences of 32 tokens, 32 sequences of 8, or 8 nodes of
 one graph, and no rule tells them apart. But where all workers have inputs of the *same* shapes, they have equally many
@@ -32,7 +33,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -43,7 +44,10 @@ from paceline.optim.backward import engine
 from paceline.torch_hooks.untraced import untraced
 from paceline.wire import messages as m
 
-Weigh = Literal["samples", "equal"]
+if TYPE_CHECKING:
+    from paceline.optim.loss_reader import LossReader
+
+Weigh = Literal["samples", "equal", "loss"]
 
 #: Autograd's number of the backward pass that runs, where none does.
 _NO_PASS = -1
@@ -83,6 +87,7 @@ class SampleCounter:
             raise ValueError(f"weigh is {' or '.join(map(repr, get_args(Weigh)))}, not {weigh!r}")
         self.batch_dim, self.weigh = batch_dim, weigh
         self.last: Count | None = None
+        self._losses: LossReader | None = None
         self._rows = 1.0
         self._seen: list[Tally] = []
         """Calls of passes that have ended."""
@@ -115,6 +120,13 @@ class SampleCounter:
         if samples is not None and not 0 <= float(samples) < math.inf:
             raise ValueError(f"samples is {samples}; it must be a finite number, 0 or more, or None")
         self.given = samples
+
+    def read_losses(self, worker: int) -> None:
+        """Weigh by what losses are divided by, if the user has said so; the worker's rank is for errors."""
+        if self.weigh == "loss":
+            from paceline.optim.loss_reader import LossReader  # nobody else reads graphs
+
+            self._losses = LossReader(worker)
 
     # ---- calls of the model ----------------------------------------------------------------------------------------
 
@@ -173,6 +185,8 @@ class SampleCounter:
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
         self._touched = self.is_reaching = True
+        if self._losses is not None and self.given is None:
+            self._losses.touch()
 
     def ended(self) -> None:
         """Note that an outermost backward pass has ended."""
@@ -187,6 +201,8 @@ class SampleCounter:
         if self._reached:
             del self._seen[: self._ended]
             self._ended, self._batches, self._is_dealt, self._reached = 0, [], True, False
+            if self._losses is not None:
+                self._losses.forget()
 
     def _note_batch(self) -> None:
         """Note the batch that the loop has now."""
@@ -225,12 +241,16 @@ class SampleCounter:
         self._seen, self._pending, self._ended = [], [], 0
         self._newest, self._batches, self._is_dealt = dealt.count(), [], True
         self._rows, self.last = count.rows or self._rows, count
+        if self._losses is not None:
+            self._losses.forget()
         return count
 
     def _known(self, samples: float, way: m.Way) -> Count:
         """Return the count of a push whose number of samples is certain."""
         if self.weigh == "equal":
             return Count(float(samples > 0), samples, "equal" if samples else "")
+        if self._losses is not None and samples and way != "given":
+            return Count(self._losses.number(), samples, "loss")
         return Count(samples, samples, way if samples else "")
 
     def _count(self, calls: list[Tally]) -> Count:
@@ -244,6 +264,8 @@ class SampleCounter:
         if certain is not None:
             return self._known(certain, "inputs")
         rows = rows or self._rows
+        if self._losses is not None:
+            return Count(self._losses.number(), rows, "loss")
         if self.weigh == "equal":
             return Count(1.0, rows, "equal")
         if not calls:

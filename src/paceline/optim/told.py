@@ -34,6 +34,8 @@ class ToldBatches:
         if self._merge != "mean" and way:
             way = self._merge
         loss = None if self._losses is None else self._losses.take(count.rows)
+        if self._losses is not None and self._losses.have_ended:
+            self._losses = None
         if step > _FIRST and way in self._ways and loss is None:
             return None
         self._ways.add(way)
