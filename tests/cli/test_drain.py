@@ -82,8 +82,16 @@ def test_workers_leave_one_by_one_and_the_launchers_own_signal_ends_the_job(
     assert "nobody would go on without workers 0, 3" in capsys.readouterr().err
     assert main(["drain"]) == 2
     assert main(["status"]) == 0
-    states = [line.split()[3] for line in capsys.readouterr().out.splitlines()[1:6]]
-    assert states == ["live", "live", "left", "left", "live"]
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in shown[1:6]] == ["live", "live", "left", "left", "live"]
+    assert "ago: worker 1 left after round " in shown[-2]
+    assert shown[-1].endswith(": the machine is needed")
+    assert main(["status", "--json"]) == 0
+    assert '"generation": 2, "kind": "left", "workers": [2]' in capsys.readouterr().out
+    assert main(["replay"]) == 0
+    log = capsys.readouterr().out
+    assert "the job starts with workers 0-3\n" in log
+    assert "generation 1, " in log
 
     job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(DEADLINE_S) == 143

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.data.dealing_log import DealingLog
 from paceline.data.left_over import Indices, LeftOver
 from paceline.wire import messages as m
+from paceline.worker.to_tell import ToTell
 
 #: Four workers with two samples of each global batch of 8; an epoch has 40 samples, 10 each.
 WIDTHS, PART = [2, 2, 2, 2], 10
@@ -25,6 +27,7 @@ class Job:
 
     def __init__(self, gone: Sequence[m.GoneWorker]) -> None:
         self.gone, self.points, self.rank, self.round = list(gone), list[str](), 0, 0
+        self.to_tell = ToTell(lambda: None)
 
     def call_scheduler(self, body: m.AskGone, what: str) -> m.Gone:
         self.points.append(body.point)
@@ -40,9 +43,10 @@ def shares(job: Job, sides: dict[int, LeftOver], epoch: int) -> dict[int, list[i
 
 
 def sides_of(job: Job, ranks: Sequence[int], drop_last: bool = False) -> dict[int, LeftOver]:
-    made = {rank: LeftOver(job, "s", WIDTHS, part, drop_last) for rank in ranks}  # type: ignore[arg-type]
+    log = DealingLog(job, "s", {"length": 40, "seed": 0, "shuffle": False})  # type: ignore[arg-type]
+    made = {rank: LeftOver(job, "s", WIDTHS, part, log, drop_last) for rank in ranks}  # type: ignore[arg-type]
     for one in made.values():
-        one.begin()
+        one.begin(5)
     return made
 
 
@@ -55,7 +59,7 @@ def test_rest_of_a_worker_that_has_given_back_is_divided_once_and_its_part_in_la
     assert shares(job, sides, 0) == {0: [], 1: [], 3: []}
     assert job.points[::3] == ["s/0/0", "s/0/1", "s/0/2"]
     for side in sides.values():
-        side.begin()
+        side.begin(5)
     found = shares(job, sides, 1)
     assert sorted(index for one in found.values() for index in one) == list(range(120, 130))
     assert max(map(len, found.values())) - min(map(len, found.values())) <= 1
@@ -80,7 +84,7 @@ def test_worker_that_died_has_trained_on_a_batch_for_each_round() -> None:
     assert shares(job, sides, 0) == {0: [16, 17], 2: [18], 3: [19]}
     job.round = 200
     for side in sides.values():
-        side.begin()
+        side.begin(5)
     found = shares(job, sides, 1)
     assert sorted(index for one in found.values() for index in one) == list(range(110, 120))
 

@@ -124,3 +124,22 @@ def test_notice_does_not_apply_before_the_start_and_without_a_store() -> None:
     members.handle(b"worker-0", 1, hello("worker", 0, num_workers=3, num_servers=2), 0.0)
     assert "have joined" in refusal(asked(members, b"worker-0", "SIGTERM"))
     assert "does not apply" in refusal(asked(joined(THREE), b"worker-0", "SIGTERM"))
+
+
+def test_all_workers_hear_the_same_of_who_is_gone_at_a_point_and_where_it_was() -> None:
+    members = training()
+    asked(members, b"worker-1", "SIGTERM")
+    given = m.GiveBack("s", 3, 40)
+
+    def ask(rank: int, point: str) -> m.Reply:
+        ((_, _, answer),) = answers(members.handle(b"worker-%d" % rank, 80, m.AskGone(point, "s"), 2.0))
+        return answer
+
+    assert ask(0, "s/3/0") == m.Gone([])
+    assert answers(members.handle(b"worker-1", 81, given, 2.1)) == [(b"worker-1", 81, m.Done())]
+    members.handle(b"worker-1", 82, m.Bye("", 7), 2.2)
+    assert ask(2, "s/3/0") == m.Gone([]), "the first one who asks settles it"
+    assert ask(2, "s/3/1") == ask(0, "s/3/1") == m.Gone([m.GoneWorker(1, 7, given)])
+    for number in range(300):
+        ask(0, f"other/{number}")
+    assert ask(0, "s/3/0") == m.Gone([m.GoneWorker(1, 7, given)]), "it is forgotten when all are far beyond it"

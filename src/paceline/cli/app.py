@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "trace": ("paceline.cli.trace", "write a trace of the next rounds of a running job"),
     "story": ("paceline.cli.story", "show the last seconds of a job: events, waits and deaths of its members"),
     "drain": ("paceline.cli.drain", "let a worker, or those of a host, leave a job; the others go on"),
+    "replay": ("paceline.cli.replay", "show who was in a job from when on, and which samples were trained on"),
     "kill": ("paceline.cli.kill", "end a job, or what jobs have left on hosts"),
     "doctor": ("paceline.cli.doctor", "check hosts: ssh, Python, versions, clock, network, directory"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),

@@ -31,7 +31,7 @@ def run(name: str, words: Sequence[str]) -> int:
         LaunchError: this host has no events of such a job.
     """
     job, options = Parser(name, OPTIONS, "paceline story [JOB] [options]", DESCRIPTION).parse_job(words)
-    path, starts = _find(job, options.start)
+    path, starts = find_folder(job, options.start)
     job, start = ring.start_of(path)
     name = f"{job} --start {start}" if len(starts) > 1 else job
     processes, others = [aligned(*one) for one in ring.rings(path)], ring.other_hosts(path)
@@ -57,8 +57,12 @@ def _last_event(processes: Sequence[TracedProcess]) -> str:
     return f"the last event was at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(max(ends)))}"
 
 
-def _find(job: str, start: int | None) -> tuple[Path, list[int]]:
-    """Return the folder of one start of a job, and the numbers of all its starts on this host."""
+def find_folder(job: str, start: int | None = None) -> tuple[Path, list[int]]:
+    """Return the folder of one start of a job, by default the last one, and the numbers of all its starts on this host.
+
+    Raises:
+        LaunchError: this host has none, or several that begin like ``job``.
+    """
     found = {path: ring.start_of(path) for path in sorted(ring.jobs_folder().glob("*/"), key=ring.changed_at)}
     names = meant(job, (name for name, _ in found.values()))
     if not names:

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.dealing_log import DealingLog
 from paceline.hetero.batch_shares import columns_of
 from paceline.wire import messages as m
 from paceline.worker.session import Session
@@ -34,6 +35,7 @@ class LeftOver:
         name: name of the sampler, the same on all workers.
         widths: by worker, the samples of a batch.
         part: returns a worker's samples of an epoch, in order.
+        log: takes the global batches of left-over samples.
         drop_last: leave out a last global batch that is not whole.
     """
 
@@ -43,18 +45,21 @@ class LeftOver:
         name: str,
         widths: Sequence[int],
         part: Callable[[int, int], Indices],
+        log: DealingLog,
         drop_last: bool = False,
     ) -> None:
         self._session, self.name, self._widths, self._part, self._drop_last = session, name, widths, part, drop_last
-        self._points = self._begun = 0
+        self._log = log
+        self._points = self._begun = self._round = 0
         self._known: set[int] = set()
         """Workers whose last epoch was divided."""
         self._divided: set[int] = set()
         """Workers whose samples of this epoch were divided."""
 
-    def begin(self) -> None:
-        """Note that an epoch begins."""
+    def begin(self, rows: int) -> None:
+        """Note that an epoch begins, with so many global batches before the left-over samples."""
         self._points, self._begun, self._divided = 0, self._session.round, set()
+        self._round = self._begun + rows
 
     def share(self, epoch: int) -> list[int]:
         """Return this worker's share of the samples that were left over since the last call; nothing: none were."""
@@ -69,7 +74,7 @@ class LeftOver:
             if one.rank not in self._divided:
                 samples += self._left_by(one, epoch)
         self._divided.update(one.rank for one in answer.workers)
-        return self._own_share(samples, {one.rank for one in answer.workers})
+        return self._own_share(samples, {one.rank for one in answer.workers}, epoch)
 
     def _left_by(self, one: m.GoneWorker, epoch: int) -> list[int]:
         is_new, given = one.rank not in self._known, one.given
@@ -86,13 +91,18 @@ class LeftOver:
             found += given.again
         return found
 
-    def _own_share(self, samples: Sequence[int], gone: set[int]) -> list[int]:
+    def _own_share(self, samples: Sequence[int], gone: set[int], epoch: int) -> list[int]:
         widths = {rank: width for rank, width in enumerate(self._widths) if rank not in gone}
         row, mine = sum(widths.values()), list[int]()
         for first in range(0, len(samples), row):
             left = len(samples) - first
             if self._drop_last and left < row:
                 break
-            start, stop = columns_of(widths, left)[self._session.rank]
-            mine += [samples[(first + column) % len(samples)] for column in range(start, stop)]
+            columns = columns_of(widths, left)
+            most = max(stop for _, stop in columns.values())
+            batch = [samples[(first + column) % len(samples)] for column in range(most)]
+            self._round += 1
+            self._log.note(self._round, epoch, 0, row, columns, batch)
+            start, stop = columns[self._session.rank]
+            mine += batch[start:stop]
         return mine

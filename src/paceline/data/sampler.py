@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing
 from paceline.data.left_over import LeftOver
 from paceline.data.partition import (
@@ -145,6 +146,7 @@ class ShardedSampler(Sampler[int]):
         """Samples of workers that are gone, on which this one trains after its part."""
         self._name = f"sharded {next(_numbers)}"
         self._left_over: LeftOver | None = None
+        self._log: DealingLog | None = None
 
     @property
     def epoch(self) -> int:
@@ -263,9 +265,26 @@ class ShardedSampler(Sampler[int]):
         if self._left_over is None:
             bounds = [part_bounds(self._global_batch_size, self._num_parts, rank) for rank in range(self._num_parts)]
             widths = [stop - start for start, stop in bounds]
-            self._left_over = LeftOver(session, self._name, widths, self._indices_of, self._drop_last)
-        self._left_over.begin()
+            self._log = DealingLog(session, self._name, self._settings())
+            self._left_over = LeftOver(session, self._name, widths, self._indices_of, self._log, self._drop_last)
+        self._left_over.begin(self._note_rows(session.round))
         session.notice.at_leave(self._name, self._give_back)
+
+    def _note_rows(self, round: int) -> int:
+        """Note the global batches of the epoch, of which this worker has its columns; returns their number."""
+        assert self._global_batch_size is not None
+        assert self._log is not None
+        size, length = self._global_batch_size, self._length
+        bounds = {rank: part_bounds(size, self._num_parts, rank) for rank in range(self._num_parts)}
+        width = bounds[self._part_index][1] - bounds[self._part_index][0]
+        row, rows = self._position // width, len(self) // width
+        self._log.note(round + 1, self._epoch, row * size, size, bounds)
+        if rows * size > length:  # the last one begins the order again
+            last = rows - 1
+            order = epoch_order(length, self._seed, self._epoch, self._shuffle)
+            samples = [int(order[(last * size + column) % length]) for column in range(size)]
+            self._log.note(round + 1 + last - row, self._epoch, last * size, size, bounds, samples)
+        return rows - row
 
     def _indices_of(self, part: int, epoch: int) -> NDArray[np.int64]:
         assert self._global_batch_size is not None
@@ -299,7 +318,7 @@ class ShardedSampler(Sampler[int]):
         return self._position if walk is None or walk.has_ended else self._begun + walk.samples
 
     def __getstate__(self) -> State:
-        return self.__dict__ | {"_dealing": None, "_left_over": None}
+        return self.__dict__ | {"_dealing": None, "_left_over": None, "_log": None}
 
     def _walk(self, batch_size: int, drop_last: bool) -> Iterator[torch.Tensor]:
         indices = torch.from_numpy(self._begin())

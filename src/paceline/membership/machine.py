@@ -70,6 +70,7 @@ from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiti
 from paceline.membership.ending import Ending
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness
+from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses, death_reply
 from paceline.membership.newcomers import Newcomers
 from paceline.membership.notices import Notices
@@ -92,6 +93,7 @@ class Membership:
     Attributes:
         advice: verdicts, figures of scripts, and the status.
         deaths: the members whose death has ended the job, and those that died after that.
+        log: the changes of the membership.
         losses: the workers that the job goes on without.
         notices: the workers that are to leave.
         traces: the trace that is made.
@@ -104,9 +106,10 @@ class Membership:
         self._settings = settings
         self._starting = Starting(settings.start_timeout_s, now)
         self._roster = Roster(settings)
+        self.log = MembershipLog()
         self.losses = Losses(settings.on_worker_death)
         self.notices = Notices(self._roster, self.losses)
-        self._waits = Waits(settings.num_workers, self._roster, self.losses)
+        self._waits = Waits(settings.num_workers, self._roster, self.losses, self.log)
         self._liveness, self.traces = Liveness(settings, now), Traces()
         self.advice = Advice(settings, self._roster, self._waits, now)
         self._ending = Ending()
@@ -118,6 +121,7 @@ class Membership:
 
     def handle(self, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         """Carry out one request; returns the answers that are due."""
+        self.log.turn(now)
         if isinstance(body, m.Hello):
             return self._hello(peer, seq, body, now)
         if isinstance(body, m.Claim):
@@ -157,6 +161,7 @@ class Membership:
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
                 self.advice.note(record.member, body, now)
+                self.log.note_dealt(body.dealt)
                 return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -195,8 +200,10 @@ class Membership:
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
-        workers = self._roster.of_role("worker")
-        text = self.advice.following.check(workers) if self.complete else ""
+        workers, following = self._roster.of_role("worker"), self.advice.following
+        before, text = following.groups[0], following.check(workers) if self.complete else ""
+        if following.groups[0] > before:
+            self.log.regroup(following.groups[1], min(one.round for one in workers if one.live))
         return [Warn(text), *(Answer(one.peer, 0, self._news()) for one in workers if one.live)] if text else []
 
     def is_member(self, peer: bytes) -> bool:
@@ -212,7 +219,10 @@ class Membership:
         if self._starting.death is not None and self._roster.of_role("worker"):
             return [*answers, *self._miss(self._starting.death, now)]
         welcomes = self._newcomers.welcome_all(now)
-        return [*answers, *welcomes, *(self._waits.start() if welcomes else [])]
+        if not welcomes:
+            return answers
+        self.log.add("starts", [one.member.rank for one in self._roster.of_role("worker")])
+        return [*answers, *welcomes, *self._waits.start()]
 
     @property
     def complete(self) -> bool:
@@ -245,6 +255,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
+        self.log.turn(now)
         actions = [*self.advice.judge(now), *self._measure_in_vain(now)]
         self.advice.settle(now)
         self.traces.tick(now)
@@ -307,6 +318,7 @@ class Membership:
             return []
         for rank in gone:
             self._roster["worker", rank].gone = True
+            self.log.add("died", [rank], self.losses.rounds[rank], self.losses.deaths[rank].reason)
         return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
     def ended(self, role: str, rank: int, code: int, now: float) -> list[Action]:
@@ -396,6 +408,8 @@ class Membership:
         self.losses.rounds.update(rounds)
         self.losses.noticed.update(rounds if record.notice else ())
         answers = self._waits.go_on_without(rounds)
+        if rounds:
+            self.log.add("left", rounds, record.round, record.notice)
         if record.notice:
             answers.append(Warn(f"{record} has left after round {record.round}: {record.notice}"))
         workers = self._roster.of_role("worker")
@@ -409,14 +423,16 @@ class Membership:
 
     def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0, leave: str = "") -> m.News:
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
-        ends, groups = self._ending.began is not None, self.advice.following.groups
+        ends, groups = self._ending.began is not None, self.log.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
         fastest_s = self._roster.fastest_step_s(at) if at else 0.0
         return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s, leave)
 
     def status(self, now: float) -> m.Status:
         """Return the members, and how each does."""
-        return self.advice.status([*self.losses.deaths.values(), *self.deaths], now)
+        status = self.advice.status([*self.losses.deaths.values(), *self.deaths], now)
+        status.changes = self.log.shown(now)
+        return status
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -69,8 +69,10 @@ class Weighing:
     def note(self, worker: int, optimizer: str, batch: m.StepBatch) -> None:
         """Take in the batch of a worker."""
         if optimizer not in self._batches and len(self._batches) == _MOST_OPTIMIZERS:
-            self._growth.pop(oldest := next(iter(self._batches)), None)
-            self._batches.pop(oldest)
+            oldest = next(iter(self._batches))
+            del self._batches[oldest]
+            self._growth.pop(oldest, None)
+            self._changed.discard(oldest)
         batches = self._batches[optimizer]
         before = batches.get(worker)
         if before is None or batch.way not in ("", before.way):

@@ -340,6 +340,16 @@ def note_hosts(job_id: str, key: str, hosts: Sequence[str], restart: int = 0) ->
         (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
 
 
+def made_folder(settings: Settings) -> Path:
+    """Return the folder of the rings of this start of a job, made if need be: other files about the job are there, too.
+
+    Raises:
+        OSError: it cannot be made.
+        LaunchError: it cannot be used.
+    """
+    return _made(folder_of(settings.job_id, settings.job_key, settings.restart))
+
+
 def other_hosts(path: Path) -> list[str]:
     """Return the other hosts of a job, if its launcher ran here."""
     with contextlib.suppress(OSError):

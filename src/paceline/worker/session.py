@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings
@@ -32,17 +32,15 @@ from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker import alone, notice
-from paceline.worker.late import Awaited, missing_in, questions_about
+from paceline.worker.late import Awaited, missing_in, questions_about, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
+from paceline.worker.to_tell import ToTell
 
 logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
-
-#: Steps that a worker tells of with its next heartbeat; older ones are forgotten.
-_MAX_STEPS = 24
 
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
@@ -93,8 +91,6 @@ class Session:
         """Those of them that had died, or left under notice: nobody misses what they would have said."""
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
-        self._steps: deque[m.WorkerStep] = deque(maxlen=_MAX_STEPS)
-        """Steps that the next heartbeat tells of."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self._urgency = Urgency(3)
@@ -106,6 +102,7 @@ class Session:
         self._failed = threading.Event()
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
         self.notice = notice.Notice(self, self._lifeline.ask_to_leave)
+        self.to_tell = ToTell(self._lifeline.beat_soon)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -201,11 +198,6 @@ class Session:
         if self._urgency.note(self.meter.now(), steps.wall_s, steps.way_s, steps.seconds[GC]):
             self._lifeline.beat_soon()
 
-    def note_step(self, step: m.WorkerStep) -> None:
-        """Let the scheduler compare what this worker tells of a step with what the others tell."""
-        self._steps.append(step)
-        self._lifeline.beat_soon()
-
     def _add_figures(self, beat: m.Heartbeat) -> None:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
@@ -214,7 +206,7 @@ class Session:
         beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
         beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
-        beat.steps = [self._steps.popleft() for _ in range(len(self._steps))]
+        self.to_tell.add_to(beat)
         is_shared = self.has_measured_shares or self.hands_out
         beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
 
@@ -318,6 +310,8 @@ class Session:
             rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
+                for server, body in withdrawals(late.request, range(len(self.servers))):
+                    self.ask_server(server, body, "giving up")
                 after = f"was not answered within {waited_s:.3g} s"
                 raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
 
@@ -441,5 +435,6 @@ class Session:
             notice.begin(None)
             meter.stop(self.meter)
             self._client.wake()
+            self.to_tell.flush()
             self._lifeline.leave(reason)
             self._client.close(linger_s=1.0)

@@ -97,7 +97,7 @@ class DistStore(KVStore):
 
     @property
     def leaving(self) -> bool:
-        """See :attr:`KVStoreBase.leaving`. SIGTERM, ``paceline.notice()`` and ``paceline drain`` make it True."""
+        """See :attr:`KVStoreBase.leaving`: after SIGTERM, ``paceline.notice()`` or ``paceline drain``."""
         return bool(self.session.notice.why)
 
     def num_dead_nodes(self) -> int:
@@ -416,17 +416,11 @@ class DistStore(KVStore):
         """Wait until all workers of the store have called this; servers do not wait for their pushes meanwhile."""
         self.lifecycle.barrier()
 
-    def tell_step(
-        self, name: str, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None = None
-    ) -> None:
-        """Let the scheduler compare this worker's weights and batch of a step with those of others. Does not wait.
-
-        Only weights of workers in lock step are compared. Name of the optimizer and number of the step are the same on
-        all of them.
-        """
+    def tell_step(self, name: str, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let the scheduler compare this worker's weights, if in lock step, and batch with others'. Does not wait."""
         sums = sums_of(weights, step) if weights and self.policy.merge == "all" else []
         if self.num_workers > 1 and (sums or batch is not None):
-            self.session.note_step(m.WorkerStep(name, step, sums, batch))
+            self.session.to_tell.step(m.WorkerStep(name, step, sums, batch))
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""

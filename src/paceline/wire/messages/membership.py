@@ -14,15 +14,20 @@ from paceline.wire.limits import (
     MAX_NUMEL,
     MAX_PARTS,
     MAX_REPORTS,
-    MAX_TEXT,
+    MAX_TOLD_STEPS,
     MAX_WINDOWS,
 )
+from paceline.wire.messages.changes import Dealt
 from paceline.wire.messages.fields import (
+    OF_KEYS,
+    OF_MEMBERS,
     Amount,
     Count,
+    Counts,
     Digest,
     FigureName,
     Finite,
+    Groups,
     HostName,
     KeyName,
     Letter,
@@ -32,10 +37,12 @@ from paceline.wire.messages.fields import (
     Name,
     Number,
     Rank,
+    Ranks,
     Reply,
     Request,
     Role,
     Saying,
+    Shape,
     Text,
 )
 from paceline.wire.messages.tracing import TraceEvents
@@ -79,7 +86,7 @@ class Welcome(Reply, tag=2):
     """All members are there: the rank of the new member, and all members."""
 
     rank: Rank
-    members: list[Member]
+    members: Annotated[list[Member], OF_MEMBERS]
     scheduler_pid: Number = 0
     """Process id of the scheduler; 0: not known."""
     scheduler_host_id: Name = ""
@@ -198,7 +205,7 @@ class WorkerStep(Message):
 
     store: Name
     step: Number
-    sums: list[tuple[Name, float, float]] = msgspec.field(default_factory=list)
+    sums: Annotated[list[tuple[Name, float, float]], OF_KEYS] = msgspec.field(default_factory=list)
     """Of each parameter its name, the sum of its weights, and by how much rounding may have changed that."""
     batch: StepBatch | None = None
 
@@ -224,7 +231,7 @@ class Heartbeat(Request, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
-    steps: list[WorkerStep] = msgspec.field(default_factory=list)
+    steps: Annotated[list[WorkerStep], Meta(max_length=MAX_TOLD_STEPS)] = msgspec.field(default_factory=list)
     """What a worker tells of some of the steps since its last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
@@ -232,6 +239,8 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    dealt: Annotated[list[Dealt], Meta(max_length=MAX_WINDOWS)] = msgspec.field(default_factory=list)
+    """Samples that were dealt since the last heartbeat."""
     work: Number = 0
     """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
@@ -248,19 +257,19 @@ class Death(Message):
 class News(Reply, tag=4):
     """The scheduler's answer to a heartbeat; also sent unasked when something happens."""
 
-    deaths: list[Death]
+    deaths: Annotated[list[Death], OF_MEMBERS]
     shutdown: bool
     """All workers have left; servers exit."""
-    left: list[Rank] = msgspec.field(default_factory=list)
+    left: Ranks = msgspec.field(default_factory=list)
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
-    suspects: list[SilentMember] = msgspec.field(default_factory=list)
+    suspects: Annotated[list[SilentMember], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Silent members on the receiver's host."""
-    lost: list[Death] = msgspec.field(default_factory=list)
+    lost: Annotated[list[Death], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
     generation: Number = 0
-    """Generation of the groups; 0: those of the start."""
-    groups: list[list[Rank]] = msgspec.field(default_factory=list)
-    """The groups that fit the measured speeds, from generation 1 on."""
+    """Generation in which the groups have changed last; 0: they are those of the start."""
+    groups: Groups = msgspec.field(default_factory=list)
+    """The groups that fit the measured speeds since then."""
     at: Amount = 0.0
     """In an answer: the scheduler's clock."""
     trace: Number = 0
@@ -306,7 +315,7 @@ class KeySpec(Message):
     """Name, shape and tag of a key."""
 
     name: KeyName
-    shape: list[Count]
+    shape: Shape
     tag: Number
 
 
@@ -315,9 +324,9 @@ class BlockSpec(Message):
 
     block: Number
     dtype: Name
-    keys: list[KeySpec]
-    loads: list[Count]
-    speeds: list[Amount]
+    keys: Annotated[list[KeySpec], OF_KEYS]
+    loads: Counts
+    speeds: Annotated[list[Amount], OF_MEMBERS]
     bound: Count
     policy: Name
     whole: bool
@@ -333,7 +342,7 @@ class Publish(Request, tag=8):
     """Rank 0 publishes where keys are."""
 
     store: Name
-    blocks: list[BlockSpec]
+    blocks: Annotated[list[BlockSpec], OF_KEYS]
     goes_on: bool = False
     """The workers can go on if one of them dies."""
     auto: Name = ""
@@ -344,87 +353,13 @@ class Lookup(Request, tag=9):
     """Ask where keys are; answered when all of them are published. No keys: ask for all that are published."""
 
     store: Name
-    keys: list[KeyName]
+    keys: Annotated[list[KeyName], OF_KEYS]
 
 
 class Found(Reply, tag=10):
     """The blocks that hold the keys asked for."""
 
-    blocks: list[BlockSpec]
-
-
-class AskStatus(Request, tag=11):
-    """Ask the scheduler for all members and their state."""
-
-
-class MemberState(Message):
-    """How a member does."""
-
-    round: Number
-    pace: Finite
-    """Rounds per second, of late."""
-    silent_s: Finite
-    """Seconds since its last message."""
-    memory: Number
-    """Bytes."""
-    sent: Number
-    received: Number
-    """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
-    waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
-    """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
-    step_s: Amount = 0.0
-    """Seconds that a worker computes in a step, without its waits; 0: not known."""
-    recent: Annotated[list[Window], Meta(max_length=1)] = msgspec.field(default_factory=list)
-    """The account of its last rounds in one window; none: it has said nothing yet."""
-    whole: list[Window] = msgspec.field(default_factory=list)
-    """The same of all its rounds so far."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures that its script has reported, each with its step."""
-    came_last: Number = 0
-    """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
-    late_s: Amount = 0.0
-    held: tuple[Count, Count] = (0, 0)
-    """Of a server: its values, and the buckets that they are in."""
-    progress: StepsLeft | None = None
-    """None: its script has told no total of steps."""
-    still_s: Amount | None = None
-    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
-
-
-class Told(Message):
-    """A line about a process that became slow, or is so no more."""
-
-    role: Role
-    rank: Rank
-    ago_s: Amount
-    text: Line
-
-
-class Status(Reply, tag=12):
-    """Members, how each does, and the deaths."""
-
-    members: list[Member]
-    states: list[MemberState]
-    deaths: list[Death]
-    auto: list[Line] = msgspec.field(default_factory=list)
-    """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
-    verdicts: list[Line] = msgspec.field(default_factory=list)
-    """The processes that are slow now: why, since when, what it costs, and what to do."""
-    told: list[Told] = msgspec.field(default_factory=list)
-    """The last changes of these, the oldest first."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures of the job, each with its step: means over the workers, weighted by samples."""
-    cohorts: Number = 0
-    """Cohorts of several workers that servers have merged."""
-    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
-    """How many updates of servers had which staleness so far."""
-    weighing: list[Line] = msgspec.field(default_factory=list)
-    """How workers weigh in the mean of their gradients, the newest last."""
-
-    def __post_init__(self) -> None:
-        if len(self.members) != len(self.states):
-            raise ValueError(f"{len(self.members)} members with {len(self.states)} states")
+    blocks: Annotated[list[BlockSpec], OF_KEYS]
 
 
 class AskAbsent(Request, tag=13):
@@ -446,10 +381,10 @@ class Gather(Request, tag=14):
 class Gathered(Reply, tag=15):
     """The bytes that every worker sent, by rank; empty for a worker that had left or died before."""
 
-    payloads: list[Saying]
-    gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    payloads: Annotated[list[Saying], OF_MEMBERS]
+    gone: Annotated[list[tuple[Rank, Number]], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
-    dead: list[Rank] = msgspec.field(default_factory=list)
+    dead: Ranks = msgspec.field(default_factory=list)
     """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
