@@ -68,6 +68,8 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     "two quotients": (lambda out: out.sum() / 4 + nll(out).sum() / 3, "one by one"),
     "a mean of means": (lambda out: torch.stack([out[:2].mean(), out[2:].mean()]).mean(), "none of single samples"),
     "a sum of the mean over samples": (lambda out: out.mean(0).sum() / 3, "none of single samples"),
+    "a mean over samples, by a negative dimension": (lambda out: out.mean(-2).sum() / 3, "none of single samples"),
+    "a spread over samples": (lambda out: F.relu(1 - out.std(0)).sum() / 3, "none of single samples"),
     "a product of terms": (lambda out: out.mean() * nll(out).mean(), "a product of two terms"),
     "divided by what is learned": (lambda out: nll(out).sum() / out.abs().sum(), "a quotient of two terms"),
     "several losses": (nll, "several elements"),

@@ -228,7 +228,7 @@ class ExchangingStrategy(Strategy):
         """The data that the open round's pushes carry; None: no round is open."""
         self._unpushed: KeptGradients | None = None
         """The gradients after the last pass, if no push has any of them yet."""
-        self._told = ToldBatches(setup.samples, exchange.merge) if store.num_workers > 1 else None
+        self._told = ToldBatches(setup.samples, exchange.merge, store.rank) if store.num_workers > 1 else None
         if exchange.merge == "mean" and store.num_workers > 1:
             setup.samples.read_losses(store.rank)
 

@@ -50,7 +50,8 @@ _REDUCTIONS, _JOINS = (*_SUMS, *_MEANS, *_NORMS), ("Stack", "Cat")
 _OF_ELEMENTS = ("PowBackward", "AbsBackward", "MulBackward")
 _ELEMENTWISE = (
     *_OF_TERMS, *_SCALES, "Abs", "Clamp", "Clone", "Exp", "Gather", "Log", "MaskedFill", "Neg", "Nll", "Permute", "Pow",
-    "Sigmoid", "Softmax", "Softplus", "Sqrt", "Squeeze", "ToCopy", "Transpose", "Unsqueeze", "View", "Where",
+    "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt", "Squeeze", "Tanh", "ToCopy", "Transpose", "Unsqueeze", "View",
+    "Where",
 )  # fmt: skip
 _PLAIN = ("ToCopyBackward", "CloneBackward", "SqueezeBackward", "NegBackward", "ViewBackward", "CppFunction")
 
@@ -205,16 +206,23 @@ def _check_elements(node: Any) -> None:
         seen += 1
         for one, _ in waiting.pop(0).next_functions:
             name = "" if one is None else one.name()
-            if name.startswith(_JOINS) or (name.startswith(_REDUCTIONS) and _is_over_samples(one)):
+            reduces = name.startswith(_REDUCTIONS) or hasattr(one, "_saved_keepdim")
+            if name.startswith(_JOINS) or (reduces and _is_over_samples(one)):
                 raise _UnknownError(f"a term is a sum or a mean of values that are none of single samples ({name})")
             if name.startswith(_ELEMENTWISE):
                 waiting.append(one)
 
 
 def _is_over_samples(node: Any) -> bool:
-    """Return whether a sum, a mean or a norm is over the first dimension, or over all."""
+    """Return whether a sum, a mean, a maximum or the like is over the first dimension, or over all."""
     dims = getattr(node, "_saved_dim", None)
-    return not dims or 0 in dims
+    if not dims:
+        return True
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None and _is_packed(node, "self"):
+        raise _UnknownError(f"it is computed in {_PACKED}")
+    count = len(sizes if sizes is not None else node._saved_self.shape)
+    return any(one in (0, 2**64 - count) for one in ([dims] if isinstance(dims, int) else dims))  # -1 is 2**64 - 1
 
 
 def _product(scales: Any) -> torch.Tensor:
