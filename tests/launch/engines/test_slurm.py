@@ -74,7 +74,7 @@ def test_groups_take_the_nodes_of_their_components() -> None:
     ("options", "message"),
     [
         ({"queue": "x"}, "launcher 'slurm' has no option 'queue'"),
-        ({"nodes": "two"}, "-o nodes=two is not a whole number"),
+        ({"nodes": "two"}, "-o nodes=two is not an integer"),
         ({"signal": "soon"}, "-o signal=soon"),
         ({"nodes": "-1"}, "neither is below 0"),
         ({"output": "out-%x-%j"}, "knows no sign of Slurm's but %j"),
