@@ -15,6 +15,7 @@ from paceline.consistency import (
     Action,
     Apply,
     Drop,
+    Grace,
     Merge,
     Policy,
     Pushed,
@@ -71,6 +72,8 @@ class Model(RuleBasedStateMachine):
         self.read = [0] * num_workers
         self.version = 0
         self.open: dict[int, list[Part]] = {}
+        self.graced: set[int] = set()
+        self.over = -1
         self.applied: set[tuple[int, int]] = set()
         self.dropped: set[tuple[int, int]] = set()
         self.ages: list[int] = []
@@ -147,6 +150,16 @@ class Model(RuleBasedStateMachine):
         self.take(self.rule.leave(worker))
         self.open_barrier()
 
+    @precondition(lambda self: self.settings.grace_s)
+    @rule(data=st.data())
+    def end_grace(self, data: st.DataObject) -> None:
+        cohort = data.draw(st.sampled_from([*sorted(self.graced & self.open.keys()), 99]))
+        self.over = cohort
+        actions = self.rule.end_grace(cohort)
+        assert bool(actions) == (cohort != 99)
+        self.take(actions)
+        assert cohort not in self.open
+
     @precondition(lambda self: self.with_barriers)
     @rule(data=st.data())
     def enter_barrier(self, data: st.DataObject) -> None:
@@ -190,6 +203,10 @@ class Model(RuleBasedStateMachine):
                     self.finished[action.worker] = self.pushed[action.worker]
                 case Apply():
                     self.take_update(action)
+                case Grace():
+                    assert action.cohort not in self.graced, "it has one time of grace"
+                    assert len(self.open[action.cohort]) >= min(self.settings.first, len(self.active))
+                    self.graced.add(action.cohort)
                 case Release():
                     self.take_release(action)
                 case _:
@@ -215,7 +232,7 @@ class Model(RuleBasedStateMachine):
         cohort = self.open.pop(update.cohort)
         workers = [part.worker for part in cohort]
         assert list(update.workers) == (sorted(workers) if self.settings.merge in ("all", "groups") else workers)
-        self.check_complete(workers)
+        self.check_complete(workers, update.cohort)
         assert update.staleness == self.version - min(part.read for part in cohort) + 1
         self.ages.append(update.staleness)
         assert update.weight == pytest.approx(self.weight(update.staleness))
@@ -230,7 +247,7 @@ class Model(RuleBasedStateMachine):
             if self.settings.merge != "first":
                 self.finished[part.worker] = part.round
 
-    def check_complete(self, cohort: list[int]) -> None:
+    def check_complete(self, cohort: list[int], number: int) -> None:
         match self.settings.merge:
             case "all":
                 assert self.active <= set(cohort)
@@ -245,7 +262,10 @@ class Model(RuleBasedStateMachine):
                 assert 1 <= len(cohort) <= self.settings.first
             case "first":
                 assert len(cohort) >= min(self.settings.first, len(self.active))
-                assert len(cohort) <= self.settings.first
+                if self.settings.grace_s:
+                    assert number == self.over or self.active <= set(cohort)
+                else:
+                    assert len(cohort) <= self.settings.first
 
     def weight(self, age: int) -> float:
         match self.settings.weighting:
@@ -367,7 +387,11 @@ class FirstK(Model):
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
         age = data.draw(AGES)
         first = data.draw(st.integers(1, num_workers if age is None else 3 * num_workers))
-        return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=age)
+        grace_s = data.draw(st.sampled_from([0.0, 2.0])) if age is None else 0.0
+        weighting = data.draw(WEIGHTINGS)
+        return Policy(
+            "first", first=first, bound=data.draw(BOUNDS), weighting=weighting, age=age, grace_s=grace_s
+        )  # fmt: skip
 
 
 class Barriers(Model):
@@ -548,6 +572,22 @@ def test_first_k_lets_everybody_go_on_at_once_and_takes_a_second_push_into_the_n
     actions = rule.push(2, 1)
     assert updates(actions) == [Apply(0, (0, 2), 2.0, 1, 1.0, 1)]
     assert releases(actions) == [Release((0,), 1), Release((2,), 1)]
+
+
+def test_first_k_with_grace_takes_those_who_come_a_little_later_and_waits_for_no_other() -> None:
+    rule = CheckedRule(Policy("first", first=2, grace_s=3.0), 4)
+    assert rule.push(0, 1) == [Merge(0, 0), Release((0,), 0)]
+    assert rule.end_grace(0) == [], "it has not begun"
+    assert rule.push(1, 1) == [Merge(0, 1), Grace(0), Release((1,), 0)]
+    assert rule.push(0, 2) == [Merge(1, 0)]
+    assert rule.missing_for(0) == [2, 3]
+    assert rule.push(2, 1) == [Merge(0, 2), Release((2,), 0)]
+    assert rule.end_grace(0) == [Apply(0, (0, 1, 2), 3.0, 1, 1.0, 1), Release((0,), 1)]
+    assert rule.end_grace(0) == []
+    assert "the time of grace of cohort 0 ended" in rule.story("the slot")
+    assert rule.push(1, 2) == [Merge(1, 1), Grace(1), Release((1,), 1)]
+    rule.push(2, 2)
+    assert updates(rule.push(3, 1)) == [Apply(1, (0, 1, 2, 3), 4.0, 2, 1.0, 2)], "all have come"
 
 
 def test_first_k_with_a_bound_names_the_slowest() -> None:

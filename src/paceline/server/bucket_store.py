@@ -28,6 +28,8 @@ exception between the `take` of two slots; a slot that is cut while a caller sti
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
@@ -36,6 +38,7 @@ import torch
 from paceline.consistency import (
     Action,
     Apply,
+    Grace,
     Groups,
     Merge,
     Policy,
@@ -102,6 +105,8 @@ class BucketStore:
         self._scratch = Scratch()
         # With ``first`` a worker goes on at once, and may overwrite values that are not summed yet.
         self._copies_borrowed = policy.merge == "first"
+        self._graces: deque[tuple[float, StoredBucket, m.Span, int]] = deque()
+        """Times of grace, the first to end first: when that is, and whose: a range may be cut into slots meanwhile."""
 
     @property
     def units(self) -> list[int]:
@@ -194,6 +199,9 @@ class BucketStore:
                     self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
                     meter.active.leave(before)
                     meter.active.note_update()
+                elif isinstance(action, Grace):
+                    until = meter.active.now() + self.policy.grace_s
+                    self._graces.append((until, bucket, slot.span, action.cohort))
                 elif isinstance(action, Release):
                     self.sink.release(bucket, slot, action)
         except Exception as error:  # noqa: BLE001 - process border: all workers of the round get it, not only the last
@@ -218,6 +226,14 @@ class BucketStore:
             if rule.units.has(unit, worker):
                 found.setdefault(self._hosts[worker], []).append(worker)
         return list(found.values())
+
+    def end_graces(self, now: float) -> float:
+        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
+        while self._graces and self._graces[0][0] <= now:
+            _, bucket, span, cohort = self._graces.popleft()
+            for slot in bucket.slots_over(span):
+                self._perform(bucket, slot, slot.rule.end_grace(cohort), None)
+        return self._graces[0][0] - now if self._graces else math.inf
 
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 

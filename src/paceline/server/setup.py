@@ -43,6 +43,8 @@ def _new_store(host: ServerState, body: m.OpenStore) -> HostedStore:
     share = host.settings.shared_memory and members.has_neighbours
     hosts, clips = members.worker_hosts, body.clip_norm != 0
     own = OwnStore(body.store, policy, body.mean, num_workers, allowed, share, hosts, clips)
+    if policy.grace_s:
+        host.graced.add(own.store)
     merge = members.local_merge(policy.unit_of(num_workers) if body.local_merge else range(num_workers))
     forward = None
     if any(merge.forwarded_by(members.rank, worker) for worker in range(num_workers)):
@@ -110,11 +112,13 @@ def _policy(body: m.OpenStore) -> Policy:
     groups = tuple(tuple(group) for group in body.groups)
     bound = None if body.bound < 0 else body.bound
     age = None if body.age < 0 else body.age
-    return Policy(body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale)  # type: ignore[arg-type]
+    how = body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale, body.grace_s
+    return Policy(*how)  # type: ignore[arg-type]
 
 
 def _describe(body: m.OpenStore) -> str:
-    merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
+    first = f"the first {body.first}" + (f" and those of {body.grace_s:g} s more" if body.grace_s else "")
+    merged = {"groups": f"groups {body.groups}", "first": first}.get(body.merge, body.merge)
     bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
     age = "no age limit" if body.age < 0 else f"age {body.age}"
     how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"
