@@ -2,11 +2,11 @@
 
     python -m benchmarks.planned --rate 100mbit --workers 2 3 --layout "one server" co-located
 
-The layers are alike, and their computation only waits, so two cores are enough for a few hosts. Workers train with
-``DistributedOptimizer(..., update="server", lazy=True)``, the loop that a plan with overlap describes. The plan gets
-the rate that plain TCP streams carry in both directions at once, before or after the job, whichever is more. *Measured*
-is the median of the steps; their mean is beside it, because long and short steps alternate where many workers share a
-server. TCP is Cubic: BBR, the default of some machines, stalls for seconds where queues are short.
+The layers are equal, and their computation only waits, so two cores are enough for a few hosts. Workers train with
+``DistributedOptimizer``, the loop that a plan with overlap describes. The plan gets the rate that plain TCP streams
+carry in both directions at once, before or after the job, whichever is more. *Measured* is the median of the steps;
+their mean is beside it, because long and short steps alternate where many workers share a server. TCP is Cubic: BBR,
+the default of some machines, stalls for seconds where queues are short.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_slip_of_the_finger_gets_the_name_that_was_meant(
         (known_names, "adahessian"),
         (known_names, "shampoo"),
         (known_codecs, "zstd"),
-        (lambda: COMMANDS, "train"),
+        (lambda: COMMANDS, "fit"),
     ],
 )
 def test_other_thing_with_a_like_name_gets_no_suggestion(names: Callable[[], Iterable[str]], name: str) -> None:
@@ -55,6 +55,8 @@ def test_other_thing_with_a_like_name_gets_no_suggestion(names: Callable[[], Ite
 def test_stores_and_optimizers_suggest_nothing_at_random() -> None:
     with pytest.raises(ValueError, match=r"unknown store type 'dist_hogwild'; known are .*dist_async"):
         create("dist_hogwild")
+    with pytest.raises(ValueError, match=r"'DDP' is no type of store: .* is started by `paceline launch --ddp`"):
+        create("DDP")
     with pytest.raises(ValueError, match=r"unknown optimizer 'shampoo'; known are .*sgd"):
         make_spec("shampoo")
 

@@ -43,7 +43,7 @@ def main() -> None:
     assert isinstance(store, DistStore)
     model = torch.nn.Sequential(*(Layer(numel, compute_s / layers) for _ in range(layers)))
     optimizer = paceline.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), store, model=model, batch_dim=0, update="server", lazy=True
+        torch.optim.SGD(model.parameters(), lr=0.1), store, model=model, batch_dim=0
     )
     begun = []
     for _ in range(steps + 3):

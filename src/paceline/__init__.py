@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.observe.reports import report
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
+    from paceline.worker.notice import notice
 
     __version__: str
 
@@ -38,6 +39,7 @@ _NAMES = {
     "cpu": "paceline.mx.context",
     "gpu": "paceline.mx.context",
     "load": "paceline.saving",
+    "notice": "paceline.worker.notice",
     "num_gpus": "paceline.mx.context",
     "register": "paceline.extensions",
     "report": "paceline.observe.reports",
@@ -59,6 +61,7 @@ __all__ = [
     "kvstore",
     "load",
     "mx",
+    "notice",
     "num_gpus",
     "optim",
     "register",

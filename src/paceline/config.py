@@ -96,6 +96,8 @@ class Settings:
     """Address that this process binds and advertises. Empty: the one from which it reaches the scheduler."""
     interface: str = ""
     """Network interface whose address to use: exact name, address, or network (``10.0.0.0/8``)."""
+    ports: str = ""
+    """Range of TCP ports at which processes listen, ``FIRST-LAST``: those that a firewall lets through. Empty: any."""
     staleness: int | None = None
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
@@ -183,6 +185,8 @@ class Settings:
     dashboard: str = ""
     """Port of loopback at which the scheduler serves the page of the job, under an address with a secret that its log
     names; 0 takes a free one. Empty: no page."""
+    page_token: str = ""
+    """The secret in that address, by a launcher that starts the job again; empty: a new one."""
     report: str = ""
     """Path of the file to which the scheduler writes the page at the end of the job. Empty: no report."""
     check_rules: bool = False
@@ -341,6 +345,7 @@ def check(settings: Settings) -> None:
             *others, last = filter(None, words)
             raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(others)} or {last}")
     _check_scheduler(settings)
+    port_range(settings.ports)
     for name, longest in _LONGEST.items():
         text = getattr(settings, name)
         if not text.isprintable() or len(text) > longest:
@@ -380,6 +385,18 @@ def check(settings: Settings) -> None:
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
             "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
         )
+
+
+def port_range(text: str) -> range:
+    """Return the ports of ``FIRST-LAST``; of an empty text 0, for which the kernel chooses one.
+
+    Raises:
+        ConfigError: it is no such range.
+    """
+    first, _, last = text.partition("-")
+    if text and not (_is_port(first) and _is_port(last) and 0 < int(first) <= int(last)):
+        raise ConfigError(f"ports {text!r:.100} is not a range of ports, as in 20000-20099")
+    return range(int(first), int(last) + 1) if text else range(1)
 
 
 def metrics_address(where: str) -> tuple[str, int]:

@@ -310,13 +310,6 @@ class PacelineStrategy(ParallelStrategy):
             found = found.float()
         return _REDUCTIONS[name](found)
 
-    def teardown(self) -> None:
-        """Wait for the weights of the last step."""
-        for one in self.optimizers:
-            if isinstance(one, DistributedOptimizer) and isinstance(one.kvstore, DistStore):
-                one.synchronize()
-        super().teardown()
-
 
 def _gather(name: str, payload: bytes) -> list[bytes]:
     """Return the payloads of all workers, by rank. Meanwhile no process waits for pushes of this worker."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 import paceline
-from paceline.cli import auto_groups
+from paceline.cli import auto_groups, main
 from paceline.cli.auto_groups import ROUNDS, with_measured_groups
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, LaunchError
@@ -130,3 +131,17 @@ def test_lack_of_scikit_learn_is_said_before_anything_is_measured(monkeypatch: p
     monkeypatch.setattr(auto_groups, "find_spec", lambda name: None)
     with pytest.raises(LaunchError, match=r"pip install 'paceline\[hetero\]'"):
         with_measured_groups(SPEC, lambda spec: pytest.fail("the job was started"))
+
+
+def test_folder_for_temporary_files_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert main(["launch", "--groups", "auto", "-n", "1", "--", "true"]) == 1
+    said = (
+        "paceline launch: No usable temporary directory found in ['/tmp']: set TMPDIR to a folder that can be written"
+    )
+    assert said in capsys.readouterr().err

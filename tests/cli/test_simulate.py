@@ -99,6 +99,14 @@ def test_wrong_command_line_says_what_is_right(
     assert why in capsys.readouterr().err
 
 
+def test_options_that_not_all_jobs_have_say_which_ones_do(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stores = [word for kind in ("dist_sync", "dist_ssync", "dist_gsync:pool") for word in ("--kv-store", kind)]
+    words = [*stores, "--learn", "nothing", "--rounds", "2", "--staleness", "3", "--age", "4"]
+    assert main(["simulate", cluster, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["--staleness 3 counts for dist_ssync, dist_gsync", "--age 4 counts for dist_ssync"]
+
+
 def test_groups_come_from_a_file(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     groups = tmp_path / "groups"
     groups.write_text("0 1 2\n3\n")

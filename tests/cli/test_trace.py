@@ -14,6 +14,8 @@ import torch
 
 import paceline
 from paceline.cli import main
+from paceline.config import Settings
+from paceline.net.security import new_job_key
 from paceline.observe import ring
 from paceline.observe.events import ROUND
 from paceline.testing import LocalJob, Worker
@@ -113,6 +115,26 @@ def test_story_needs_one_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert "several jobs begin with 'ab': ab1, ab2; name one" in capsys.readouterr().err
     assert main(["story", "ab1"]) == 0
     assert "on ab1;" in capsys.readouterr().out
+
+
+def test_starts_of_a_job_have_stories_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    key = new_job_key()
+    for restart in range(2):
+        ring.start(Settings(job_id="j1", job_key=key, restart=restart))
+        if not restart:
+            ring.note(ROUND, 7)
+        ring.stop()
+    assert main(["story"]) == 0
+    assert (
+        "job j1, start 1 (others: --start 0), its processes on this host; there are no events yet\n"
+        in capsys.readouterr().out
+    )
+    assert main(["story", "j1", "--start", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "job j1, start 0 (others: --start 1), its processes on this host; the last event was at 20" in told
+    assert "begins to push round 7" in told
+    assert main(["story", "j1", "--start", "2"]) == 1
+    assert "no events of start 2 of job j1 are on this host; there are [0, 1]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

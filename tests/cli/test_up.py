@@ -20,7 +20,7 @@ from paceline.launch.link_rates import KEY_VARIABLE, MARK
 from paceline.launch.remote.host_checks import Finding
 
 ABOUT = {"version": "3.11.7", "cores": 4, "python": "/usr/bin/python3"}
-FACTS = {"versions": {"paceline": "1.0", "torch": "2.13.0"}, "address": "10.0.0.1", "shared": True}
+FACTS = {"versions": {"paceline": "1.0", "torch": "2.13.0"}, "shared": True}
 UP = ["up", "-H", "h1,h2,h3"]
 SCRIPT = ["--", sys.executable, "train.py"]
 
@@ -33,7 +33,7 @@ class World:
         self.least_s: dict[int, float] = {}
         """By number of hosts, seconds that a step takes every worker there at least."""
         self.problems: dict[str, list[str]] = {}
-        self.store = "dist_sync"
+        self.store, self.batches = "dist_sync", [32] * 20
         self.measured: list[list[str]] = []
         self.environ: Mapping[str, str] = {}
         self.ran: list[list[str]] = []
@@ -52,7 +52,7 @@ class World:
         slots = [int(host.partition("slots=")[2] or each) for host in hosts]
         dealt = [host.split()[0] for host, count in zip(hosts, slots, strict=True) for _ in range(count)]
         times = [max(self.seconds.get(host, 0.1), self.least_s.get(len(hosts), 0.0)) for host in dealt]
-        steps = [[WorkerRound(32, one, max(times) - one)] * 20 for one in times]
+        steps = [[WorkerRound(size, one, max(times) - one) for size in self.batches] for one in times]
         lines = [f"{host}:0 {one}\n{steps_line(rounds)}" for host, one, rounds in zip(dealt, times, steps, strict=True)]
         report = report_text(lines, 0.0, 1000, self.store)
         return "\n".join(f"[worker 0] {line}" for line in report.splitlines())
@@ -113,6 +113,12 @@ def test_without_a_terminal_it_prints_plan_and_command_and_runs_nothing(
     places = [out.index(stage) for stage in stages]
     assert places == sorted(places)
     assert max(map(len, out.replace(sys.executable, "python").splitlines())) <= 80
+
+
+def test_mean_batch_is_rounded(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.batches = [32] * 11 + [31]
+    assert main([*UP, *SCRIPT]) == 0
+    assert "  h1          1   31.8  " in capsys.readouterr().out
 
 
 def test_yes_runs_exactly_the_printed_command(world: World, capsys: pytest.CaptureFixture[str]) -> None:

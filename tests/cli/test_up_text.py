@@ -41,7 +41,7 @@ def test_command_is_one_line_for_a_shell_and_narrow() -> None:
 
 def test_hosts_that_cannot_be_used_have_their_reason_below_the_table() -> None:
     about = {"version": "3.11.7", "cores": 4}
-    facts = {"versions": {"paceline": "1.0", "torch": ""}, "address": "10.0.0.1, fe80::2", "shared": True}
+    facts = {"versions": {"paceline": "1.0", "torch": ""}, "shared": True}
     torch = "torch is missing for /usr/bin/python3: pip install torch"
     findings = [
         Finding(Host("h1"), about, facts, reached={"h2": "", "h3": "Connection refused"}, problems=[torch]),

@@ -50,3 +50,12 @@ def test_silence_begins_anew_when_something_came(monkeypatch: pytest.MonkeyPatch
     host.wait(one, 50)
     one.note(1.0, is_over=True)
     assert host.wait(one, 3) == 3.0
+
+
+@pytest.mark.parametrize(("letter", "is_gone"), [("S", False), ("T", False), ("", False), ("Z", True), ("X", True)])
+def test_silence_of_a_process_that_has_ended_is_known(
+    monkeypatch: pytest.MonkeyPatch, letter: str, is_gone: bool
+) -> None:
+    one = Silence(7)
+    Host(monkeypatch, letter, 0.0).wait(one, 2)
+    assert one.is_gone is is_gone

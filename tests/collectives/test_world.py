@@ -12,7 +12,11 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
+from paceline import kvstore
+from paceline.collectives import world
+from paceline.collectives.coordinator import Coordinator
 from paceline.net.security import new_job_key
+from paceline.testing import LocalJob
 from tests.collectives.test_errors import error_of
 from tests.hvd.ranks import run
 
@@ -243,6 +247,29 @@ is_initialized start_timeline stop_timeline size local_size cross_size rank loca
 mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built
 ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max Product Compression
 HorovodInternalError"""
+
+
+def end_without_shutdown() -> None:
+    """Tell at exit whether the coordinator's sockets are still open when it is closed."""
+    store = kvstore.create("allreduce")
+    assert store.pushpull("w", T(1), out=T(1)) is None
+    link = world.current().base.link
+    if isinstance(link, Coordinator):
+        close, listener = link.close, link._listener
+
+        def closing(*args: Any) -> None:
+            print("coordinator closes, its sockets are", "closed" if listener._closed else "open", flush=True)
+            close(*args)
+
+        link.close = closing  # type: ignore[method-assign]
+
+
+def test_coordinator_ends_before_the_sockets_of_a_job_with_servers_are_closed() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        job.run(end_without_shutdown)
+        assert [worker.wait(30) for worker in job.workers] == [0, 0]
+        assert job.report().count("coordinator closes, its sockets are open") == 1
+        assert "Traceback" not in job.report()
 
 
 def test_mpi_ops_has_the_names_of_horovod() -> None:

@@ -11,6 +11,7 @@ import pytest
 from paceline.data.pool import Walker
 from paceline.errors import DeadlineError
 from paceline.membership.effects import Answer, Waiting
+from paceline.membership.log import MembershipLog
 from paceline.membership.pools import Pools
 from paceline.wire import messages as m
 
@@ -59,7 +60,7 @@ class Session:
 
 def waiting_worker(is_pool_of_shards: bool) -> tuple[Walker, Session]:
     """Return the side of a worker that finds all samples held: worker 0 has had them for 30 s."""
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     pools.take(0, Waiting(b"0", 1), m.TakeSamples("p", 3, 1, 0, 3, 0))
     pools.now = 30.0
     session = Session(1, pools)

@@ -36,6 +36,17 @@ def test_every_sample_is_trained_on_once_per_epoch(shares: Any, length: int) -> 
         assert team[0].epoch == epoch
 
 
+def test_worker_0_says_once_that_batches_of_lock_step_go_by_speed(caplog: pytest.LogCaptureFixture) -> None:
+    for policy in (Policy("all"), Policy("groups", groups=((0,), (1,)), bound=1)):
+        for store in OneProcess("aa").stores(policy):
+            paceline.data.batch_sampler(100, store, batch_size=8)
+    [line] = caplog.messages
+    assert line.startswith(
+        "worker 0: paceline.data.batch_sampler deals each 16 samples by measured speed, as dist_sync"
+    )
+    assert "will differ from 8" in line
+
+
 def test_shares_are_as_asked() -> None:
     fast, slow = samplers(2, 100, 10, shares=[4, 1])
     assert [len(batch) for batch in fast] == [8] * 10

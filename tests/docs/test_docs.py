@@ -55,6 +55,15 @@ def test_script_with_local_steps_trains_on_two_workers(tmp_path: Path) -> None:
     assert max(losses[-2:]) < 0.5 * min(losses[:2])
 
 
+def test_script_of_a_worker_that_leaves_ends_well_on_all_workers(tmp_path: Path) -> None:
+    [script] = blocks("docs/elastic.md", "python")
+    told = "        if store.rank == 1 and not store.leaving:\n            paceline.notice('the night is over')\n"
+    before = "        if store.leaving:\n"
+    assert before in script
+    run(script.replace(before, told + before), "-n 2 -s 1", tmp_path)
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["worker-1.pt"]
+
+
 def test_job_file_makes_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

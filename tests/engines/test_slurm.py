@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -25,9 +26,11 @@ def cluster() -> Iterator[SlurmCluster]:
         yield made
 
 
-def start(cluster: SlurmCluster, folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(
+    cluster: SlurmCluster, folder: Path, *words: str, before: tuple[str, ...] = (), **environ: str
+) -> subprocess.Popen[str]:
     launch = [*before, sys.executable, "-m", "paceline", "launch", "--launcher", "slurm"]
-    return small_jobs.start(cluster.command([*launch, *words]), folder, cluster.environ)
+    return small_jobs.start(cluster.command([*launch, *words]), folder, cluster.environ | environ)
 
 
 def left(cluster: SlurmCluster) -> list[str]:
@@ -52,6 +55,44 @@ def test_job_runs_inside_an_allocation(cluster: SlurmCluster, tmp_path: Path) ->
     out, err = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[worker 0] 0 h1 10.77.0.2", "[worker 1] 1 h2 10.77.0.2"]
+
+
+@pytest.mark.root
+def test_variables_for_srun_neither_take_cores_nor_break_the_agents(cluster: SlurmCluster, tmp_path: Path) -> None:
+    text = "echo $RANK $SLURM_CPUS_ON_NODE $SRUN_CPUS_PER_TASK $OWN"
+    srun = {"SRUN_CPUS_PER_TASK": "1", "SLURM_EXACT": "1", "SLURM_LABELIO": "1", "SRUN_EXPORT_ENV": "NONE"}
+    exports = ["env", *(f"{name}={value}" for name, value in srun.items())]
+    before = ("salloc", "-N1", "-n2", "--cpus-per-task=2", "-p", "all", *exports)
+    job = start(cluster, tmp_path, "-n", "2", "-s", "0", "--", "sh", "-c", text, before=before, OWN="mine")
+    out, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[worker 0] 0 4 1 mine", "[worker 1] 1 4 1 mine"]
+
+
+@pytest.mark.root
+def test_variables_for_sbatch_change_nothing_that_the_job_needs(cluster: SlurmCluster, tmp_path: Path) -> None:
+    sbatch = {"EXPORT": "NONE", "OUTPUT": "/dev/null", "ARRAY_INX": "0-1", "WAIT": "1", "PARTITION": "none"}
+    environ = {f"SBATCH_{name}": value for name, value in sbatch.items()}
+    command = ["-n", "1", "-s", "0", "-o", "partition=old", "--", "sh", "-c", "echo $RANK $(hostname)"]
+    out, err = start(cluster, tmp_path, *command, **environ).communicate(timeout=DEADLINE_S)
+    assert out.splitlines()[1:] == ["[worker 0] 0 h2"], out + err
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("by", ["scancel", "launcher"])
+def test_signal_reaches_the_workers_that_handle_it(cluster: SlurmCluster, tmp_path: Path, by: str) -> None:
+    text = "trap 'echo saves $RANK; exit 0' USR1; echo $SLURM_JOB_ID runs $RANK; while :; do sleep 0.1; done"
+    command = ["-n", "2", "-s", "1", "-o", "partition=all", "--", "sh", "-c", text]
+    job = start(cluster, tmp_path, *command)
+    assert job.stdout is not None
+    runs = list(itertools.islice((line for line in job.stdout if "runs" in line), 2))
+    if by == "scancel":
+        cluster.run("scancel", "--signal=USR1", runs[0].split()[2])
+    else:
+        job.send_signal(signal.SIGUSR1)
+    out, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, out + err
+    assert {"[worker 0] saves 0", "[worker 1] saves 1"} <= set(out.splitlines())
 
 
 @pytest.mark.root

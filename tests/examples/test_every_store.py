@@ -1,8 +1,12 @@
-"""Every script learns with every store: two epochs of small real data, and the loss falls (``nox -s examples``)."""
+"""Every script learns with every store: two epochs of small real data, and the loss falls (``nox -s examples``).
+
+None of them is said to train alone, or on the samples of others.
+"""
 
 import json
 import os
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -61,5 +65,6 @@ def test_loss_falls(data: Path, tmp_path: Path, script: str, store: str) -> None
     words += ["--kv-store", store, "--result", str(tmp_path / "result")]
     done = programs.run([*launch, EXAMPLES / script, *words], cwd=data, timeout_s=570)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search(r"workers? [-0-9, ]+ (trains?|walks?) ", done.stdout + done.stderr)
     first, second = (epoch[loss] for epoch in json.loads((tmp_path / "result").read_text())["epochs"])
     assert second < first

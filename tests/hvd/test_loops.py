@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 import paceline.hvd as hvd
+from paceline.errors import PacelineError
 from tests.hvd.ranks import run
 
 STEPS, CHANGE, ROWS = 10, 4, 3
@@ -129,9 +130,33 @@ def tied_under_two_names(net: Any, wrap: Wrap, batch: Batch) -> None:
     steps(net, wrap(decaying(net.parameters()), net, named), batch)
 
 
+def whole_numbers(net: Any, wrap: Wrap, batch: Batch) -> None:
+    """A parameter that can have no gradient is left alone."""
+    net.register_parameter("count", nn.Parameter(torch.tensor([3]), requires_grad=False))
+    steps(net, wrap(decaying(net.parameters()), net), batch)
+    assert net.count.tolist() == [3]
+
+
+def closure_of_lbfgs(net: Any, wrap: Wrap, batch: Batch) -> None:
+    """With the mean loss of all ranks each takes the same steps."""
+    inner = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+    optimizer = wrap(inner, net)
+    x, y = batch(0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss if optimizer is inner else hvd.allreduce(loss.detach(), name="loss")
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
 LOOPS = [
     group_added, groups_replaced, schedule_made_before, state_of_the_inner_one_replaced, unfrozen_and_clipped,
     frozen_and_clipped, hooks_after_wrapping, step_hooks, closure_that_synchronizes, tied_under_two_names,
+    whole_numbers, closure_of_lbfgs,
 ]  # fmt: skip
 
 
@@ -210,14 +235,31 @@ def refusals() -> list[Any]:
     optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
     with pytest.raises(AssertionError) as in_place:
         optimizer.step()
-    return [str(changed.value), str(in_place.value), norm]
+    return [str(changed.value), str(in_place.value), norm, closures_by_the_own_loss()]
+
+
+def closures_by_the_own_loss() -> str:
+    """Let rank 0 end its step after one iteration of LBFGS, and rank 1 not."""
+    net = network()
+    optimizer = distributed(torch.optim.LBFGS(net.parameters(), max_iter=8), net)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        net(torch.ones(2, 5, dtype=torch.float64)).square().mean().backward()
+        return float(hvd.rank() and net[0].weight.sum())
+
+    with pytest.raises(PacelineError) as unlike:
+        optimizer.step(closure)
+    return str(unlike.value)
 
 
 def test_gradients_that_no_rank_would_get_right_are_refused_with_the_way_out() -> None:
     first, second = run(refusals, 2)
     assert first == second
-    changed, in_place, _ = first
+    changed, in_place, _, unlike = first
     assert "net.0." in changed or "net.2." in changed
     assert "spare.weight needs" in changed
     assert "optimizer.synchronize()" in changed
     assert "add_param_group" in in_place
+    assert "rank 0 ended this step of the optimizer after 2 calls of the closure, and rank 1 calls it again" in unlike
+    assert "return hvd.allreduce(loss.detach(), name='loss')" in unlike

@@ -126,7 +126,6 @@ def train(store: KVStoreBase, after_step: Callable[[int], None], has_frozen: boo
         after_step(step)
         net.annealed.mul_(0.9)
         found.append([] if has_frozen else seen_of(net))
-    optimizer.synchronize()
     return [*found, [net.last.weight.flatten().tolist()]]
 
 
@@ -143,7 +142,7 @@ def train_gluon(store: KVStoreBase, after_step: Callable[[int], None], on_server
     return found
 
 
-CHOICES: list[dict[str, Any]] = [{"update": "worker"}, {"update": "server"}, {"update": "server", "lazy": True}]
+CHOICES: list[dict[str, Any]] = [{"update": "worker"}, {"update": "server"}]
 
 
 def train_late(pipe: str) -> list[list[Any]]:

@@ -122,7 +122,6 @@ def train_variant(rank, variant):
     name, where, how = variant.split()
     model, optimizer = wrapped(name, rank, with_model=how == "model", update=where)
     train(model, optimizer, range(STEPS), my_part((32, 32), rank), new_schedule(name, optimizer))
-    optimizer.synchronize()
     return compare(model, alone(name))
 
 
@@ -130,7 +129,6 @@ def train_unequal(rank, how):
     sizes = (48, 16)
     model, optimizer = wrapped("adam", rank, sizes, with_model=how == "model", batch_dim=0)
     train(model, optimizer, range(20), my_part(sizes, rank))
-    optimizer.synchronize()
     return compare(model, alone("adam", range(20)))
 
 
@@ -143,7 +141,6 @@ def train_accumulation(rank):
         for half in (slice(0, 16), slice(16, 32)):
             (loss_of(model, inputs[half], targets[half]) / 2).backward()
         optimizer.step()
-    optimizer.synchronize()
     return compare(model, alone("momentum", range(20)))
 
 
@@ -166,7 +163,7 @@ def train_closure(rank):
 def train_scaler(rank):
     """Worker 1 overflows at step 3: no worker takes that step."""
     overflow = 3
-    model, optimizer = wrapped("adam", rank, overlap=False)
+    model, optimizer = wrapped("adam", rank)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     part = my_part((32, 32), rank)
     for step in range(10):
@@ -176,7 +173,6 @@ def train_scaler(rank):
         scaler.scale(loss_of(model, inputs, targets) * factor).backward()
         scaler.step(optimizer)
         scaler.update()
-    optimizer.synchronize()
     reference = new_model(0)
     inner = new_optimizer("adam", reference)
     for step in range(10):
@@ -191,7 +187,6 @@ def train_kept_state(rank):
     train(model, inner, range(10))
     optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update="server")
     train(model, optimizer, range(10, 20), my_part((32, 32), rank))
-    optimizer.synchronize()
     return compare(model, alone("adam", range(20)))
 
 
@@ -211,14 +206,12 @@ def train_state_dict(rank):
     last = DistributedOptimizer(new_optimizer("adam", again), "dist_sync", model=again, update="server")
     last.load_state_dict(inner.state_dict())
     train(again, last, range(20, 30), part)
-    last.synchronize()
     return compare(again, alone("adam", range(30)))
 
 
 def train_lamb(rank):
     model, optimizer = wrapped("lamb", rank)
     train(model, optimizer, range(20), my_part((32, 32), rank))
-    optimizer.synchronize()
     return compare(model, alone("lamb", range(20)))
 
 
@@ -228,7 +221,6 @@ def train_reduction_sum(rank):
     inner = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.0)
     optimizer = DistributedOptimizer(inner, "dist_sync", model=model, reduction="sum")
     train(model, optimizer, range(20), my_part((32, 32), rank))
-    optimizer.synchronize()
     reference = new_model(0)
     train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), range(20))
     return compare(model, reference)
@@ -245,7 +237,6 @@ def train_buffers_and_frozen(rank):
     assert torch.equal(model.offset, reference.offset)
     assert int(model.count) == 7
     train(model, optimizer, range(10), my_part((32, 32), rank))
-    optimizer.synchronize()
     train(reference, torch.optim.SGD(reference[2].parameters(), lr=0.1), range(10))
     return compare(model, reference)
 
@@ -284,7 +275,6 @@ def train_then_save(rank, folder):
     """Ten steps of Adam; the optimizer's state and the weights go to disk."""
     model, optimizer = wrapped("adam", rank)
     train(model, optimizer, range(10), my_part((32, 32), rank))
-    optimizer.synchronize()
     if rank == 0:
         optimizer.kvstore.save_optimizer_states(f"{folder}/states", dump_optimizer=True)
         torch.save(model.state_dict(), f"{folder}/weights")
@@ -297,7 +287,6 @@ def load_then_train(rank, folder):
     optimizer = DistributedOptimizer(new_optimizer("adam", model), "dist_sync", model=model, update="server")
     optimizer.kvstore.load_optimizer_states(f"{folder}/states")
     train(model, optimizer, range(10, 20), my_part((32, 32), rank))
-    optimizer.synchronize()
     return compare(model, alone("adam", range(20)))
 
 

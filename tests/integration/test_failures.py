@@ -76,7 +76,6 @@ def uneven_steps():
         optimizer.zero_grad()
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
-    optimizer.synchronize()
     optimizer.kvstore.close()
     return steps
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,38 +18,16 @@ import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.errors import PacelineError
 from paceline.testing import LocalJob, tell
+from tests.clusters.forked import ENDS_WITHIN_S, end_of, errors_in_a_child, forked
 from tests.integration.one_key import new_store, one_round
 
 NOTICED_WITHIN_S = 5.0
-ENDS_WITHIN_S = 20.0
 SOURCES = str(Path(paceline.__file__).parents[1])
 
 WAYS = {"shared": {}, "sockets": {"shared_memory": False}, "tcp": {"shared_memory": False, "unix_sockets": False}}
 
 
 # ---- what runs in the workers --------------------------------------------------------------------------------------
-
-
-def forked(run: Callable[[], None]) -> int:
-    """Fork a child that leaves ``run`` as it likes; returns its id."""
-    pid = os.fork()
-    if pid == 0:
-        run()
-        sys.exit(0)
-    return pid
-
-
-def end_of(pid: int) -> int | str:
-    """Return the exit code of a child; one that does not end in time is killed."""
-    deadline = time.monotonic() + ENDS_WITHIN_S
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return "did not end"
 
 
 def raise_error() -> None:
@@ -168,21 +145,8 @@ def use_the_store_in_a_child():
         "create": lambda: kvstore.create("dist_sync", namespace="of a child"),
         "backward": lambda: model(torch.ones(2, 4)).mean().backward(),
     }
-    reads, writes = os.pipe()
-
-    def try_all() -> None:
-        for name, attempt in attempts.items():
-            try:
-                attempt()
-                text = "nothing"
-            except PacelineError as error:
-                text = str(error).replace("\n", " ")
-            os.write(writes, f"{name}\t{text}\n".encode())
-
-    end = end_of(forked(try_all))
-    os.close(writes)
-    with open(reads) as lines:
-        found = dict(line.rstrip("\n").split("\t") for line in lines)
+    found = errors_in_a_child(attempts)
+    end = int(found.pop("end"))
     model(torch.ones(2, 4)).mean().backward()
     optimizer.step()
     return [end, found, one_round(store), os.getpid()]

@@ -50,7 +50,6 @@ def train_step(model, optimizer, step):
     optimizer.zero_grad()
     model(torch.randn(16, 400, generator=generator)).square().mean().backward()
     optimizer.step()
-    optimizer.synchronize()
 
 
 def train(compression=None):

@@ -141,7 +141,6 @@ def fitted(model, optimizer, steps, set_to_none=True):
         optimizer.zero_grad(set_to_none=set_to_none)
         (model(inputs) - inputs @ solution.T).square().mean().backward()
         optimizer.step()
-    optimizer.synchronize()
     return float((model.weight.detach() - solution).abs().max()), digest(*model.parameters())
 
 
@@ -266,7 +265,6 @@ def learn_digits():
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(images[batch]), labels[batch]).backward()
             optimizer.step()
-    optimizer.synchronize()
     images, labels = digits(False).tensors
     with torch.no_grad():
         return float((net(images).argmax(1) == labels).float().mean()), digest(*net.parameters())

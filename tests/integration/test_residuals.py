@@ -57,7 +57,6 @@ class ByOptimizer:
         self.optimizer.step()
 
     def save(self):
-        self.optimizer.synchronize()
         self.store.save_optimizer_states(f"{self.folder}/states")
         if self.store.rank == 0:
             torch.save(self.model.state_dict(), f"{self.folder}/weights")
@@ -66,7 +65,6 @@ class ByOptimizer:
         self.store.load_optimizer_states(f"{self.folder}/states")
 
     def digest(self):
-        self.optimizer.synchronize()
         return digest(self.model.parameters())
 
 

@@ -1,10 +1,12 @@
 """A job that saves, ends and goes on elsewhere is a job without a break, bit for bit."""
 
+import errno
 import hashlib
 import os
 import re
 import shutil
 import signal
+import threading
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.errors import CheckpointError
 from paceline.gluon import Trainer, backward, replicate
-from paceline.kvstore.checkpoint import tensor_file
+from paceline.kvstore.checkpoint import collective, tensor_file
 from paceline.mx.context import cpu
 from paceline.testing import LocalJob, listen, tell
 
@@ -25,6 +27,46 @@ BOTH = [TWO_BIT, {"type": "fp16", "leg": "pull"}]
 
 
 # ---- what runs in the workers --------------------------------------------------------------------------------------
+
+
+def save_while_each_call_fails(path, failing_rank):
+    """Save a checkpoint again and again, and let one more call of a worker fail each time.
+
+    Returns for each save whether it raised, and the step of what can be loaded then.
+    """
+    job = ByOptimizer()
+    job.step()
+    calls = [getattr(os, name) for name in ("open", "fsync", "scandir", "unlink", "replace", "close", "fstat", "lstat")]
+    ended, made = [], [len(calls)]
+    while made[-1] >= len(ended):
+        paceline.save(path, job.model, job.optimizer, step=2 * len(ended))
+        with pytest.MonkeyPatch.context() as patch:
+            made.append(0)
+            for call in calls if job.store.rank == failing_rank else ():
+                patch.setattr(os, call.__name__, failing_at(call, len(ended) + 1, made))
+            try:
+                paceline.save(path, job.model, job.optimizer, step=2 * len(ended) + 1)
+                raised = False
+            except CheckpointError:
+                raised = True
+        made[-1] = int(job.store.session.gather("calls", str(made[-1]).encode(), 60.0)[failing_rank])
+        step, _ = paceline.load(path, job.model, job.optimizer)
+        ended.append((raised, step - 2 * len(ended)))
+    return ended
+
+
+def failing_at(call, which, made):
+    """Return a call of the operating system, one of whose calls by this thread fails."""
+    thread = threading.get_ident()
+
+    def tried(*args, **options):
+        if threading.get_ident() == thread:
+            made[-1] += 1
+            if made[-1] == which:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*args, **options)
+
+    return tried
 
 
 def digest(tensors):
@@ -211,6 +253,20 @@ def save_for_ever(path):
             tell("twice")
 
 
+def save_and_die(path):
+    """Save twice; the second time worker 0 ends as soon as it has written the common file."""
+    job, write = WithCodec(), collective.write_common
+    for step in (1, 2):
+        job.step()
+        if step == 2 and job.store.rank == 0:
+            collective.write_common = lambda *args: (write(*args), os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            paceline.save(path, job.model, job.optimizer, step=step)
+        except CheckpointError as error:
+            return str(error)
+    return "saved"
+
+
 def load_only(path):
     job = WithCodec()
     step, _ = paceline.load(path, job.model, job.optimizer)
@@ -392,3 +448,20 @@ def test_worker_with_older_weights_saves_and_goes_on(tmp_path):
     with LocalJob(num_workers=2, num_servers=1) as job:
         results = job.run(save_while_another_worker_is_ahead, str(tmp_path))
     assert results == [[[-3.0] * 3, [-3.0] * 3]] * 2
+
+
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_whichever_call_fails_one_of_two_saves_can_be_loaded_by_all(failing_rank, tmp_path):
+    with LocalJob(WORKERS, 1) as job:
+        first, second = job.run(save_while_each_call_fails, str(tmp_path / "job"), failing_rank)
+    assert first == second, "both workers say the same"
+    assert len(first) > 5
+    assert set(map(tuple, first)) == {(True, 0), (False, 1)}
+
+
+def test_worker_0_that_dies_after_its_part_of_a_save_leaves_a_whole_checkpoint(tmp_path):
+    with LocalJob(WORKERS, 1, on_worker_death="continue") as job:
+        workers = job.start_all(save_and_die, str(tmp_path / "job"))
+        assert "worker 0 left the job and took no part" in workers[1].result()
+    with LocalJob(WORKERS, 1) as job:
+        assert job.run(load_only, str(tmp_path / "job")) == [[2, True]] * 2

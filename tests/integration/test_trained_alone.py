@@ -18,7 +18,7 @@ def train(store_type: str, stepped: str, steps: int, passes: int = 1) -> str:
     store = kvstore.create(store_type)
     model = nn.Linear(4, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = DistributedOptimizer(inner, store, model=model, samples=2, update="server", overlap=False)
+    optimizer = DistributedOptimizer(inner, store, model=model, samples=2, update="server")
     steppers = {"wrapped": inner, "another": torch.optim.SGD(model.parameters(), lr=0.01), "right": optimizer}
     try:
         for _ in range(steps):

@@ -1,4 +1,4 @@
-"""How much a worker's batch weighs: by its samples where their number is certain, else as with DDP, and a line says so.
+"""How much a worker's batch weighs: by its samples where their number is known, else as with DDP, and lines say so.
 
 Every row of the table at the bottom is a habit of a PyTorch script. Two workers train; the weights must be those of one
 process that trains on both batches: on the mean over all samples, or on the mean of both workers' losses.
@@ -6,12 +6,13 @@ process that trains on both batches: on the mean over all samples, or on the mea
 
 from __future__ import annotations
 
+import functools
 import logging
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -23,8 +24,9 @@ from torch.utils.data.distributed import DistributedSampler
 import paceline
 from paceline import DistributedOptimizer
 from paceline.data import ShardedSampler, batches
-from paceline.errors import ConfigError
-from paceline.testing import LocalJob, listen, tell
+from paceline.membership.told_steps import ToldSteps
+from paceline.testing import LocalJob, tell
+from paceline.wire import messages as m
 from tests.hvd.ranks import run as run_ranks
 
 WORKERS, STEPS, FEATURES, CLASSES = 2, 3, 5, 3
@@ -43,16 +45,6 @@ def labelled(step: int, rank: int, count: int) -> tuple[torch.Tensor, torch.Tens
     generator = drawn(step, rank)
     x = torch.randn(count, FEATURES, generator=generator)
     return x, torch.randint(CLASSES, (count,), generator=generator)
-
-
-#: Whether losses show that they are means over labels.
-shows_labels = False
-
-
-def mean_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return (
-        F.cross_entropy(outputs, labels) if shows_labels else F.cross_entropy(outputs, labels, reduction="none").mean()
-    )
 
 
 class Bag(nn.Module):
@@ -97,12 +89,12 @@ class Net(nn.Module):
         return self.net(x)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return mean_loss(self.net(x), y)
+        return F.cross_entropy(self.net(x), y)
 
 
 class Twins(Net):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        return {"loss": mean_loss(self.net(input_ids * attention_mask), labels)}
+        return {"loss": F.cross_entropy(self.net(input_ids * attention_mask), labels)}
 
 
 class Detector(nn.Module):
@@ -125,24 +117,26 @@ class Row:
         batch: the batch of a step and a worker; its length is in ``count``.
         loss: mean over the samples of a batch.
         count: samples of a step and a worker.
-        weighs: by ``samples``, by those that ``is_chosen`` chooses (``chosen``), or ``alike``.
-        says: a line says that all weigh alike.
+        weighs: by ``samples``, or ``equally``.
+        says: a line warns that inputs are unequal.
+        steps: how many it makes.
+        grows: a line warns that its losses grow with the batch.
         options: of the optimizer.
         train: one step, if not the usual one.
         batches: this worker's batches, if they come from a loader.
-        shows_labels: the loss shows that it is a mean over labels.
     """
 
     model: Callable[[], nn.Module]
     batch: Callable[[int, int, int], Batch]
     loss: Callable[..., torch.Tensor]
     count: Callable[[int, int], int] = unequal
-    weighs: str = "alike"
+    weighs: str = "equally"
     says: bool = True
+    steps: int = STEPS
+    grows: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     train: Callable[[Row, nn.Module, Any, Batch], None] | None = None
     batches: Callable[[int], Iterator[Batch]] | None = None
-    shows_labels: bool = False
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------
@@ -190,6 +184,10 @@ def images(step: int, rank: int, count: int) -> Batch:
     return found, torch.randint(CLASSES, (count,), generator=generator)
 
 
+def half(step: int, rank: int) -> int:
+    return (3, 6)[rank]
+
+
 def empty_at_the_end(step: int, rank: int) -> int:
     return 0 if rank and step else 4
 
@@ -222,12 +220,12 @@ def from_memory(rank: int) -> Any:
 
 def classify(model: nn.Module, *batch: Any) -> torch.Tensor:
     *inputs, labels = batch
-    return mean_loss(model(*inputs), labels)
+    return F.cross_entropy(model(*inputs), labels)
 
 
 def by_forward(model: nn.Module, *batch: Any) -> torch.Tensor:
     *inputs, labels = batch
-    return mean_loss(model.forward(*inputs), labels)
+    return F.cross_entropy(model.forward(*inputs), labels)
 
 
 def by_method(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -251,12 +249,96 @@ def divided_by_samples(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> to
     return F.cross_entropy(model(x), y, reduction="sum") / len(y)
 
 
+def one_by_one(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return sum(F.cross_entropy(model(one[None]), label[None]) for one, label in zip(x, y, strict=True)) / len(y)
+
+
+def of_two_heads(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs = model(x)
+    some = y.masked_fill(torch.arange(len(y)) % 2 == 0, -100)
+    return F.cross_entropy(outputs, y) + F.cross_entropy(outputs.flip(1), some)
+
+
+def of_words_and_a_text(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs, words = model(x), 1 + y
+    return (F.cross_entropy(outputs, y, reduction="none") * words).sum() / words.sum() + outputs.square().mean()
+
+
+def of_positives(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs = model(x)
+    positive = outputs[x[:, 0] > 0.5]
+    loss = F.cross_entropy(outputs, y)
+    return loss + positive.square().mean() if len(positive) else loss
+
+
+def of_a_drawn_task(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y) if x[0, 0] > 0 else F.l1_loss(model(x), x[:, :CLASSES])
+
+
+def of_hard_triplets(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Nothing is left of easy batches, and then the loss is zero."""
+    outputs = model(x)
+    apart = (outputs - outputs.roll(1, 0)).square().sum(1) - (outputs - outputs.roll(2, 0)).square().sum(1)
+    hard = apart[apart > 0.3]
+    return hard.mean() if len(hard) else 0.0 * outputs.sum()
+
+
+def of_pairs_in_the_batch(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs = F.normalize(model(x), dim=1)
+    return F.cross_entropy(outputs @ outputs.roll(1, 0).T / 0.5, torch.arange(len(x)))
+
+
+def of_overlaps(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    found, wanted = model(x).softmax(1), F.one_hot(y, CLASSES)
+    return 1 - 2 * (found * wanted).sum() / (found.sum() + wanted.sum())
+
+
+def of_a_norm(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x) - x[:, :CLASSES]).norm()
+
+
+def of_likely_values(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A part that is made anew, and a divergence, both sums that are divided by the samples (VAE)."""
+    outputs = model(x)
+    mean, log_var = outputs[:, :1], outputs[:, 1:2]
+    made = F.mse_loss(outputs[:, 2:], x[:, :1], reduction="sum")
+    return (made - 0.5 * (1 + log_var - mean.square() - log_var.exp()).sum()) / len(x)
+
+
+class Chunked(torch.autograd.Function):
+    """A cross entropy whose node does not show its labels."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            inner = outputs.detach().requires_grad_()
+            loss = F.cross_entropy(inner, y)
+            ctx.save_for_backward(*torch.autograd.grad(loss, inner))
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.saved_tensors[0], None
+
+
+def in_a_function(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return Chunked.apply(model(x), y)
+
+
+def with_penalty(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A penalty on the gradients by the inputs."""
+    x = x.requires_grad_()
+    outputs = model(x)
+    (slopes,) = torch.autograd.grad(outputs.square().sum(), x, create_graph=True)
+    return F.cross_entropy(outputs, y) + 0.1 * (slopes.norm(dim=1) - 1).square().mean()
+
+
 def traced(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return mean_loss(torch.fx.symbolic_trace(model)(x), y)
+    return F.cross_entropy(torch.fx.symbolic_trace(model)(x), y)
 
 
 def by_parts(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return mean_loss(model["head"](model["body"](x)), y)
+    return F.cross_entropy(model["head"](model["body"](x)), y)
 
 
 def by_keyword(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -265,7 +347,7 @@ def by_keyword(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 
 def of_two_views(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(model(x), model(x.flip(1))) + mean_loss(model(x), y)
+    return F.mse_loss(model(x), model(x.flip(1))) + F.cross_entropy(model(x), y)
 
 
 def by_grad(row: Row, model: nn.Module, optimizer: Any, batch: Batch) -> None:
@@ -325,30 +407,31 @@ def halves() -> nn.Module:
 
 EXACT: dict[str, Any] = {"weighs": "samples", "says": False}
 
-ROWS = {
+ROWS: dict[str, Row] = {
     "embedding bags": Row(Bag, bags, classify, same),
-    "packed sequences": Row(Recurrent, packed, classify, **EXACT),
-    "packed sequences, as many": Row(Recurrent, packed, classify, same, says=False),
+    "packed sequences": Row(Recurrent, packed, classify),
+    "packed sequences, with batch_dim": Row(Recurrent, packed, classify, **EXACT, options={"batch_dim": 0}),
+    "packed sequences, as many": Row(Recurrent, packed, classify, same),
     "nodes of graphs": Row(Graph, graphs, classify, same),
     "time first, padded per batch": Row(Recurrent, padded, classify, same),
     "time first, with batch_dim": Row(Recurrent, padded, classify, **EXACT, options={"batch_dim": 1}),
-    "model.loss(x)": Row(Net, labelled, by_method),
-    "model.forward(x)": Row(Net, labelled, by_forward),
-    "autograd.grad": Row(Net, labelled, classify, train=by_grad),
+    "model.loss(x)": Row(Net, labelled, by_method, says=False),
+    "model.forward(x)": Row(Net, labelled, by_forward, says=False),
+    "autograd.grad": Row(Net, labelled, classify, train=by_grad, says=False),
     "autograd.grad, told": Row(
         Net, labelled, classify, **EXACT, options={"samples": 1},
         train=lambda row, model, optimizer, batch: (
             setattr(optimizer, "samples", len(batch[-1])), by_grad(row, model, optimizer, batch)
         )[1],
     ),
-    "traced": Row(Net, labelled, traced),
-    "a ModuleDict": Row(halves, labelled, by_parts),
+    "traced": Row(Net, labelled, traced, says=False),
+    "a ModuleDict": Row(halves, labelled, by_parts, says=False),
     "lists of images": Row(Detector, images, classify),
     "rnn(h0, x)": Row(Recurrent, with_state, classify),
     "rnn(h0, x), with batch_dim": Row(Recurrent, with_state, classify, **EXACT, options={"batch_dim": 1}),
-    "an empty batch": Row(Net, labelled, classify, empty_at_the_end, **EXACT),
+    "an empty batch": Row(Net, labelled, classify, empty_at_the_end, says=False),
     "an empty batch that is left out": Row(
-        Net, labelled, classify, empty_at_the_end, **EXACT, train=if_there_is_any
+        Net, labelled, classify, empty_at_the_end, says=False, train=if_there_is_any
     ),
     "plain unequal batches": Row(Net, labelled, classify),
     "plain batches, as many": Row(Net, labelled, classify, same, says=False),
@@ -389,30 +472,71 @@ ROWS = {
     "likewise, with several calls": Row(Net, labelled, of_two_views, **EXACT, batches=loaded),
     "batches from memory": Row(Net, labelled, classify, **EXACT, batches=from_memory),
     "a last smaller batch of torch's sampler": Row(
-        Net, labelled, classify, **EXACT, batches=by_torchs_sampler
+        Net, labelled, classify, says=False, batches=by_torchs_sampler
     ),
-    "a sum over chosen samples": Row(Net, labelled, of_chosen, weighs="chosen", says=False),
-    "likewise, of a ShardedSampler": Row(Net, labelled, of_chosen, weighs="chosen", says=False, batches=loaded),
-    "a mean over chosen samples of a ShardedSampler": Row(
-        Net, labelled, of_chosen_as_a_mean, weighs="chosen", says=False, batches=loaded
+    "weigh='equal'": Row(Net, labelled, classify, says=False, options={"batch_dim": 0, "weigh": "equal"}),
+    "weigh='equal', batches of a ShardedSampler": Row(
+        Net, labelled, classify, says=False, options={"weigh": "equal"}, batches=loaded
     ),
-    "a sum that is divided by samples": Row(Net, labelled, divided_by_samples, **EXACT),
 }  # fmt: skip
 
-#: Weighs by the labels of its losses, where nothing else counts samples.
-OF_LABELS = {
-    f"{name}, with labels": replace(ROWS[name], **EXACT, shows_labels=True)
-    for name in (
-        "embedding bags", "nodes of graphs", "time first, padded per batch", "model.loss(x)", "model.forward(x)",
-        "traced", "a ModuleDict", "lists of images", "rnn(h0, x)", "an empty batch", "an empty batch that is left out",
-        "plain unequal batches", "model(**batch)", "gradients dropped in place of an empty batch",
-        "a last smaller batch of torch's sampler",
+#: Where servers step, too: habits, whatever their loss is.
+ON_SERVERS = list(ROWS)
+
+#: Losses that nothing looks at: the weight of a worker is that of its batch.
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "a sum over chosen samples": of_chosen,
+    "a mean over chosen samples": of_chosen_as_a_mean,
+    "a sum that is divided by samples": divided_by_samples,
+    "losses added up one by one": one_by_one,
+    "two heads, of which one ignores labels": of_two_heads,
+    "words, and a term per text": of_words_and_a_text,
+    "a term that only some batches have": of_positives,
+    "workers that draw tasks": of_a_drawn_task,
+    "hard triplets, which some batches do not have": of_hard_triplets,
+    "pairs in the batch": of_pairs_in_the_batch,
+    "overlaps": of_overlaps,
+    "a norm": of_a_norm,
+    "a sum that is divided, of several terms": of_likely_values,
+    "a loss in an autograd.Function": in_a_function,
+    "a penalty on gradients": with_penalty,
+}
+for name, loss in LOSSES.items():
+    ROWS[name] = Row(Net, labelled, loss)
+    ROWS[f"{name}, with batch_dim"] = Row(Net, labelled, loss, **EXACT, options={"batch_dim": 0})
+
+
+def apart(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return differences, so small that sums of their squares train slowly."""
+    return 0.1 * (model(x) - x[:, :CLASSES])
+
+
+#: Sums over the samples of a batch, and other losses, in as many steps.
+GROWING: dict[str, Callable[..., torch.Tensor]] = {
+    "a cross entropy that is a sum": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y, reduction="sum"),
+    "squares, summed twice": lambda model, x, y: (apart(model, x) ** 2).sum(1).sum(),
+    "a squared norm": lambda model, x, y: apart(model, x).norm() ** 2,
+    "half of the squares": lambda model, x, y: 0.5 * apart(model, x).pow(2).sum(),
+    "torch.dot": lambda model, x, y: torch.dot(apart(model, x).flatten(), apart(model, x).flatten()),
+    "einsum": lambda model, x, y: torch.einsum("ij,ij->", apart(model, x), apart(model, x)),
+    "a trace": lambda model, x, y: torch.trace(apart(model, x) @ apart(model, x).T),
+    "Python's sum of losses": lambda model, x, y: 0.01 * len(y) * one_by_one(model, x, y),
+    "nansum": lambda model, x, y: torch.nansum(apart(model, x).square()),
+    "a product of matrices": lambda model, x, y: (apart(model, x).view(1, -1) @ apart(model, x).view(-1, 1)).squeeze(),
+    "a sum of the means of parts": lambda model, x, y: sum(one.square().mean() for one in apart(model, x)),
+    "a sum in an autograd.Function": lambda model, x, y: 0.01 * len(y) * in_a_function(model, x, y),
+}
+MEANS: dict[str, Callable[..., torch.Tensor]] = {
+    "a mean": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y),
+    "a mean of squares": lambda model, x, y: apart(model, x).square().sum(1).mean(),
+    "a norm of differences": lambda model, x, y: apart(model, x).norm(),
+    "a sum that is divided": lambda model, x, y: apart(model, x).square().sum() / len(x),
+}
+for name, loss in (GROWING | MEANS).items():
+    ROWS[f"{name}, of many steps"] = Row(
+        Net, labelled, loss, half, **EXACT, steps=32, grows=name in GROWING, options={"batch_dim": 0}
     )
-}  # fmt: skip
-for parts in ("accumulation", "accumulation after a probe", "accumulation after a probe, pushed late"):
-    without = {name: value for name, value in ROWS[parts].options.items() if name != "batch_dim"}
-    OF_LABELS[f"{parts}, with labels"] = replace(ROWS[parts], options=without, shows_labels=True)
-ROWS |= OF_LABELS
+ROWS["a sum of equal weights"] = Row(Net, labelled, GROWING["half of the squares"], half, steps=32, grows=True)
 
 
 # ---- one process, and a job --------------------------------------------------------------------------------------
@@ -422,13 +546,11 @@ def batches_of(row: Row, rank: int) -> Iterator[Batch]:
     if row.batches is not None:
         yield from row.batches(rank)
         return
-    for step in range(STEPS):
+    for step in range(row.steps):
         yield row.batch(step, rank, row.count(step, rank))
 
 
 def new_model(row: Row) -> nn.Module:
-    global shows_labels
-    shows_labels = row.shows_labels
     torch.manual_seed(7)
     return row.model()
 
@@ -438,9 +560,7 @@ def weights_of(model: nn.Module) -> list[float]:
 
 
 def weight_of(row: Row, batch: Batch) -> int:
-    if row.weighs == "chosen":
-        return int(is_chosen(batch[0]).sum())
-    return len(batch[-1]) if row.weighs == "samples" else 1
+    return len(batch[-1]) if row.weighs == "samples" else min(1, len(batch[-1]))
 
 
 def reference(row: Row) -> list[float]:
@@ -456,74 +576,74 @@ def reference(row: Row) -> list[float]:
     return weights_of(model)
 
 
-class Lines(logging.Handler):
-    """Keeps the lines of the log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+Told = list[tuple[int, Any]]
 
 
-def train(name: str, rank: int, kvstore: str, options: dict[str, Any]) -> tuple[list[float], list[str]]:
-    """Train as a worker of a job; returns the weights and what was logged."""
-    row, lines = ROWS[name], Lines()
-    logging.getLogger("paceline").addHandler(lines)
+def train(name: str, rank: int, kvstore: str, options: dict[str, Any]) -> tuple[list[float], Told]:
+    """Train as a worker of a job; returns the weights, and what this worker has told of its steps."""
+    row, told = ROWS[name], []
     model = new_model(row)
     inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     optimizer = DistributedOptimizer(inner, kvstore, model=model, **row.options, **options)
+    exchange = optimizer._merging._exchange
+    exchange.tell_step = lambda step, weights, batch: told.append((step, msgspec.to_builtins(batch)))
     for batch in batches_of(row, rank):
         (row.train or usual)(row, model, optimizer, batch)
     weights = weights_of(model)
     optimizer.close()
-    logging.getLogger("paceline").removeHandler(lines)
-    return weights, lines.lines
+    return weights, told
 
 
 def run_rows(names: list[str], options: dict[str, Any]) -> None:
     rank = paceline.kvstore.create("dist_sync").rank
     for name in names:
         tell(train(name, rank, "dist_sync", options))
-        listen()
 
 
-def check(name: str, found: list[Any], lines: list[str]) -> None:
-    (first, _), (second, _) = found
+def lines_of(*workers: Told) -> list[str]:
+    """Return the lines that follow from what workers have told of their steps."""
+    steps, lines = ToldSteps(), []
+    for told in zip(*workers, strict=True):
+        for rank, (step, batch) in enumerate(told):
+            steps.note(rank, [m.WorkerStep("s", step, batch=msgspec.convert(batch, m.StepBatch))])
+        lines += steps.check(lambda: range(WORKERS))
+    return lines
+
+
+def check(name: str, found: list[tuple[list[float], Told]]) -> None:
+    (first, told), (second, other_told) = found
+    row = ROWS[name]
     assert first == second
-    assert torch.allclose(torch.tensor(first), torch.tensor(reference(ROWS[name])), atol=1e-5)
-    assert len(lines) == ROWS[name].says, lines
-    assert all("so all workers weigh alike" in one and "set optimizer.samples" in one for one in lines)
+    assert torch.allclose(torch.tensor(first), torch.tensor(reference(row)), atol=1e-5)
+    how, *warnings = lines_of(told, other_told)
+    assert ("weigh equally" in how) == (row.weighs == "equally")
+    assert [one.split()[0] for one in warnings] == ["inputs"] * row.says + ["losses"] * row.grows, warnings
 
 
-@pytest.fixture(scope="module", params=["worker", "server"])
-def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Run all rows in one job; returns by row what the workers found, and all lines of the job."""
-    found, seen = {}, 0
-    options = {"update": request.param}
+@functools.cache
+def outcomes(update: str) -> dict[str, Any]:
+    """Run rows in one job; returns by row what the workers found."""
+    names = ON_SERVERS if update == "server" else list(ROWS)
     with LocalJob(WORKERS, 2) as job:
-        workers = job.start_all(run_rows, list(ROWS), options)
-        for name in ROWS:
-            said = [worker.heard() for worker in workers]
-            printed = [line for server in job.servers for line in server.output.splitlines() if "alike" in line]
-            found[name] = said, [*said[0][1], *said[1][1], *printed[seen:]]
-            seen = len(printed)
-            for worker in workers:
-                worker.tell("go on")
-    return found
+        workers = job.start_all(run_rows, names, {"update": update})
+        return {name: [worker.heard() for worker in workers] for name in names}
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_weights_are_those_of_one_process_and_what_is_not_certain_is_said(name: str, outcomes: dict[str, Any]) -> None:
-    check(name, *outcomes[name])
+def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(name: str) -> None:
+    check(name, outcomes("worker")[name])
+
+
+@pytest.mark.parametrize("name", ON_SERVERS)
+def test_weights_are_likewise_where_servers_step(name: str) -> None:
+    check(name, outcomes("server")[name])
 
 
 ALL_REDUCED = (
     "embedding bags", "packed sequences", "model.loss(x)", "an empty batch", "an empty batch that is left out",
     "plain unequal batches", "plain batches, as many", "plain unequal batches, with batch_dim", "rnn(h0, x)",
-    "a last smaller batch of a ShardedSampler", "likewise, with autograd.grad", "model.loss(x), with labels",
-    "an empty batch, with labels", "embedding bags, with labels", "likewise, of a ShardedSampler",
+    "a last smaller batch of a ShardedSampler", "likewise, with autograd.grad", "workers that draw tasks",
+    "half of the squares, of many steps", "a mean of squares, of many steps",
 )  # fmt: skip
 
 
@@ -535,103 +655,50 @@ def reduce_rows(names: list[str]) -> list[Any]:
 def test_a_store_without_servers_weighs_likewise() -> None:
     found = run_ranks(reduce_rows, WORKERS, list(ALL_REDUCED))
     for index, name in enumerate(ALL_REDUCED):
-        outcomes = [one[index] for one in found]
-        check(name, outcomes, [line for _, lines in outcomes for line in lines])
+        check(name, [one[index] for one in found])
 
 
-def told_on_worker_0(kvstore: str, row: str) -> str:
-    rank = paceline.kvstore.create(kvstore).rank
-    model = new_model(ROWS[row])
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), kvstore, model=model)
-    optimizer.samples = 4 if rank == 0 else None
-    try:
-        classify(model, *labelled(0, rank, 4)).backward()
-    except ConfigError as error:
-        return str(error)
-    return ""
+def said_in_a_job(kvstore: str, options: dict[str, Any], told_by_0: bool, **more: Any) -> list[str]:
+    """Train on unequal batches; return what this worker logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline").addHandler(handler)
+    rank = paceline.kvstore.create(kvstore, **more).rank
+    model = new_model(ROWS["plain unequal batches"])
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), kvstore, model=model, **options)
+    for step in range(STEPS):
+        x, y = labelled(step, rank, unequal(step, rank))
+        optimizer.samples = 4 if told_by_0 and rank == 0 else None
+        optimizer.zero_grad()
+        classify(model, x, y).backward()
+        optimizer.step()
+    optimizer.close()
+    return lines
+
+
+EQUALLY = "workers weigh equally, as with DistributedDataParallel: no sampler of paceline deals the batches"
 
 
 @pytest.mark.parametrize(
-    ("row", "other"),
+    ("kvstore", "options", "told_by_0", "said"),
     [
-        ("model.loss(x)", "does not know their number"),
-        ("model.loss(x), with labels", "counts the labels of its losses"),
+        ("dist_sync", {}, False, [EQUALLY, "inputs are [3, 5] on worker 0 and [5, 5] on worker 1"]),
+        ("dist_sync", {"local_steps": 1}, False, [EQUALLY, "inputs are [3, 5] on worker 0"]),
+        ("dist_sync", {}, True, ["worker 1 weighs 1, and worker 0 weighs by samples (4 on worker 0)"]),
+        ("dist_sync", {"reduction": "sum"}, False, ["workers weigh equally: gradients are added up"]),
+        ("dist_async", {}, False, ["workers weigh equally: each push is an update by itself"]),
     ],
 )
-def test_workers_that_do_not_weigh_alike_are_an_error_that_names_them(row: str, other: str) -> None:
-    mixed = f"worker 0 counts the samples of its batches, and worker 1 {other}.*set optimizer.samples"
-    with LocalJob(WORKERS) as job:
-        assert all(re.search(mixed, one) for one in job.run(told_on_worker_0, "dist_sync", row))
-    assert all(re.search(mixed, one) for one in run_ranks(told_on_worker_0, WORKERS, "allreduce", row))
+def test_a_job_says_how_its_workers_weigh(
+    kvstore: str, options: dict[str, Any], told_by_0: bool, said: list[str]
+) -> None:
+    with LocalJob(WORKERS, 1) as job:
+        job.run(said_in_a_job, kvstore, options, told_by_0)
+        lines = [line for line in job.scheduler.output.splitlines() if "weigh" in line]
+    assert [text in line for text, line in zip(said, lines, strict=True)] == [True] * len(said), lines
 
 
-def labels_alone(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(outputs, y.index_fill(0, torch.tensor(0), -100)) / 2
-
-
-def labels_and_a_penalty(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return labels_alone(outputs, y) + outputs.square().mean()
-
-
-def divided_twice(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(outputs, y, reduction="sum") / len(y) / 2
-
-
-class Chunked(torch.autograd.Function):
-    """A cross entropy whose node does not show its labels."""
-
-    @staticmethod
-    def forward(ctx: Any, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            inner = outputs.detach().requires_grad_()
-            loss = F.cross_entropy(inner, y)
-            ctx.save_for_backward(*torch.autograd.grad(loss, inner))
-        return loss.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad * ctx.saved_tensors[0], None
-
-
-def lines_about(loss: Callable[..., torch.Tensor], told: bool = False, **options: Any) -> list[str]:
-    """Train; return what this worker logs of its losses."""
-    lines = Lines()
-    logging.getLogger("paceline").addHandler(lines)
-    rank = paceline.kvstore.create("dist_sync").rank
-    model = Net()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), "dist_sync", model=model, **options)
-    for step in range(STEPS):
-        x, y = labelled(step, rank, unequal(step, rank))
-        if told:
-            optimizer.samples = len(y) - 1
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
-    logging.getLogger("paceline").removeHandler(lines)
-    optimizer.close()
-    return lines.lines
-
-
-def every_case_of_losses() -> list[list[str]]:
-    return [
-        lines_about(labels_and_a_penalty),
-        lines_about(labels_and_a_penalty, update="server"),
-        lines_about(divided_twice, batch_dim=0),
-        lines_about(Chunked.apply, batch_dim=0),
-        lines_about(divided_twice, told=True),
-        lines_about(Chunked.apply, told=True),
-        lines_about(labels_alone),
-        lines_about(labels_and_a_penalty, told=True),
-        lines_about(labels_and_a_penalty, reduction="sum"),
-    ]
-
-
-def test_weights_that_do_not_fit_all_of_a_loss_are_said_once() -> None:
-    with LocalJob(WORKERS) as job:
-        first, second = job.run(every_case_of_losses)
-    assert [len(lines) for lines in first] == [1, 1, 1, 1, 0, 0, 0, 0, 0]
-    assert all("other terms" in line and "set optimizer.samples to" in line for [line] in first[:2])
-    assert "divided twice" in first[2][0]
-    assert "set optimizer.samples to their number" in first[2][0]
-    assert "computed in the autograd function Chunked" in first[3][0]
-    assert not any(second)
+def test_a_job_without_servers_says_how_its_workers_weigh() -> None:
+    first, second = run_ranks(said_in_a_job, WORKERS, "allreduce", {}, False)
+    assert [EQUALLY in first[0], "inputs are [3, 5] on worker 0" in first[1], len(first), second] == [True, True, 2, []]

@@ -10,9 +10,10 @@ from torch import nn
 
 import paceline
 from paceline import cpu
+from paceline.errors import PacelineError
 from paceline.gluon import Trainer, replicate
 from paceline.mx.module import Module
-from tests.hvd.ranks import run
+from tests.hvd.ranks import Ranks, run
 
 
 def sums(kind: str) -> list[Any]:
@@ -251,3 +252,36 @@ def test_unequal_batches_closures_and_buffers_equal_one_process() -> None:
     assert state["scale"] == [1.0] * 6
     assert state["norm.num_batches_tracked"] == [3]
     assert partly == pytest.approx(some_without_gradients(None, slice(None)), abs=1e-5)
+
+
+def one_ends() -> str:
+    store = paceline.kvstore.create("allreduce")
+    store.barrier()
+    if store.rank == 1:
+        return ""
+    try:
+        store.pushpull("never", torch.zeros(1))
+    except PacelineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_error_speaks_of_the_store_where_a_worker_has_ended() -> None:
+    found, _ = run(one_ends, 2)
+    assert "The all-reduce store has been shut down by rank 1: the process of rank 1" in found
+    assert "start all workers again" in found
+    assert not {word for word in ("hvd", "Horovod") if word in found}
+
+
+def nobody_else() -> str:
+    try:
+        paceline.kvstore.create("allreduce")
+    except PacelineError as error:
+        return str(error)
+    return ""
+
+
+def test_error_names_the_store_where_the_others_do_not_make_it() -> None:
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "HOROVOD_START_TIMEOUT": "0.5"}
+    [found] = Ranks(nobody_else, 1, environment=environment).results()
+    assert found.startswith('rank 0: rank 1 of 2 did not call kvstore.create("allreduce") within 0.5 s')

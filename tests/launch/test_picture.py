@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from paceline.launch.picture import LETTERS, ORDERS, View, bar, in_order, painted, picture
+from paceline.launch.picture import _COLOURS, LETTERS, ORDERS, View, bar, in_order, painted, picture
 from paceline.launch.runtime import JobRecord
+from paceline.observe import page
 from paceline.observe.account import COMPUTE, DATA, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
 from paceline.observe.table import Size
 from paceline.wire import messages as m
@@ -147,6 +149,14 @@ def test_bar_is_as_long_as_it_shall_be_whatever_the_shares() -> None:
 def test_every_part_has_a_letter() -> None:
     assert set(LETTERS) == {*WORKER_PARTS, *SERVER_PARTS}
     assert len({LETTERS[part] for part in WORKER_PARTS}) == len(WORKER_PARTS)
+
+
+def test_no_two_parts_have_the_same_colour_in_the_terminal_and_on_the_page() -> None:
+    assert len(set(_COLOURS.values())) == len(_COLOURS) == len(LETTERS)
+    [found] = re.findall(r"const COLOURS = \{(.*?)\};", page.page().decode(), re.DOTALL)
+    on_page = dict(re.findall(r'(\w+): "(#\w+)"', found))
+    assert len(set(on_page.values())) == len(on_page)
+    assert on_page.keys() == LETTERS.keys()
 
 
 def test_colours_follow_the_terminal_and_can_be_switched_off() -> None:

@@ -140,6 +140,13 @@ def test_workers_of_a_ddp_script_know_their_node_as_under_torchrun() -> None:
     assert "GROUP_RANK" not in env(plan(num_servers=1), "worker")
 
 
+def test_scheduler_of_a_job_that_may_start_again_has_the_secret_of_its_page() -> None:
+    made = plan(num_servers=1, settings={"dashboard": "8080"}, max_restarts=2)
+    assert [process.role for process in made if Late.PAGE_TOKEN in process.env.values()] == ["scheduler"]
+    assert not plan(num_servers=1, settings={"dashboard": "8080"}).needs(Late.PAGE_TOKEN)
+    assert not plan(num_servers=1, max_restarts=2).needs(Late.PAGE_TOKEN)
+
+
 @given(st.sets(st.sampled_from("abc"), min_size=1), st.integers(1, 20))
 def test_local_ranks_number_the_processes_of_each_host(hosts: set[str], count: int) -> None:
     spec = JobSpec(("train",), count, hosts=tuple(map(Host, sorted(hosts))))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.launch.preflight import CommandNotFoundError, check_command, make_folder, read_text
+from paceline.launch.preflight import CommandNotFoundError, check_command, make_folder, read_text, variables_read
 
 
 def test_command_is_found_on_the_path_or_by_its_own(tmp_path: Path) -> None:
@@ -73,3 +73,14 @@ def test_folder_is_made_unless_a_file_is_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"the folder '.*/file' cannot be made: File exists"):
         make_folder(str(tmp_path / "file"), "the folder")
+
+
+def test_variables_that_a_command_reads_are_found(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, settings\nos.environ['DATA']\n")
+    (tmp_path / "settings.py").write_text('os.getenv("TOKEN", None)')
+    found = variables_read(["python", f"{tmp_path}/train.py", "--lr", "$LR", "${DEPTH}x", f"{tmp_path}/gone.py"])
+    assert found == {"DATA", "TOKEN", "LR", "DEPTH"}
+
+
+def test_program_that_is_longer_than_a_file_name_is_no_file() -> None:
+    assert variables_read(["python", "-c", "x" * 9000]) == set()

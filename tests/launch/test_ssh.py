@@ -36,6 +36,18 @@ def test_failure_on_a_host_ends_the_job_everywhere(tmp_path: Path) -> None:
         assert [one for index in range(3) for one in cluster.processes(index)] == []
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "tcsh", "fish"])
+@pytest.mark.parametrize("name", ['it\'s a "b"', "a!b\\n\\\\c\n$HOME `id` *{a,b}~%é\udcff"], ids=["plain", "odd"])
+def test_every_login_shell_passes_a_command_on_as_it_is(shell: str, name: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    (tmp_path / name).mkdir()
+    script = 'cd "$1" || exit 91; printf "%s" "$PWD"'
+    command = ssh.for_any_shell(["sh", "-c", script, "paceline", f"{tmp_path}/{name}"])
+    done = subprocess.run([shell, "-c", command], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    assert os.fsdecode(done.stdout) == f"{tmp_path}/{name}"
+
+
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
 def test_copy_that_stands_still_ends_and_names_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "_SILENT_S", 1)

@@ -41,7 +41,10 @@ def both(**facts: Any) -> list[str]:
         ),
         ({"steps": 1, "store": "hvd"}, "hvd.DistributedOptimizer(optimizer)"),
         ({"steps": 1, "store": "ddp"}, "model = DistributedDataParallel(model)"),
-        ({"steps": 1, "group": "gloo"}, "train over gloo of torch.distributed, and this job has no part in it. Launch"),
+        (
+            {"steps": 1, "group": "gloo"},
+            "train over gloo of torch.distributed, and this job has no part in it. Start it",
+        ),
         ({"passes": 9, "exchanged": True, "unstepped": True}, "call optimizer.step() after backward"),
     ],
 )
@@ -98,10 +101,26 @@ def test_equal_inputs_are_named_unless_they_are_always_the_same() -> None:
         return m.Training(rank, "dist_sync", exchanged=True, samples=samples, data=b"a", inputs=list(inputs))
 
     [line] = lines(see(0, 1, 2, 3), see(1, 1, 2, 3))
-    assert line.startswith("workers 0-1 train on the same samples: the first 3 inputs of their models are equal.")
+    assert line.startswith("workers 0-1 train on the same samples: the inputs of their models are equal in the first 3")
     assert lines(see(0, 1, 2, 3), see(1, 1, 2, 4)) == lines(see(0, 1, 2), see(1, 1, 2)) == []
     assert lines(see(0, 5, 5, 5), see(1, 5, 5, 5)) == []
     assert len(lines(see(0, 1, 2, 3, samples=9), see(1, 1, 2, 3, samples=9))) == 1
+
+
+def test_workers_whose_loops_divide_the_batches_of_one_order_are_no_news() -> None:
+    def walk(rank: int, order: int, *inputs: int, **more: Any) -> m.Training:
+        return m.Training(
+            rank, "dist_sync", steps=1, exchanged=True, samples=9, data=b"a", order=order, inputs=list(inputs), **more
+        )
+
+    assert lines(walk(0, 1, 1, 2, 3), walk(1, 1, 4, 5, 6)) == []
+    assert len(lines(walk(0, 1, 1, 2, 3), walk(1, 1, 1, 2, 3))) == 1
+    assert len(lines(walk(0, 1, 1, 2, 3), walk(1, 1))) == 1  # one of them is not known
+    assert lines(walk(0, 1, losses=[1]), walk(1, 1, losses=[2])) == []
+    assert len(lines(walk(0, 1, losses=[1]), walk(1, 1, losses=[1]))) == 1
+    assert len(lines(walk(0, 1, 1, 2, 3, losses=[1]), walk(1, 1, 1, 2, 3, losses=[2]))) == 1  # chance in the model
+    assert len(lines(walk(0, 0, 1, 2, 3), walk(1, 0, 4, 5, 6))) == 1  # an order of its own
+    assert len(lines(walk(0, 7, 1, 2, 3), walk(1, 8, 4, 5, 6))) == 1
 
 
 def test_scheduler_hears_workers_that_have_not_joined_and_says_why_they_do_not() -> None:
@@ -128,7 +147,22 @@ def test_only_workers_that_exchange_nothing_are_why_processes_did_not_join() -> 
     alone = Alone(2)
     alone.note(m.Training(0, steps=5, exchanged=True), 0.0)
     alone.note(m.Training(1, "local", steps=5), 0.0)
-    assert alone.why_not_joined().startswith("worker 1 trains alone")
+    assert alone.why_alone({}).startswith("worker 1 trains alone")
+    assert alone.why_alone({1: 1}) == ""
+
+
+@pytest.mark.parametrize("profile", ["", "-"])
+def test_a_job_that_measures_rounds_ends_where_workers_make_none(profile: str) -> None:
+    members = Membership(Settings(num_workers=2, num_servers=1, profile=profile), 0.0, lambda: b"token")
+    members.tick(0.5)
+    members.handle(b"somebody", 1, m.Training(1, group="gloo", steps=5), 1.0)
+    members.tick(1.5)
+    members.tick(2.0)
+    assert (members.cause is not None) == bool(profile)
+    if members.cause is not None:
+        reason = members.cause.reason
+        assert reason.startswith("nothing can be measured: worker 1 trains over gloo of torch.distributed")
+        assert "Start it by paceline launch --ddp" in reason
 
 
 def test_a_worker_of_a_job_without_scheduler_says_it_by_itself() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.membership.effects import Answer, Waiting
+from paceline.membership.log import MembershipLog
 from paceline.membership.pools import MAX_POOLS, Pools
 from paceline.wire import messages as m
 from tests.membership.test_machine import JOB, answers, joined
@@ -15,7 +16,7 @@ def take(number: int, epoch: int = 0, count: int = 2, done: int = 0, length: int
 
 
 def test_worker_is_told_to_wait_and_answered_when_another_leaves() -> None:
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     assert pools.take(0, Waiting(b"0", 1), take(1)) == [Answer(b"0", 1, m.PoolSamples([(0, 2)], False, False, 0))]
     assert pools.take(1, Waiting(b"1", 1), take(1)) == [Answer(b"1", 1, m.PoolSamples([(2, 4)], False, False, 0))]
     assert pools.take(1, Waiting(b"1", 2), take(2, done=1)) == [Answer(b"1", 2, m.PoolSamples([], False, True, 0))]
@@ -26,7 +27,7 @@ def test_worker_is_told_to_wait_and_answered_when_another_leaves() -> None:
 
 
 def test_answer_that_comes_before_the_worker_waits_is_kept() -> None:
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     pools.take(0, Waiting(b"0", 1), take(1, count=4))
     pools.take(1, Waiting(b"1", 1), take(1))
     over = m.PoolSamples([], True, False, 0)
@@ -35,7 +36,7 @@ def test_answer_that_comes_before_the_worker_waits_is_kept() -> None:
 
 
 def test_who_waits_when_the_job_fails_is_returned() -> None:
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     pools.take(0, Waiting(b"0", 1), take(1, count=4))
     pools.take(1, Waiting(b"1", 1), take(1))
     pools.wait(1, Waiting(b"1", 2), m.AwaitSamples("p"))
@@ -44,7 +45,7 @@ def test_who_waits_when_the_job_fails_is_returned() -> None:
 
 
 def test_worker_that_left_before_the_pool_was_made_gets_nothing() -> None:
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     pools.leave(0, 0)
     [answer] = pools.take(0, Waiting(b"0", 1), take(1))
     assert isinstance(answer, Answer)
@@ -60,7 +61,7 @@ def refusal(actions: Sequence[object]) -> str:
 
 
 def test_senseless_requests_are_refused() -> None:
-    pools = Pools(1)
+    pools = Pools(1, MembershipLog())
     assert "no pool 'p'" in refusal(pools.wait(0, Waiting(b"0", 1), m.AwaitSamples("p")))
     pools.take(0, Waiting(b"0", 2), take(1))
     assert "has 4 samples, worker 0 has 5" in refusal([*pools.take(0, Waiting(b"0", 3), take(2, length=5))])
@@ -113,7 +114,7 @@ def test_barrier_says_what_a_worker_has_trained_on() -> None:
 
 
 def test_worker_that_leaves_its_loop_says_what_it_has_trained_on() -> None:
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     pools.take(0, Waiting(b"0", 1), take(1, count=2))
     pools.take(0, Waiting(b"0", 2), take(2, count=2, done=1))
     assert pools.give_back(0, Waiting(b"0", 3), m.ReturnSamples("p", 2, [], 1)) == [Answer(b"0", 3, m.Done())]
@@ -122,7 +123,7 @@ def test_worker_that_leaves_its_loop_says_what_it_has_trained_on() -> None:
 
 
 def test_pool_goes_on_with_what_is_left_and_refuses_who_has_another_state() -> None:
-    pools = Pools(2)
+    pools = Pools(2, MembershipLog())
     body = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 2), (3, 4)])
     wrong = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 9)])
     assert "not ascending ranges" in refusal(pools.take(0, Waiting(b"0", 1), wrong))

@@ -160,6 +160,26 @@ def test_sparse_adam_on_several_devices_is_lazy_adam_on_one():
     assert all(torch.allclose(one.weight, table.weight, atol=1e-5) for (one,) in net.replicas)
 
 
+@pytest.mark.parametrize(("name", "options"), [("sgd", {"lr": 0.1}), ("adam", {"lr": 0.1}), ("adamw", {"lr": 0.1})])
+def test_rows_without_a_gradient_wait_as_with_lazy_update(name, options):
+    """Weight decay, and Adam's means, change only the rows of a sparse gradient; a dense one changes all."""
+    nets = {sparse: replicate(nn.Sequential(nn.Embedding(6, 2, sparse=sparse)), cpu()) for sparse in (True, False)}
+    for sparse, net in nets.items():
+        before = net.replicas[0][0].weight.detach().clone()
+        trainer = Trainer(net, name, options | {"wd": 0.1, "lazy_update": True})
+        for rows in ([0, 1], [1, 2], [1]):
+            net(torch.tensor(rows)).square().sum().backward()
+            trainer.step(1)
+        changed = (net.replicas[0][0].weight != before).any(1).tolist()
+        assert changed == [True, True, True, *[not sparse] * 3]
+
+
+def test_updates_that_are_not_lazy_are_refused_with_the_way_out():
+    net = replicate(nn.Embedding(6, 2, sparse=True), cpu())
+    with pytest.raises(ValueError, match="make the gradient dense: sparse=False"):
+        Trainer(net, "adam", {"lr": 0.1, "lazy_update": False})
+
+
 def test_class_and_instance_are_as_good_as_a_name():
     torch.manual_seed(1)
     start, batches = mlp(), dense_batches()
@@ -406,6 +426,25 @@ def test_values_set_after_the_first_step_reach_the_store(two, store):
         assert bias.data(cpu(1)).item() == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("store", [LocalStore, DeviceStore])
+def test_store_of_a_trainer_takes_a_scripts_own_keys_numbers_and_names(two, store):
+    own = store()
+    trainer = Trainer(two, "sgd", {"lr": 1.0}, own, update_on_kvstore=False)
+    for step in range(2):
+        two.backward(two([torch.ones(1, 6), torch.ones(1, 6)]))
+        trainer.step(2)
+        if not step:
+            own.init([0, 1, 2], [torch.zeros(2)] * 3)
+            own.init("own", torch.zeros(2))
+    assert trainer.kvstore is own
+    with pytest.raises(TypeError, match="the keys of one store are all int or all str"):
+        own.init([3, "other"], [torch.zeros(1)] * 2)
+    for key in (1, "own"):
+        own.push(key, torch.ones(2))
+        own.pull(key, out := torch.empty(2))
+        assert out.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("batch_size", [0, -1, float("nan")])
 def test_senseless_batch_size_is_refused(two, batch_size):
     with pytest.raises(ValueError, match="batch_size"):
@@ -551,3 +590,38 @@ def test_clip_counts_with_an_optimizer_instance_too(store):
         backward([out.sum() for out in net([torch.ones(1, 1), torch.ones(1, 1)])])
         trainer.step(1)
     assert net.collect_params()["weight"].data().item() == pytest.approx(before - 0.5)
+
+
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("frozen_at", [0, 2])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_layer_that_is_frozen_for_some_steps_equals_torch(name, frozen_at, on_store):
+    torch.manual_seed(1)
+    reference, batches = mlp(), dense_batches()[:8]
+    net = replicate(copy.deepcopy(reference), [cpu(0), cpu(1)])
+    cls = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    optimizer, mine, weight = (
+        cls(reference.parameters(), lr=0.05),
+        net.collect_params()["0.weight"],
+        reference[0].weight,
+    )
+    trainer = None
+    for step, batch in enumerate(batches):
+        if step in (frozen_at, frozen_at + 3):
+            mine.grad_req, weight.requires_grad = ("null", False) if step == frozen_at else ("write", True)
+        trainer = trainer or Trainer(net, name, {"lr": 0.05}, update_on_kvstore=on_store)
+        train_replicated(net, trainer, [batch])
+        train_plainly(reference, optimizer, [batch])
+    assert_equal_weights(net, reference)
+
+
+def test_frozen_layer_that_becomes_unlike_on_its_devices_is_refused():
+    net, batches = replicate(mlp(), [cpu(0), cpu(1)]), dense_batches()[:2]
+    weight = net.collect_params()["0.weight"]
+    weight.grad_req = "null"
+    trainer = Trainer(net, "sgd", {"lr": 0.05}, update_on_kvstore=False)
+    train_replicated(net, trainer, batches[:1])
+    weight.list_data()[1].fill_(3.0)
+    weight.grad_req = "write"
+    with pytest.raises(PacelineError, match="has become unlike on its devices"):
+        train_replicated(net, trainer, batches[1:])

@@ -29,8 +29,9 @@ SCENARIOS = (
     "multipliers",
     "uneven",
     "embedding",
-    "momentum",
+    "rows",
     "two",
+    "keys",
     "clipped",
     "norm_clipped_by_servers",
     "values_clipped_by_servers",
@@ -183,18 +184,27 @@ def embedding(store):
     return difference(net, reference)
 
 
-def momentum(store):
+LAZY = [
+    ("sgd", {"lr": 0.1, "momentum": 0.9, "wd": 0.1}),
+    ("adam", {"lr": 0.05, "wd": 0.1, "lazy_update": True}),
+    ("ftrl", {"lr": 0.1, "wd": 0.1}),
+]
+
+
+def rows(store):
     """Rows are updated lazily on servers as they are in one process; the joined batch is the measure."""
-    net, reference = two_replicas(Ids(sparse=True)), replicate(Ids(sparse=True), cpu(0))
-    trainer = Trainer(net, "sgd", {"lr": 0.1, "momentum": 0.9}, store)
-    alone = Trainer(reference, "sgd", {"lr": 0.1, "momentum": 0.9}, None)
-    assert trainer.update_on_kvstore
-    for step in range(STEPS):
-        trainer.step(my_gradients(net, store, step, ids=True))
-        data, label = batch(step, ids=True)
-        (reference(data) - label).square().sum().backward()
-        alone.step(BATCH)
-    return difference(net, reference.replicas[0])
+    found = []
+    for name, options in LAZY:
+        net, reference = two_replicas(Ids(sparse=True)), replicate(Ids(sparse=True), cpu(0))
+        trainer, alone = Trainer(net, name, options, store), Trainer(reference, name, options, None)
+        assert trainer.update_on_kvstore
+        for step in range(STEPS):
+            trainer.step(my_gradients(net, store, step, ids=True))
+            data, label = batch(step, ids=True)
+            (reference(data) - label).square().sum().backward()
+            alone.step(BATCH)
+        found.append(difference(net, reference.replicas[0]))
+    return max(found)
 
 
 def two(store):
@@ -214,6 +224,23 @@ def two(store):
     store.pull(7, out := torch.empty(2))
     beside = float((out - store.num_workers).abs().max())
     return max(beside, *(difference(net, reference) for net, reference in zip(nets, references, strict=True)))
+
+
+def keys(store):
+    """A trainer takes the store by itself; then the script's own keys are numbers, and names."""
+    own, net = kvstore.create("dist_sync"), two_replicas(mlp())
+    trainer = Trainer(net, "sgd", {"lr": 0.1}, own, update_on_kvstore=False)
+    wrong = 0.0
+    for step in range(2):
+        trainer.step(my_gradients(net, store, step))
+        if not step:
+            own.init([0, 1], [torch.zeros(2)] * 2)
+            own.init("own", torch.zeros(2))
+        for key in (1, "own"):
+            own.push(key, torch.ones(2))
+            own.pull(key, out := torch.empty(2))
+            wrong = max(wrong, float((out - store.num_workers).abs().max()))
+    return wrong if trainer.kvstore is own else -1.0
 
 
 def clipped(store):

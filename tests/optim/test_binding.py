@@ -44,8 +44,9 @@ def test_model_that_is_converted_later_is_refused_with_the_way_out(
     net = torch.nn.Linear(2, 1)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), store, model=net, update=update)
     net.to(dtype)
+    train = (lambda: net(torch.ones(3, 2, dtype=dtype)).sum().backward(), optimizer.step)
     with pytest.raises(PacelineError, match=r"float32 .*convert the model .*before that, or close .* make a new one"):
-        net(torch.ones(3, 2, dtype=dtype)).sum().backward()
+        [one() for one in train]
     optimizer.close()
     again = DistributedOptimizer(optimizer.inner, store.sibling("again"), model=net, update=update)
     net(torch.ones(3, 2, dtype=dtype)).sum().backward()

@@ -38,7 +38,6 @@ def train(dtype: str | None) -> list[list[float]]:
             optimizer.zero_grad()
             net(inputs).square().sum().backward()
             optimizer.step()
-        optimizer.synchronize()
         found.append(torch.cat([one.detach().flatten() for one in net.parameters()]).tolist())
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)

@@ -58,7 +58,6 @@ def train(device: str, passes: int) -> list[float]:
         for _ in range(passes):
             net(inputs.to(device)).square().mean().backward()
         optimizer.step()
-    optimizer.synchronize()
     return torch.cat([param.detach().cpu().flatten() for param in net.parameters()]).tolist()
 
 
@@ -99,7 +98,7 @@ def test_backward_pass_in_a_cuda_graph_is_an_error_that_names_the_way_out(update
     assert "make_graphed_callables before" in found
 
 
-def train_behind_slow_copies(update: str, lazy: bool, delay: int) -> list[float]:
+def train_behind_slow_copies(update: str, delay: int) -> list[float]:
     """Train while the stream for copies has other work first, and zero gradients in place; return the weights."""
     device = torch.device("cuda:0")
     torch.manual_seed(3)
@@ -107,7 +106,7 @@ def train_behind_slow_copies(update: str, lazy: bool, delay: int) -> list[float]
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5)
     ).to(device, memory_format=torch.channels_last)
     inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    optimizer = paceline.DistributedOptimizer(inner, model=net, update=update, lazy=lazy)  # type: ignore[arg-type]
+    optimizer = paceline.DistributedOptimizer(inner, model=net, update=update)  # type: ignore[arg-type]
     inputs = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(optimizer.kvstore.rank)).to(device)
     for _ in range(3):
         with torch.cuda.stream(copy_stream(device)):
@@ -115,35 +114,31 @@ def train_behind_slow_copies(update: str, lazy: bool, delay: int) -> list[float]
         net(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    optimizer.synchronize()
     return torch.cat([one.detach().float().cpu().flatten() for one in net.state_dict().values()]).tolist()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("update", "lazy"), [("worker", False), ("server", False), ("server", True)])
-def test_slow_copies_change_no_weight_and_are_no_error(update: str, lazy: bool) -> None:
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_slow_copies_change_no_weight_and_are_no_error(update: str) -> None:
     found = []
     for delay in (200_000_000, 0):  # some 0.1 s of the GPU
         with LocalJob(2, 1) as job:
-            found.append(torch.tensor(job.run(train_behind_slow_copies, update, lazy, delay)))
+            found.append(torch.tensor(job.run(train_behind_slow_copies, update, delay)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
-def change_on_a_gpu(what: str) -> list[str]:
-    """Change a weight or a gradient where the servers do not see it; return the errors of three steps."""
+def change_on_a_gpu() -> list[str]:
+    """Change a weight where the servers do not see it; return the errors of three steps."""
     net = torch.nn.Linear(4, 2).cuda()
     optimizer = paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net, update="server")
     said = []
     for number in range(3):
-        if what == "weight" and number == 1:
+        if number == 1:
             net.weight.data.add_(1.0)
-        if what == "weight" and number == 2:
+        if number == 2:
             optimizer.broadcast_weights()
         net(torch.ones(3, 4, device="cuda")).sum().backward()
-        if what == "gradient" and number == 2:
-            torch.cuda.synchronize()  # the copy has ended, and is of what backward has computed
-            net.bias.grad.data.mul_(2.0)  # type: ignore[union-attr]
         try:
             optimizer.step()
             said.append("")
@@ -155,15 +150,11 @@ def change_on_a_gpu(what: str) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_weight_or_gradient_on_a_gpu_that_a_loop_has_changed_is_an_error() -> None:
+def test_weight_on_a_gpu_that_a_loop_has_changed_is_an_error() -> None:
     with LocalJob(2, 1) as job:
-        for first, second, third in job.run(change_on_a_gpu, "weight"):
+        for first, second, third in job.run(change_on_a_gpu):
             assert "parameter 'weight' was changed after the last step" in second
             assert first == third == ""
-    with LocalJob(1, 1) as job:
-        [[first, second, third]] = job.run(change_on_a_gpu, "gradient")
-    assert "the gradient of 'bias' was changed after its push" in third
-    assert first == second == ""
 
 
 @pytest.mark.gpu

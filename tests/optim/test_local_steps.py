@@ -261,8 +261,7 @@ def test_slow_worker_takes_fewer_steps_and_has_the_weights_of_all():
     with LocalJob(2, 1) as running:
         (fast, ours), (slow, theirs) = running.run(by_speed)
     assert (fast[0], slow[0]) == (12, 12)
-    assert min(fast[-3:]) > 8
-    assert max(slow[-3:]) < 8
+    assert max(slow[-3:]) < min(fast[-3:])
     assert ours == theirs
 
 

@@ -27,7 +27,7 @@ def backward(samples: SampleCounter, inputs: Any, passes: int = 1, reaches: bool
 def certain(samples: SampleCounter) -> float:
     """Return the weight of the push that begins now, whose samples must be certain."""
     count = samples.take()
-    assert count.inputs is None, count
+    assert count.way != "unknown", count
     return count.samples
 
 
@@ -101,16 +101,15 @@ def test_given_number_is_stronger_than_what_is_seen() -> None:
 def test_without_a_batch_dim_shapes_are_told_and_nothing_is_guessed() -> None:
     samples = SampleCounter(None, None)
     backward(samples, ((torch.zeros(5, 2), torch.zeros(5)), {}))
-    assert samples.take() == Count(1.0, 5.0, "[5, 2], [5]")
-    assert samples.last == 1.0
+    assert samples.take() == Count(1.0, 5.0, "unknown", "[5, 2], [5]", "batch_dim is not set")
 
 
 def test_inputs_that_disagree_on_the_batch_dim_are_not_counted() -> None:
     samples = SampleCounter(None, 0)
     backward(samples, ((torch.zeros(40), torch.zeros(8)), {}))
     count = samples.take()
-    assert (count.samples, count.inputs) == (1.0, "[40], [8]")
-    assert "do not agree on dimension 0" in count.doubt
+    assert (count.samples, count.shapes) == (1.0, "[40], [8]")
+    assert "do not agree on dimension 0" in count.why
 
 
 def test_a_pass_without_a_call_that_was_seen_is_not_counted() -> None:
@@ -121,7 +120,7 @@ def test_a_pass_without_a_call_that_was_seen_is_not_counted() -> None:
     param.register_post_accumulate_grad_hook(lambda param: samples.touch())
     (param * 2).backward()
     count = samples.take()
-    assert (count.samples, count.inputs, count.doubt) == (1.0, "", "no call of the model was seen")
+    assert (count.samples, count.shapes, count.why) == (1.0, "", "no call of the model was seen")
 
 
 @pytest.mark.parametrize("batch_dim", [None, 0, 1])
@@ -213,7 +212,7 @@ def test_batches_of_two_samplers_at_once_are_not_counted(walk: Walk) -> None:
         walk.hand_out(3)
         other.hand_out(30)
         a_pass(samples)
-        assert samples.take().inputs == ""
+        assert samples.take().way == "unknown"
     other.end()
 
 
@@ -312,6 +311,16 @@ def test_backward_passes_and_pushes_are_uses_of_the_batches_before_them(monkeypa
         assert not walk.has_only_looked
 
 
+@pytest.mark.parametrize(("given", "weight", "way"), [(7, 1.0, "equal"), (0, 0.0, ""), (None, 1.0, "equal")])
+def test_equal_weights_are_1_unless_a_worker_has_no_samples(given: float | None, weight: float, way: str) -> None:
+    samples = SampleCounter(given, None, "equal")
+    backward(samples, ((torch.zeros(5),), {}))
+    count = samples.take()
+    assert (count.samples, count.way) == (weight, way)
+    with pytest.raises(ValueError, match="weigh is 'samples' or 'equal', not 'labels'"):
+        SampleCounter(None, None, "labels")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf")])
 def test_number_that_no_batch_has_is_refused_and_changes_nothing(wrong: float) -> None:
     with pytest.raises(ValueError, match=f"samples is {wrong}; it must be a finite number"):
@@ -319,4 +328,4 @@ def test_number_that_no_batch_has_is_refused_and_changes_nothing(wrong: float) -
     samples = SampleCounter(7, None)
     with pytest.raises(ValueError, match="must be a finite number"):
         samples.give(wrong)
-    assert samples.take() == Count(7.0, 7.0)
+    assert samples.take() == Count(7.0, 7.0, "given")

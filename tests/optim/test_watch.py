@@ -16,33 +16,20 @@ from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
 
 
-class Waits:
-    """Counts how often it was asked to wait."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
-def watched(lazy: bool = False) -> tuple[torch.nn.Sequential, Waits, SampleCounter, ModelWatch]:
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    waits, samples = Waits(), SampleCounter(None, 0)
-    return net, waits, samples, ModelWatch(net, samples, None, waits, lazy, Weights("this process"))
+def watched() -> tuple[torch.nn.Sequential, SampleCounter, ModelWatch]:
+    net, samples = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)), SampleCounter(None, 0)
+    return net, samples, ModelWatch(net, samples, None, Weights("this process"))
 
 
 def test_copies_have_no_hooks_that_do_anything() -> None:
-    net, waits, samples, _watch = watched()
+    net, samples, _watch = watched()
     twin = copy.deepcopy(net)
-    before = waits.count
     twin(torch.ones(5, 3))
-    assert waits.count == before
     assert samples.take(lambda: False).samples == 0
 
 
 def test_saved_models_load_and_run() -> None:
-    net, _, _, _watch = watched()
+    net, _, _watch = watched()
     buffer = io.BytesIO()
     torch.save(net, buffer)
     buffer.seek(0)
@@ -52,40 +39,11 @@ def test_saved_models_load_and_run() -> None:
 
 
 def test_model_does_not_keep_what_watches_it() -> None:
-    net, waits, _, watch = watched()
+    net, samples, watch = watched()
     del watch
     gc.collect()
     net(torch.ones(2, 3))
-    assert waits.count == 0
-
-
-def test_every_way_to_read_a_lazy_models_weights_waits_for_them() -> None:
-    net, waits, _, _watch = watched(lazy=True)
-    reads = (
-        lambda: net[0](torch.ones(1, 3)),
-        lambda: net(torch.ones(1, 3)),
-        net.state_dict,
-        net[1].state_dict,
-        lambda: copy.deepcopy(net),
-        lambda: copy.deepcopy(net[0]),
-        lambda: torch.save(net, io.BytesIO()),
-    )
-    for read in reads:
-        before = waits.count
-        read()
-        assert waits.count > before
-
-
-def test_weights_are_copied_after_the_wait() -> None:
-    net = torch.nn.Linear(2, 1)
-
-    def arrive() -> None:
-        with torch.no_grad():
-            net.weight.fill_(7.0)
-
-    watch = ModelWatch(net, SampleCounter(None, 0), None, arrive, lazy=True, weights=Weights("this process"))
-    assert (copy.deepcopy(net).weight == 7.0).all()
-    assert watch is not None
+    assert samples.take(lambda: False).samples == 0
 
 
 def test_copied_and_saved_optimizers_are_the_wrapped_ones_with_their_state() -> None:
@@ -107,7 +65,7 @@ def test_model_that_was_compiled_and_has_run_is_watched() -> None:
     compiled = torch.compile(net, backend="eager")
     compiled(torch.ones(5, 3))  # as many as later: another shape is compiled anew
     samples = SampleCounter(None, 0)
-    watch = ModelWatch(net, samples, None, Waits(), False, Weights("this process"))
+    watch = ModelWatch(net, samples, None, Weights("this process"))
     samples.touch()
     compiled(torch.ones(5, 3)).sum().backward()
     assert samples.take().rows == 5.0
@@ -115,7 +73,7 @@ def test_model_that_was_compiled_and_has_run_is_watched() -> None:
 
 
 def test_scripting_a_watched_model_says_how_it_can_be_done() -> None:
-    net, _, _, watch = watched()
+    net, _, watch = watched()
     with pytest.raises(PacelineError, match=r"optimizer\.close\(\).*named_parameters"):
         torch.jit.script(net)
     watch.close()

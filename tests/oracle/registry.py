@@ -14,9 +14,9 @@ import torch
 from tests.oracle import scripts
 from tests.oracle.run import Result, Run, tensors_of
 
-#: Equal to one process; an error, in the step in which it matters; or an error at once, when the optimizer is given to
-#: ``DistributedOptimizer``.
-Fate = Literal["equal", "refused in its step", "refused at once"]
+#: Equal to one process; with this worker's own gradients, as they are at ``step``; an error, in the step in which it
+#: matters; or an error at once, when the optimizer is given to ``DistributedOptimizer``.
+Fate = Literal["equal", "at step", "refused in its step", "refused at once"]
 
 
 @dataclass(frozen=True)

@@ -25,29 +25,20 @@ SOME = [
     "optimizer_adamw", "scaler_with_clipping", "sparse_embedding_with_sgd", "wgan_with_clamped_weights",
     "zeroed_in_place",
 ]  # fmt: skip
-#: Loops whose gradients of some passes are dropped by ``model.zero_grad()``.
-DROPPING = ["gan", "two_optimizers_of_one_model_stepped_in_turn"]
 SOME_ON_SERVERS = [name for name in SOME if name in EQUAL_ON_SERVERS]
 
-#: A change of gradients, their absence, a second backward, weights that were written: one of each kind.
+#: Weights, param groups and states that were written: one of each kind.
 SOME_REFUSED = {
     "accumulation_no_sync": "backward_passes_per_step",
-    "accumulation_untold": "backward_passes_per_step",
     "back_to_earlier_weights": "broadcast_weights",
-    "clip_norm": "clip_grad_norm",
-    "gan": "update='worker'",
-    "gradients_by_data": "update='worker'",
-    "gradients_taken_away": "update='worker'",
     "group_added_in_the_middle": "update='worker'",
-    "rate_between_backward_and_step": "update='worker'",
-    "scaler": "update='worker'",
     "state_cleared": "load_state_dict",
     "state_of_the_wrapped_optimizer_cleared": "load_state_dict",
     "wgan_with_clamped_weights": "broadcast_weights",
 }
 #: The batch with which what is refused happens first, where that is not the first.
 FIRST_BATCH = {
-    "accumulation_no_sync": -1, "accumulation_untold": 1, "back_to_earlier_weights": 20,
+    "accumulation_no_sync": -1, "back_to_earlier_weights": 20,
     "group_added_in_the_middle": 20, "state_cleared": 20, "wgan_with_clamped_weights": 1,
     "state_of_the_wrapped_optimizer_cleared": 20,
 }  # fmt: skip
@@ -93,7 +84,7 @@ def test_loops_train_as_one_process_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EQUAL_ON_SERVERS)
-def test_loops_that_leave_gradients_alone_train_as_one_process_does_when_servers_step(name: str) -> None:
+def test_loops_train_as_one_process_does_when_servers_step(name: str) -> None:
     assert problems(name, EQUAL_ON_SERVERS, 2, "shm", "server") == []
 
 
@@ -116,13 +107,6 @@ def test_a_gpu_and_a_cpu_train_as_one_process_does(name: str) -> None:
 @pytest.mark.parametrize("name", ["calls_for_several_tasks", "sparse_embedding_at_some_steps"])
 def test_loops_train_as_one_process_does_by_all_reduce(name: str) -> None:
     [(_, outcome)] = outcomes([name], Way(2, kvstore="allreduce"))
-    assert outcome.problems(reference(name, 2)) == []
-
-
-@pytest.mark.parametrize("name", DROPPING)
-def test_passes_that_the_model_drops_count_no_samples_in_a_push_at_step(name: str) -> None:
-    way = Way(2, options={"update": "server", "overlap": False})
-    outcome = dict(outcomes(DROPPING, way))[name]
     assert outcome.problems(reference(name, 2)) == []
 
 
@@ -179,10 +163,9 @@ def test_servers_get_no_gradients_that_are_not_finite() -> None:
 
 
 def test_gradient_that_comes_twice_in_one_backward_is_an_error_that_says_how_it_can_be_right() -> None:
-    for update in ("worker", "server"):
-        outcome = found(("checkpointing_reentrant_twice_untold",), 2, "shm", update, None)
-        for text in outcome["checkpointing_reentrant_twice_untold"].errors:
-            assert re.match(r"PacelineError: .*'middle\.bias'.*overlap=False", text)
+    outcome = found(("checkpointing_reentrant_twice_untold",), 2, "shm", "worker", None)
+    for text in outcome["checkpointing_reentrant_twice_untold"].errors:
+        assert re.match(r"PacelineError: .*'middle\.bias'.*overlap=False", text)
 
 
 @functools.cache

@@ -6,7 +6,15 @@ import os
 
 import pytest
 
-from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, StartProgress, StatusWanted
+from paceline.scheduler.launcher import (
+    ENDED_VARIABLE,
+    READY_VARIABLE,
+    Ended,
+    JobEnds,
+    Launcher,
+    StartProgress,
+    StatusWanted,
+)
 
 
 def test_scheduler_without_a_launcher_tells_nobody() -> None:
@@ -25,11 +33,13 @@ def test_address_failures_and_the_end_are_lines(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):  # each is said once
         launcher.report_failure("worker", 1, "it raised")
         launcher.report_alone("worker 0 trains alone")
+        launcher.report_left("worker", 2)
         launcher.report_over()
     address, *news = os.read(read, 1000).splitlines()
     assert address == b"tcp://127.0.0.1:1"
     alone = ["alone", "worker 0 trains alone"]
-    assert [json.loads(one) for one in news] == [["lost", ["worker", 1], "it raised", False], alone, ["over"]]
+    lost, left = ["lost", ["worker", 1], "it raised", False], ["left", ["worker", 2]]
+    assert [json.loads(one) for one in news] == [lost, alone, left, ["over"]]
     os.close(read)
     launcher.report_failure("worker", 1, "nobody reads")
     os.close(write)
@@ -66,8 +76,8 @@ def test_launcher_asks_for_the_status_and_gets_each_answer(monkeypatch: pytest.M
     monkeypatch.setenv(ENDED_VARIABLE, str(asked))
     monkeypatch.setenv(READY_VARIABLE, str(write))
     launcher = Launcher.from_environment()
-    os.write(ask, b'["exited", ["worker", 0], 0, ""]\n["status"]\n')
-    assert launcher.news() == [Ended("worker", 0, 0), StatusWanted()]
+    os.write(ask, b'["exited", ["worker", 0], 0, ""]\n["status"]\n["ends"]\n')
+    assert launcher.news() == [Ended("worker", 0, 0), StatusWanted(), JobEnds()]
     for _ in range(2):  # also if nothing has changed
         launcher.report_status('["a"]')
     assert os.read(read, 1000) == 2 * b'["status", "[\\"a\\"]"]\n'

@@ -105,6 +105,14 @@ def page() -> Iterator[Dashboard]:
     made.close(1.0)
 
 
+def test_page_of_a_job_that_starts_again_keeps_its_secret() -> None:
+    pages = [Dashboard(0, list, token) for token in ("kept", "", "")]
+    for one in pages:
+        one.close(1.0)
+    assert query(pages[0]) == "token=kept"
+    assert len({query(one) for one in pages}) == 3
+
+
 def ask(page: Dashboard, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str, Any]:
     """Return status, text and headers of an answer."""
     connection = http.client.HTTPConnection(address(page), timeout=TIMEOUT_S)

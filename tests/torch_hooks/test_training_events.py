@@ -14,10 +14,11 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
-        self.events.append(f"loader {len(loader)}")
+    def loader_begins(self, iterator: Any) -> None:
+        self.events.append(f"loader {len(iterator)}")
 
-    def pass_begins(self) -> None:
+    def pass_begins(self, losses: Any) -> None:
+        assert losses.numel() == 1
         self.events.append("pass")
 
     def stepped(self) -> None:

@@ -126,3 +126,11 @@ def test_error_of_the_parent_is_one_line_that_names_the_guard(
     line = f"RuntimeError: a child ended: {guard.SENTENCE}"
     assert capsys.readouterr().err == f"{line}\n"
     assert said == [f"it raised {line}"]
+
+
+def test_where_no_folder_can_be_written_no_child_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert not guard.ended_a_child()

@@ -23,6 +23,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "top": ("paceline.cli.top", "watch a running job: the parts of each worker's steps, and who is slow"),
     "trace": ("paceline.cli.trace", "write a trace of the next rounds of a running job"),
     "story": ("paceline.cli.story", "show the last seconds of a job: events, waits and deaths of its members"),
+    "drain": ("paceline.cli.drain", "let a worker, or those of a host, leave a job; the others go on"),
+    "replay": ("paceline.cli.replay", "show who was in a job from when on, and which samples were trained on"),
     "kill": ("paceline.cli.kill", "end a job, or what jobs have left on hosts"),
     "doctor": ("paceline.cli.doctor", "check hosts: ssh, Python, versions, clock, network, directory"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
@@ -81,6 +83,8 @@ def _run(name: str, words: Sequence[str]) -> int:
     except FileNotFoundError as error:
         if error.filename is not None:
             raise
+        if "temporary" in str(error):  # the words of tempfile, which names no file
+            return _refused(name, LaunchError(f"{error.strerror}: set TMPDIR to a folder that can be written"))
         why = "this directory does not exist any more; change to another one, or again to it"  # os.getcwd names no file
         return _refused(name, LaunchError(why))
 

@@ -62,8 +62,7 @@ def cells(finding: Finding, head: Sequence[str]) -> list[str]:
             "torch": facts["versions"]["torch"] or "missing",
             "cores": str(about["cores"]),
             "clock": f"{finding.skew_s:+.2f} s",
-            "address": facts["address"],
-            "first address": facts["address"].partition(",")[0],
+            "address": finding.address,
             "reaches": f"{sum(not why for why in reached.values())} of {len(reached)}",
             "directory": "shared" if facts["shared"] else "missing",
         }

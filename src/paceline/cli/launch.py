@@ -31,7 +31,7 @@ from paceline.launch import (
 )
 from paceline.launch.host_list import LOCALHOST
 from paceline.launch.interpreter import other_python
-from paceline.launch.preflight import make_folder, read_text
+from paceline.launch.preflight import make_folder, read_text, variables_read
 from paceline.launch.process_environment import AUTOLOAD
 from paceline.naming import listed, suggestion
 from paceline.observe.table import plural
@@ -40,6 +40,8 @@ from paceline.observe.table import plural
 _NUMBER_IS_SLOTS = frozenset({"mpi"})
 #: Launchers whose jobs ``paceline jobs`` knows.
 _SUPERVISED = frozenset({"local", "ssh"})
+#: Launchers whose hosts get a part of this shell's variables.
+_FORWARDS_SOME = frozenset({"ssh", "mpi", "ray", "yarn"})
 #: Launchers whose engine chooses the hosts.
 _CHOOSES_HOSTS = frozenset({"k8s", "ray", "sge", "slurm", "yarn"})
 
@@ -67,6 +69,7 @@ def run(name: str, words: Sequence[str]) -> int:
         make_folder(options.log_dir, "the folder of --log-dir")
     _say_how_to_look(spec, options)
     _say_other_python(spec, options)
+    _say_kept_back(spec, options)
     if options.groups == "auto":
         from paceline.cli.auto_groups import with_measured_groups
 
@@ -110,6 +113,20 @@ def _say_other_python(spec: JobSpec, options: argparse.Namespace) -> None:
         print(f"paceline: {set_to} does not count for the workers: --ddp needs it", file=sys.stderr, flush=True)
 
 
+def _say_kept_back(spec: JobSpec, options: argparse.Namespace) -> None:
+    """Say which variables of this shell the command reads, and workers on other hosts do not get."""
+    if options.launcher not in _FORWARDS_SOME:
+        return
+    from paceline.launch.remote import kept_back  # jobs of this machine do not need it
+
+    given = {*spec.env, *spec.env_worker, *(name for group in spec.groups for name in group.env)}
+    absent = sorted((kept_back(os.environ) - given) & variables_read(spec.command))
+    if absent:
+        more = " ".join(f"--env {name}" for name in absent)
+        known = f"the command reads {listed(absent)}, which workers on other hosts do not get from this shell"
+        print(f"paceline: {known}; to pass on: {more}", file=sys.stderr, flush=True)
+
+
 def _wait(job: Job) -> int:
     """Wait for a job; cancel it when a signal ends this process. What we supervise ourselves handles signals itself."""
     try:
@@ -124,7 +141,7 @@ def _wait(job: Job) -> int:
 
 
 class TerminatedError(Exception):
-    """SIGTERM came, or SIGHUP: its terminal was closed."""
+    """SIGTERM came, or SIGQUIT, or SIGHUP: its terminal was closed."""
 
     def __init__(self, signum: int = signal.SIGTERM) -> None:
         super().__init__(signum)
@@ -133,12 +150,16 @@ class TerminatedError(Exception):
 
 @contextlib.contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless it is ignored (``nohup``), raise :class:`TerminatedError` in the block."""
+    """Let signals that end a job raise :class:`TerminatedError` in the block, if they are not ignored (``nohup``).
+
+    Of SIGINT Python makes a ``KeyboardInterrupt``.
+    """
 
     def terminated(signum: int, frame: FrameType | None) -> None:
         raise TerminatedError(signum)
 
-    caught = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    caught = [one for one in ending if signal.getsignal(one) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, terminated) for signum in caught}
     try:
         yield

@@ -64,7 +64,7 @@ with the placement of real stores."""
 
 EPILOG = """\
 efficiency: throughput over what as many workers would do that exchange nothing.
-overlap: layers are pushed during backward and pulled during forward; without it a step pushes, then pulls.
+overlap: layers are pushed and pulled during backward; without it a step pushes, then pulls.
 local merge: the workers of a host add up their gradients first (of all-reduce: hierarchical). That takes no time here,
 and so do merging and updating, unless a cluster file says otherwise (merge_s, update_s; see paceline simulate --help).
 

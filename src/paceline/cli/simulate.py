@@ -12,7 +12,7 @@ from paceline.hetero import choose
 from paceline.hetero.local_period import Period
 from paceline.hetero.local_plan import ELEMENT_BYTES
 from paceline.launch.preflight import read_text
-from paceline.naming import suggestion
+from paceline.naming import listed, suggestion
 from paceline.observe.table import table
 from paceline.sim import Result, SimulatedCluster, SimulatedTraining, read_cluster, simulate
 from paceline.sim.plots import check_path, draw
@@ -117,7 +117,7 @@ def run(name: str, words: Sequence[str]) -> int:
     _refuse_unused(options, {kind.partition(":")[0] for kind in kinds})
     cluster = read_cluster(files[0])
     results: dict[str, Result] = {}
-    told: list[str] = []
+    told = _told_options(options, [kind.partition(":")[0] for kind in kinds])
     with usage_errors():
         if options.plot is not None:
             check_path(options.plot)
@@ -143,6 +143,16 @@ def _refuse_unused(options: argparse.Namespace, types: set[str]) -> None:
         if getattr(options, field) is not None and not types & set(wanted):
             flag = "--" + field.replace("_", "-")
             raise UsageError(f"{flag} changes nothing for {', '.join(sorted(types))}; it is for {', '.join(wanted)}")
+
+
+def _told_options(options: argparse.Namespace, types: Sequence[str]) -> list[str]:
+    """Return for each option that some of the jobs do without, or share, which jobs have it."""
+    lines = []
+    for field, wanted in _ONLY_FOR.items():
+        having = [one for one in dict.fromkeys(types) if one in wanted]
+        if (value := getattr(options, field)) is not None and len(set(types)) > 1:
+            lines.append(f"--{field.replace('_', '-')} {value} counts for {listed(having)}")
+    return lines
 
 
 def _table(results: dict[str, Result]) -> str:

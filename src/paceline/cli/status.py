@@ -13,8 +13,9 @@ from paceline.cli.options import Option, Parser
 from paceline.cli.running import ask
 from paceline.launch import runtime
 from paceline.launch.supervise.panel import obeys_codes
+from paceline.membership.log import sentence
 from paceline.observe.rows import figures_of, rows_of
-from paceline.observe.table import quantity, table
+from paceline.observe.table import duration, quantity, table
 from paceline.wire import messages as m
 
 OPTIONS = (
@@ -34,7 +35,9 @@ def run(name: str, words: Sequence[str]) -> int:
     while True:
         status = ask(record)
         rows, says = rows_of(status), [*([record.choice] if record.choice else []), *status.auto]
-        print(_as_json(record, rows, status) if options.json else shown(rows, says, status.verdicts), flush=True)
+        told = [f"{duration(one.ago_s)} ago: {sentence(one)}" for one in status.changes if one.kind != "starts"]
+        text = "\n".join([shown(rows, says, [*status.verdicts, *status.weighing]), *told])
+        print(_as_json(record, rows, status) if options.json else text, flush=True)
         if not options.watch:
             return 0
         time.sleep(1.0)
@@ -48,12 +51,20 @@ def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], status: 
     choice = {"choice": record.choice} if record.choice else {}
     revised = {"revised": list(status.auto)} if status.auto else {}
     slow = {"slow": list(status.verdicts)} if status.verdicts else {}
+    weighing = {"weighing": list(status.weighing)} if status.weighing else {}
     figures = {"figures": figures_of(status.figures)} if status.figures else {}
-    return json.dumps({"job": record.id, "processes": rows, **choice, **revised, **slow, **figures})
+    changes = {"changes": list(map(_fields, status.changes))}
+    more = {**choice, **revised, **slow, **weighing, **figures, **changes}
+    return json.dumps({"job": record.id, "processes": rows, **more})
 
 
-def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Sequence[str] = ()) -> str:
-    """Return the table of a job, a sentence per slow worker, and what ``dist_auto`` does there and why."""
+def _fields(change: m.Change) -> dict[str, Any]:
+    found = {name: getattr(change, name) for name in ("generation", "kind", "workers", "round", "why")}
+    return {"ago_s": round(change.ago_s, 3), "text": sentence(change), **found}
+
+
+def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), lines: Sequence[str] = ()) -> str:
+    """Return the table of a job, lines about its workers, and what ``dist_auto`` does there and why."""
     cells = [
         (
             row["role"],
@@ -71,7 +82,7 @@ def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = (), verdicts: Se
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *verdicts, *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
+    return "\n".join([table(_HEAD, cells), *lines, *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
 
 
 def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:

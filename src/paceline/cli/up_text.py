@@ -34,7 +34,7 @@ def shown_findings(findings: Sequence[Finding]) -> str:
     """Return the table of hosts, and the problems of each."""
     usable = [one for one in findings if not one.obstacles]
     lines = [f"hosts: {len(usable)} of {len(findings)} can be used"]
-    head = ("host", "python", "torch", "cores", "first address", "reaches")
+    head = ("host", "python", "torch", "cores", "address", "reaches")
     lines += _indented(table(head, [cells(one, head) for one in findings]))
     for one in findings:
         for problem in one.problems:
@@ -57,7 +57,7 @@ def _measure_cells(planner: HostPlanner, name: str) -> tuple[str, ...]:
     batches = [planner.batches[rank] for rank in planner.ranks_of(name)]
     link = planner.link(name)
     return (
-        name, str(len(batches)), f"{sum(batches) / len(batches):g}", _time(planner.step_s(name)),
+        name, str(len(batches)), _rate(sum(batches) / len(batches)), _time(planner.step_s(name)),
         _rate(planner.alone(name)), f"{link / 1e6:.3g} MB/s" if link < float("inf") else "",
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -48,7 +49,7 @@ from paceline.collectives.negotiation.messages import (
     Key,
     OperationRequest,
     RankLeft,
-    RankWeights,
+    RankStep,
     Response,
     ToCoordinator,
     ToRank,
@@ -57,6 +58,7 @@ from paceline.collectives.planes.base import Plane
 from paceline.collectives.silence import Silence
 from paceline.collectives.timeline import Timeline
 from paceline.errors import PacelineError
+from paceline.host import forks
 from paceline.host.plain_text import described, text_of
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Background:
     Attributes:
         gpu: the GPU of this rank's tensors, where it is known.
         has_failed: data were being moved when an error came, so planes are not used again.
+        check: raises where the job has failed; called while an operation waits for other ranks.
     """
 
     def __init__(
@@ -105,17 +108,27 @@ class Background:
         first = entered.members[0]
         self._silence = Silence(first.pid if rank and first.host_id == entered.members[rank].host_id else 0)
         self._leaving: RankLeft | None = None
-        self._weights: list[RankWeights] = []
+        self._steps: list[RankStep] = []
         self._early = list(early)
         self._cache = RankCache()
         self.down: Down | None = None
+        self._forked_from = ""
         self.gpu: torch.device | None = None
         self.has_failed = False
+        self.check: Callable[[], None] = lambda: None
         self.sets = ProcessSets(len(entered.members), first.sets)
         self._plans = BatchPlans(rank, self.sets, entered.fusion_bytes)
         self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-hvd", daemon=True)
         self._thread.start()
+        forks.in_children(self, Background._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: all operations fail. Those of the parent go on there."""
+        lock = threading.Lock()
+        self._changed, self._work, self._driven = threading.Condition(lock), threading.Condition(lock), False
+        self._forked_from = forks.error_text(f"rank {self._rank}", os.getppid())
+        self._fail_all(self._forked_from)
 
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
@@ -125,10 +138,10 @@ class Background:
         self._link.wake()
         self._thread.join(_LEAVE_S + self._hvd.timeout_s)  # it may be in an operation that was agreed on before
 
-    def note_weights(self, sums: RankWeights) -> None:
-        """Let the coordinator compare this rank's weights with those of the others. Sent before the next requests."""
+    def note_step(self, step: RankStep) -> None:
+        """Let the coordinator compare what this rank tells of a step with the others. Sent before the next requests."""
         with self._changed:
-            self._weights.append(sums)
+            self._steps.append(step)
 
     # ---- operations ------------------------------------------------------------------------------------------------
 
@@ -173,8 +186,9 @@ class Background:
     def _submit(self, operation: Operation) -> None:
         key = operation.request.key
         with self._changed:
-            if self.down is not None:
-                raise CollectiveError(self.down.text)
+            error = self._forked_from or (self.down.text(self._hvd.interface) if self.down is not None else "")
+            if error:
+                raise CollectiveError(error)
             if key in self._operations:
                 raise ValueError(
                     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor "
@@ -289,7 +303,11 @@ class Background:
         messages, self._early = self._early, []
         began, patience_s = time.monotonic(), self._patience_s()
         messages += self._link.receive(patience_s)
+        if not messages and self._operations:
+            self.check()
         self._silence.note(min(patience_s, time.monotonic() - began), bool(messages) or not self._operations)
+        if self._silence.is_gone:
+            raise CollectiveError("rank 0, where the coordinator runs, ended")
         if self._silence.counted_s > max(self._hvd.timeout_s, _SILENT_S):
             raise CollectiveError(
                 f"rank 0, where the coordinator runs, has sent nothing for {self._silence.counted_s:.0f} s: it or its "
@@ -319,10 +337,10 @@ class Background:
     def _send(self) -> None:
         with self._changed:
             requests, self._queue = self._queue, {}
-            weights, self._weights = self._weights, []
+            steps, self._steps = self._steps, []
             self._urgent = False
-        for sums in weights:
-            self._link.send(ToCoordinator(self._generation, sums))
+        for step in steps:
+            self._link.send(ToCoordinator(self._generation, step))
         if requests:
             self._timeline.cycle()
             self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
@@ -352,11 +370,14 @@ class Background:
     def _go_down(self, down: Down) -> None:
         with self._changed:
             self.down = down
-            operations, self._operations = list(self._operations.values()), {}
-            for operation in operations:
-                operation.error = down.text
-                operation.done = True
+            self._fail_all(down.text(self._hvd.interface))
             self._changed.notify_all()
+
+    def _fail_all(self, error: str) -> None:
+        operations, self._operations = list(self._operations.values()), {}
+        for operation in operations:
+            operation.error = error
+            operation.done = True
 
     # ---- running ---------------------------------------------------------------------------------------------------
 

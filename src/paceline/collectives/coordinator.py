@@ -31,7 +31,7 @@ from paceline.collectives.negotiation.messages import (
     Entered,
     RankEntered,
     RankLeft,
-    RankWeights,
+    RankStep,
     Submission,
     ToCoordinator,
     ToRank,
@@ -41,7 +41,10 @@ from paceline.collectives.negotiation.messages import (
 from paceline.collectives.rendezvous import CoordinatorAddress, withdraw
 from paceline.collectives.timeline import Timeline
 from paceline.errors import ProtocolError
-from paceline.membership.same_weights import SameWeights
+from paceline.host.descriptors import raise_limit
+from paceline.membership.told_steps import ToldSteps
+from paceline.net.claims import Bounds
+from paceline.net.hosts import is_gone
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
 
@@ -90,11 +93,15 @@ class Coordinator:
         self._lock = threading.Lock()
         self._generation = 0
         self._entered: dict[int, RankEntered] = {}
-        self._same_weights = _comparisons()
+        self._told_steps = _comparisons()
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True)
+        raise_limit()
+        bounds = Bounds.of_job(self.size)
+        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True, bounds=bounds)
+        for rank in range(1, self.size):  # their names say who they are
+            self._listener.claimed(identity(rank))
         self.meeting = CoordinatorAddress("".join(self._listener.addresses[:1]), security)
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
         self._thread.start()
@@ -109,7 +116,7 @@ class Coordinator:
                 self._enter(rank, message.generation, body)
             elif message.generation == self._generation and isinstance(body, RankLeft):
                 self._end(rank, body.reason, body.failed)
-            elif message.generation == self._generation and isinstance(body, RankWeights):
+            elif message.generation == self._generation and isinstance(body, RankStep):
                 self._compare(rank, body)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
@@ -120,9 +127,9 @@ class Coordinator:
     def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
-            self._same_weights = _comparisons()
+            self._told_steps = _comparisons()
         if generation < self._generation or self._is_ended:
-            self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
+            self._send(rank, generation, Down(-1, "other ranks have joined again, or could not join"))
             return
         self._entered[rank] = body
         if len(self._entered) < self.size:
@@ -144,12 +151,12 @@ class Coordinator:
         else:
             self._carry_out(self._machine.lose(rank, reason, failed))
 
-    def _compare(self, rank: int, body: RankWeights) -> None:
+    def _compare(self, rank: int, body: RankStep) -> None:
         ranks = body.ranks or range(self.size)
-        same_weights = self._same_weights[body.ranks]
-        same_weights.note(rank, [body.sums])
-        for action in same_weights.check(lambda: [("worker", one) for one in ranks]):
-            logger.warning("%s", action.text)
+        told = self._told_steps[body.ranks]
+        told.note(rank, [body.step])
+        for line in told.check(lambda: set(ranks)):
+            logger.warning("%s", line)
 
     def missing(self) -> str:
         """Return the ranks that have not called ``init`` yet."""
@@ -212,10 +219,8 @@ class Coordinator:
             for peer in self._listener.lost():
                 rank = _rank_of(peer, self.size)
                 with self._lock:
-                    member = self._entered.get(rank)
-                    where = f" (pid {member.pid} on {member.host})" if member else ""
-                    if member is not None:
-                        self._end(rank, f"rank {rank}{where} ended, or lost its connection", True)
+                    if rank in self._entered:
+                        self._end(rank, f"{self._described(rank)} ended, or lost its connection", True)
             now = time.monotonic()
             if now - ticked >= TICK_S:
                 ticked = now
@@ -228,6 +233,19 @@ class Coordinator:
         self._carry_out(self._machine.tick(now))
         if not self._machine.is_idle and not self._is_ended:
             self._send_all(Alive())
+            self._look_at_neighbours()
+
+    def _look_at_neighbours(self) -> None:
+        """End where a rank of this host has ended: a child that C code has forked keeps its connection open."""
+        here = self._entered[0].host_id
+        for rank, member in self._entered.items():
+            if rank and member.host_id == here and is_gone(member.pid):
+                self._end(rank, f"{self._described(rank)} ended", True)
+                return
+
+    def _described(self, rank: int) -> str:
+        member = self._entered[rank]
+        return f"rank {rank} (pid {member.pid} on {member.host})"
 
     def _take_frames(self, peer: bytes, raw: object) -> None:
         rank = _rank_of(peer, self.size)
@@ -250,9 +268,9 @@ class Coordinator:
             withdraw(self._place, self.meeting)
 
 
-def _comparisons() -> defaultdict[tuple[int, ...], SameWeights]:
+def _comparisons() -> defaultdict[tuple[int, ...], ToldSteps]:
     """Return the comparisons of weights, by the ranks that train them."""
-    return defaultdict(lambda: SameWeights(_WAY_OUT))
+    return defaultdict(lambda: ToldSteps(_WAY_OUT))
 
 
 def _rank_of(peer: bytes, size: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.collectives.errors import STORE, Interface
 from paceline.collectives.negotiation.messages import NegotiationSettings
 from paceline.errors import ConfigError
 
@@ -36,6 +37,8 @@ class HvdSettings:
     timeline: str = ""
     """File of the timeline, or ``DYNAMIC``."""
     timeline_mark_cycles: bool = False
+    interface: Interface = STORE
+    """By what this process has joined."""
     options: NegotiationSettings = field(default_factory=NegotiationSettings)
     """The settings of the negotiation machine."""
 

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.errors import PacelineError
+
+
+@dataclass(frozen=True)
+class Interface:
+    """By what a script has joined: errors speak of it.
+
+    Attributes:
+        name: its name.
+        join: the call that every rank makes.
+        go_on: what goes on after the end of the job.
+    """
+
+    name: str
+    join: str
+    go_on: str
+
+
+STORE = Interface("The all-reduce store", 'kvstore.create("allreduce")', "start all workers again")
+HVD = Interface("Horovod", "hvd.init()", "call hvd.shutdown() and hvd.init() on all ranks")
 
 
 class CollectiveError(PacelineError):

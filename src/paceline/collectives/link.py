@@ -92,7 +92,7 @@ CoordinatorLink: TypeAlias = Coordinator | RankConnection
 
 
 def enter(
-    link: CoordinatorLink, generation: int, rank: int, size: int, mine: RankEntered, timeout_s: float
+    link: CoordinatorLink, generation: int, rank: int, size: int, mine: RankEntered, settings: HvdSettings
 ) -> tuple[Entered, list[ToRank]]:
     """Wait until all ranks have called ``init``.
 
@@ -104,6 +104,7 @@ def enter(
         CollectiveError: ranks disagree, or one ended.
     """
     link.send(ToCoordinator(generation, mine))
+    timeout_s, interface = settings.start_timeout_s, settings.interface
     deadline = time.monotonic() + timeout_s
     while True:
         messages = link.receive(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
@@ -111,13 +112,13 @@ def enter(
             if message.generation not in (0, generation):
                 continue
             if isinstance(message.body, Down):
-                raise CollectiveError(message.body.text)
+                raise CollectiveError(message.body.text(interface))
             assert isinstance(message.body, Entered)
             return message.body, messages[place + 1 :]
         if time.monotonic() >= deadline:
             missing = link.missing() if isinstance(link, Coordinator) else ""
             who = f"rank {missing}" if missing else "other ranks"
-            raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call hvd.init() within {timeout_s:g} s")
+            raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call {interface.join} within {timeout_s:g} s")
 
 
 def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> CoordinatorLink:
@@ -130,7 +131,7 @@ def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, ti
         return Coordinator(place, [], Security(""), hvd, timeline)
     security = rendezvous.security_of(place, settings)
     here = f"ipc://@paceline-hvd-{secrets.token_hex(16)}"
-    address = here if place.on_one_host else tcp(rendezvous.address_here(settings), "*")
+    address = here if place.on_one_host else tcp(rendezvous.address_here(settings), settings.ports or "*")
     coordinator = Coordinator(place, [address], security, hvd, timeline)
     rendezvous.publish(place, settings, coordinator.meeting)
     return coordinator

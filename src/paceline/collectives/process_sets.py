@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.collectives import world
 from paceline.collectives.environment import ranks_of
-from paceline.collectives.errors import CollectiveError
+from paceline.collectives.errors import CollectiveError, Interface
 from paceline.collectives.negotiation.messages import GLOBAL_SET, OperationRequest
 from paceline.worker import guard
 
@@ -62,12 +62,12 @@ global_process_set = ProcessSet([])
 _registered: list[ProcessSet] = []
 
 
-def enter(comm: Any = None, sets: Sequence[ProcessSet] = (), *, dynamic: bool = False) -> None:
+def enter(interface: Interface, comm: Any = None, sets: Sequence[ProcessSet] = (), *, dynamic: bool = False) -> None:
     """Join the job, with these process sets; see :func:`paceline.hvd.init`. A second call changes nothing."""
     if world.is_initialized():
         return
     guard.end_child()
-    world.enter(comm, tuple(tuple(one.ranks or ()) for one in sets), dynamic)
+    world.enter(comm, tuple(tuple(one.ranks or ()) for one in sets), dynamic, interface)
     register(sets)
 
 

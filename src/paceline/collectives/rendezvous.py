@@ -30,6 +30,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.collectives.environment import ProcessPlace
+from paceline.collectives.errors import HVD, STORE
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
 from paceline.host.interfaces import address_for_others
@@ -128,7 +129,7 @@ def candidates(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorA
         yield _opened(place, _store(place, settings).get(_entry(place)), security)
     raise JoinTimeoutError(
         f"rank {place.rank} did not find rank 0 of {place.size} within {settings.start_timeout_s:g} s; "
-        "do all ranks call hvd.init()?"
+        f"do all ranks call {HVD.join}, or all of them {STORE.join}?"
     )
 
 

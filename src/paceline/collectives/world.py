@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +20,18 @@ from paceline.collectives import link
 from paceline.collectives.background import Background
 from paceline.collectives.coordinator import Coordinator
 from paceline.collectives.environment import HvdSettings, ProcessPlace, find_place, ranks_of, read_settings
-from paceline.collectives.errors import NotInitializedError
+from paceline.collectives.errors import CollectiveError, Interface, NotInitializedError
 from paceline.collectives.negotiation.machine import ProcessSets
-from paceline.collectives.negotiation.messages import VERSION, OperationRequest, RankEntered, RankWeights
+from paceline.collectives.negotiation.messages import VERSION, OperationRequest, RankEntered, RankStep
 from paceline.collectives.planes.base import Alone
 from paceline.collectives.planes.registry import Planes
 from paceline.collectives.rendezvous import private_folder
 from paceline.collectives.timeline import Timeline
+from paceline.host import forks
 from paceline.host.plain_text import text_of
 from paceline.net.hosts import host_id
-from paceline.wire.messages import WeightSums
+from paceline.wire.messages import StepBatch, WorkerStep
+from paceline.worker.current import current_session
 from paceline.worker.weight_sums import sums_of
 
 #: Value of HOROVOD_TIMELINE with which timelines are started by calls.
@@ -43,6 +45,7 @@ class Base:
         self.place, self.settings = place, settings
         self.timeline = Timeline()
         self.link = link.connect(place, settings, hvd, self.timeline)
+        self.check: Callable[[], None] = current_session().check if settings.scheduler else lambda: None
         self.generation = 0
         self.planes: Planes | None = None
         self.planes_since = 0
@@ -88,8 +91,9 @@ class World:
             base.link.settings = hvd
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         mine = RankEntered(VERSION, host, host_id(), os.getpid(), sets, base.planes_since)
-        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd.start_timeout_s)
+        entered, early = link.enter(base.link, base.generation, self.rank, self.size, mine, hvd)
         self.background = Background(base.link, base.generation, self.rank, entered, early, hvd, base.timeline)
+        self.background.check = base.check
         self.nodes = [(one.host, one.host_id) for one in entered.members]
         try:
             self._place()
@@ -113,7 +117,9 @@ class World:
         if len({one.planes_since for one in members}) > 1:
             base.drop_planes()
         if base.planes is None and self.size > 1:
-            base.planes = Planes(self.rank, self.nodes, base.settings, self.hvd, private_folder(), self._exchange)
+            base.planes = Planes(
+                self.rank, self.nodes, base.settings, self.hvd, private_folder(), self._exchange, base.check
+            )
             base.planes_since = base.generation
         self.background.plane_for = base.planes.plane if base.planes is not None else lambda members, device: Alone()
 
@@ -142,15 +148,21 @@ class World:
         """Count the steps of optimizers anew: all ranks have joined, after unlike numbers of steps perhaps."""
         self._joins, self.stepping = self._joins + 1, Counter[str]()
 
-    def compare_weights(
-        self, name: str, step: int, weights: Mapping[str, torch.Tensor], ranks: Sequence[int] = ()
+    def tell_step(
+        self,
+        name: str,
+        step: int,
+        weights: Mapping[str, torch.Tensor],
+        ranks: Sequence[int] = (),
+        batch: StepBatch | None = None,
     ) -> None:
-        """Let rank 0 compare this rank's weights after a step with those of the others. Does not wait.
+        """Let rank 0 compare this rank's weights and batch of a step with those of the others. Does not wait.
 
         Name and step are the same on all ranks that train these weights: some, or all if none are given.
         """
-        if self.size > 1 and weights:
-            self.background.note_weights(RankWeights(WeightSums(name, step, sums_of(weights, step)), tuple(ranks)))
+        sums = sums_of(weights, step) if weights else []
+        if self.size > 1 and (sums or batch is not None):
+            self.background.note_step(RankStep(WorkerStep(name, step, sums, batch), tuple(ranks)))
 
     def leave(self) -> None:
         """End the job for all ranks."""
@@ -165,6 +177,8 @@ _lock = threading.RLock()
 _world: World | None = None
 _bases: dict[tuple[int, int, str], Base] = {}
 _exits = itertools.count()
+_pid = os.getpid()
+"""The process whose job this is. A forked child knows its parent's ranks, and takes no part."""
 
 
 def current() -> World:
@@ -178,15 +192,22 @@ def current() -> World:
     return _world
 
 
-def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
-    """Start the job; see :func:`paceline.hvd.init`."""
+def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool, interface: Interface) -> None:
+    """Start the job; see :func:`paceline.hvd.init`.
+
+    Raises:
+        CollectiveError: this process was forked from this rank of the job.
+    """
     global _world
+    if os.getpid() != _pid:
+        _part()
     with _lock:
         if _world is not None:
             return
         settings = config.from_environment()
         hvd = read_settings()
-        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic or hvd.dynamic_process_sets)
+        dynamic = dynamic or hvd.dynamic_process_sets
+        hvd = dataclasses.replace(hvd, dynamic_process_sets=dynamic, interface=interface)
         place = find_place()
         if comm is not None:
             place = place.among(ranks_of(comm, "comm"))
@@ -196,15 +217,32 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> None:
         if base is None or not base.link.is_open:
             if base is not None:
                 base.close()
-            if next(_exits) == 0:
-                atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
+            if next(_exits) == 0:  # after the session's: handlers run in reverse order, and its closes all sockets
+                atexit.register(_at_exit)
         _world = World(base, hvd, sets)
 
 
+def _part() -> None:
+    """In a forked child: forget the parent's jobs, if this is another rank or another job.
+
+    Raises:
+        CollectiveError: it is the same rank, which the parent is.
+    """
+    global _world, _lock, _pid
+    place = find_place()
+    if (place.rank, place.size, place.job) in _bases:
+        raise CollectiveError(forks.error_text(f"rank {place.rank}", _pid))
+    _world, _lock, _pid = None, threading.RLock(), os.getpid()
+    _bases.clear()
+
+
 def leave() -> None:
-    """End the job, if there is one."""
+    """End the job, if there is one. In a forked child it goes on, and this process knows its ranks no more."""
     global _world
+    if os.getpid() != _pid:
+        _world = None
+        return
     with _lock:
         world, _world = _world, None
     if world is not None:
@@ -218,6 +256,8 @@ def is_initialized() -> bool:
 
 def _at_exit() -> None:
     global _world
+    if os.getpid() != _pid:
+        return
     with _lock:
         world, _world = _world, None
         if world is not None:

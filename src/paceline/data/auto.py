@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.store_policy import chosen
 from paceline.worker.round_times import WARM_UP
+
+_log = logging.getLogger(__name__)
 
 #: Types that :func:`batch_sampler` returns: all of them have ``set_epoch``, ``state_dict`` and ``load_state_dict``.
 BatchSampler: TypeAlias = "SharedBatchSampler | PooledBatchSampler | TwoSizes"
@@ -54,6 +57,12 @@ def batch_sampler(
         return TwoSizes(data, batch_size, seed, store.session.settings.profile_rounds)
     if shares == "pool":
         return PooledBatchSampler(data, store, batch_size=batch_size, shuffle=shuffle, seed=seed)
+    if shares == "measured" and store.rank == 0 and not _is_auto(store):
+        _log.warning(
+            "worker 0: paceline.data.batch_sampler deals each %d samples by measured speed, as %s has all workers in "
+            "lock step: batches of unequal workers will differ from %d. Equal ones come from ShardedSampler, or "
+            'SharedBatchSampler(..., shares="equal")', total, store.type, batch_size,
+        )  # fmt: skip
     return SharedBatchSampler(data, store, global_batch_size=total, shares=shares, shuffle=shuffle, seed=seed)
 
 
@@ -61,13 +70,17 @@ def _shares_of(store: DistStore) -> str:
     """Return ``sizes`` in a job that only measures, else ``equal``, ``measured`` or ``pool``."""
     if store.session.settings.profile:
         return "sizes"
-    if store.type.startswith("dist_auto") or store.type == "dist_device_auto":
+    if _is_auto(store):
         choice = chosen(store.session.settings)
         assert choice is not None
         return choice.shares
     if store.policy.merge == "all":
         return "measured"
     return "equal" if store.policy.merge == "groups" and store.policy.bound is not None else "pool"
+
+
+def _is_auto(store: DistStore) -> bool:
+    return store.type.startswith("dist_auto") or store.type == "dist_device_auto"
 
 
 class TwoSizes(Sampler[list[int]]):

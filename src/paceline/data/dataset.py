@@ -12,6 +12,7 @@ from paceline.data.fetching import Dealing
 from paceline.data.partition import shard_bounds
 from paceline.data.sampler import ShardedSampler
 from paceline.layout.tensors import as_tensor
+from paceline.worker import alone
 
 
 class ArrayDataset(TensorDataset):
@@ -59,6 +60,27 @@ class ArrayDataset(TensorDataset):
         return ArrayDataset(*(tensor[start:stop] for tensor in self.tensors))
 
 
+class _Epoch(Iterator[tuple[torch.Tensor, ...]]):
+    """One walk of :class:`Batches`.
+
+    Attributes:
+        data: the tensors.
+        sampler: where the indices come from.
+        taken: batches that the loop has.
+    """
+
+    def __init__(
+        self, data: tuple[torch.Tensor, ...], sampler: Sampler[int], index_batches: Iterator[torch.Tensor]
+    ) -> None:
+        self.data, self.sampler, self.taken = data, sampler, 0
+        self._index_batches = index_batches
+
+    def __next__(self) -> tuple[torch.Tensor, ...]:
+        indices = next(self._index_batches)
+        self.taken += 1
+        return tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self.data)
+
+
 class Batches:
     """An iterable of batches of a data set in memory, with a known length. Made by :func:`batches`."""
 
@@ -77,8 +99,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch: a tuple with a batch of every tensor of the data set."""
-        for indices in self._index_batches():
-            yield tuple(tensor.index_select(0, indices.to(tensor.device)) for tensor in self._tensors)
+        epoch = _Epoch(self._tensors, self.sampler, self._index_batches())
+        alone.note_walk(epoch)
+        return epoch
 
     def _index_batches(self) -> Iterator[torch.Tensor]:
         if isinstance(self.sampler, ShardedSampler):

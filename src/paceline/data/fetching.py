@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.data.dealt import Walk
+from paceline.worker import notice
 
 #: Calls of torch between a sampler and the loader that begins to walk it; there are five.
 _DEPTH = 10
@@ -54,6 +55,7 @@ class Dealing:
         self._sizes: Iterator[int] | deque[int] = deque()
         """Sizes of the batches that the loop does not have yet."""
         self._is_direct = self._is_first = False
+        self._singles = [singles or 0]
         iterator = _caller(_BaseDataLoaderIter)
         if iterator is None and singles is None:
             self.walk, self._is_direct = Walk(sampler), True
@@ -62,7 +64,7 @@ class Dealing:
             if singles is None and taker is sampler:
                 self._follow(iterator, sampler)
             elif singles is not None and type(taker) is BatchSampler and taker.sampler is sampler:
-                self._sizes = _cut(singles, taker.batch_size, taker.drop_last)
+                self._sizes = _cut(self._singles, taker.batch_size, taker.drop_last)
                 self._follow(iterator, sampler)
 
     def _follow(self, iterator: Any, sampler: Sampler[Any]) -> None:
@@ -77,6 +79,7 @@ class Dealing:
         sizes, itself = self._sizes, weakref.ref(iterator)
 
         def next_data() -> Any:
+            notice.batch()
             one = itself()
             assert one is not None
             try:
@@ -107,8 +110,13 @@ class Dealing:
         """The walk, where a ``DataLoader`` takes the batches and it is known which of them the loop has got."""
         return None if self._is_direct else self.walk
 
+    def add(self, singles: int) -> None:
+        """Note that the sampler deals so many more single indices."""
+        self._singles[0] += singles
+
     def deal(self, samples: int) -> None:
-        """Note that the next batch was dealt."""
+        """Note that the next batch is dealt; a worker under notice leaves instead."""
+        notice.batch()
         if self.walk is None:
             return
         if self._is_direct or self._is_first:
@@ -130,10 +138,12 @@ def _pop(sizes: Iterator[int] | deque[int]) -> int:
     return sizes.popleft() if isinstance(sizes, deque) else next(sizes)
 
 
-def _cut(samples: int, batch_size: int, drop_last: bool) -> Iterator[int]:
-    """Yield the sizes of the batches that torch makes of so many samples."""
-    for first in range(0, samples - (samples % batch_size if drop_last else 0), batch_size):
-        yield min(batch_size, samples - first)
+def _cut(samples: list[int], batch_size: int, drop_last: bool) -> Iterator[int]:
+    """Yield the sizes of the batches that torch makes of so many samples; their number may grow meanwhile."""
+    first = 0
+    while (left := samples[0] - first) > (batch_size - 1 if drop_last else 0):
+        yield min(batch_size, left)
+        first += batch_size
 
 
 def _caller(kind: type[T], depth: int = _DEPTH) -> T | None:

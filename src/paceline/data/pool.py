@@ -24,6 +24,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.layout.ranges import Ranges, cut, everything, without
 from paceline.wire import messages as m
+from paceline.worker import notice
 from paceline.worker.session import Session
 
 _log = logging.getLogger(__name__)
@@ -189,6 +190,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         length = len(batch[0])
         sizes = split_evenly(length, [1.0] * -(-length // self._max_batch))
         done = yield from accumulate(optimizer, batch, sizes, self._deadline, contextlib.nullcontext)
+        optimizer.samples = done
         _, rest = cut(self._walker.held, done)
         if rest:
             self._walker.give_back(rest)
@@ -307,6 +309,7 @@ class Walker:
         """
         if walk != self._walk:
             return None
+        notice.batch()
         start, self._before = self.start, self._session.round if self._by_push else _NEVER
         request = m.TakeSamples(
             self._name, self._length, self._number + 1, walk, count, self._number, self._before,

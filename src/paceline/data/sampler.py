@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing
+from paceline.data.left_over import LeftOver
 from paceline.data.partition import (
     Slots,
     check_epoch,
@@ -24,8 +27,12 @@ from paceline.data.partition import (
     window_slots,
 )
 from paceline.naming import listed
+from paceline.wire import messages as m
+from paceline.worker.current import joined_session
 
 State = dict[str, Any]
+
+_numbers = itertools.count()
 
 
 def epoch_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
@@ -82,6 +89,10 @@ class ShardedSampler(Sampler[int]):
     * with ``global_batch_size``, the size of one batch of all workers together, each worker gets its part or span of
       *every* global batch: :attr:`batch_size` samples. This is how unequal spans keep the same number of batches.
 
+    When a worker leaves under notice, or dies and the others go on, they train on the rest of its part at the end of
+    the epoch, in as many more batches as needed, and on its part of later epochs: with ``global_batch_size`` and
+    without a ``span``, in a job whose store has servers. After a death this counts one push per batch.
+
     ``even=False`` hands out exactly the part, whatever its size: for modes in which workers need not stay together.
 
     Each iteration is the next epoch; :meth:`set_epoch` chooses one. One that is left before a backward pass, as
@@ -131,6 +142,11 @@ class ShardedSampler(Sampler[int]):
         """Position at which the last iteration began."""
         self._dealing: Dealing | None = None
         """The last iteration, as far as it is known what the loop has got of it."""
+        self._extra: list[int] = []
+        """Samples of workers that are gone, on which this one trains after its part."""
+        self._name = f"sharded {next(_numbers)}"
+        self._left_over: LeftOver | None = None
+        self._log: DealingLog | None = None
 
     @property
     def epoch(self) -> int:
@@ -141,6 +157,11 @@ class ShardedSampler(Sampler[int]):
     def position(self) -> int:
         """Samples of the epoch that were handed out."""
         return self._position
+
+    @property
+    def walks_all(self) -> bool:
+        """Whether this part is the whole data set."""
+        return self._span is None and self._num_parts == 1
 
     @property
     def batch_size(self) -> int | None:
@@ -157,10 +178,13 @@ class ShardedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Hand out the indices of the next epoch one by one."""
         indices = self._begin()
-        self._dealing = Dealing(self, len(self) - self._position)
+        self._dealing = Dealing(self, len(self) + len(self._extra) - self._position)
         for position in range(self._position, len(self)):
             self._position = position + 1
             yield int(indices[position])
+        while self._has_more():
+            self._position += 1
+            yield self._extra[self._position - 1 - len(self)]
 
     def index_batches(self, batch_size: int, drop_last: bool = False) -> Iterator[torch.Tensor]:
         """Hand out the indices of the next epoch in tensors of ``batch_size`` (the last may be smaller), int64.
@@ -185,7 +209,7 @@ class ShardedSampler(Sampler[int]):
         epoch = check_epoch(epoch)
         self._take_back()
         if not (self._pending and epoch == self._epoch):
-            self._epoch, self._position, self._pending = epoch, 0, True
+            self._epoch, self._position, self._pending, self._extra = epoch, 0, True, []
 
     def state_dict(self, position: int | None = None) -> State:
         """Return where the epoch stands: plain numbers, fit for JSON.
@@ -202,9 +226,10 @@ class ShardedSampler(Sampler[int]):
         position = self._got() if position is None else position
         if not 0 <= position <= self._position:
             raise ValueError(f"position is {position}; {self._position} samples of epoch {self._epoch} were handed out")
-        done = position == len(self)
-        where = {"epoch": self._epoch + done, "position": 0 if done else position}
-        return where | self._settings()
+        done = position == len(self) + len(self._extra)
+        where = {"epoch": self._epoch + done, "position": 0 if done else min(position, len(self))}
+        again = [] if done else self._extra[max(0, position - len(self)) :]
+        return where | ({"again": again} if again else {}) | self._settings()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
@@ -220,13 +245,67 @@ class ShardedSampler(Sampler[int]):
         if epoch < 0 or not 0 <= position <= len(self):
             raise ValueError(f"the state names sample {position} of epoch {epoch}; this part has {len(self)} samples")
         self._epoch, self._position, self._pending = epoch, position, True
+        self._extra = [int(index) for index in state.get("again", ())]
 
     def _begin(self) -> NDArray[np.int64]:
         self._take_back()
         if not self._pending:
-            self._epoch, self._position = self._epoch + 1, 0
+            self._epoch, self._position, self._extra = self._epoch + 1, 0, []
         self._pending, self._begun, self._dealing = False, self._position, None
+        self._follow_leavers()
         return self.indices(self._epoch)
+
+    def _follow_leavers(self) -> None:
+        """Train on samples of workers that leave, if all of the job's workers share this data, each with its part."""
+        session = joined_session()
+        if session is None or self._global_batch_size is None or self._span is not None:
+            return
+        if (self._num_parts, self._part_index) != (len(session.workers), session.rank) or self._num_parts == 1:
+            return
+        if self._left_over is None:
+            bounds = [part_bounds(self._global_batch_size, self._num_parts, rank) for rank in range(self._num_parts)]
+            widths = [stop - start for start, stop in bounds]
+            self._log = DealingLog(session, self._name, self._settings())
+            self._left_over = LeftOver(session, self._name, widths, self._indices_of, self._log, self._drop_last)
+        self._left_over.begin(self._note_rows(session.round))
+        session.notice.at_leave(self._name, self._give_back)
+
+    def _note_rows(self, round: int) -> int:
+        """Note the global batches of the epoch, of which this worker has its columns; returns their number."""
+        assert self._global_batch_size is not None
+        assert self._log is not None
+        size, length = self._global_batch_size, self._length
+        bounds = {rank: part_bounds(size, self._num_parts, rank) for rank in range(self._num_parts)}
+        width = bounds[self._part_index][1] - bounds[self._part_index][0]
+        row, rows = self._position // width, len(self) // width
+        self._log.note(round + 1, self._epoch, row * size, size, bounds)
+        if rows * size > length:  # the last one begins the order again
+            last = rows - 1
+            order = epoch_order(length, self._seed, self._epoch, self._shuffle)
+            samples = [int(order[(last * size + column) % length]) for column in range(size)]
+            self._log.note(round + 1 + last - row, self._epoch, last * size, size, bounds, samples)
+        return rows - row
+
+    def _indices_of(self, part: int, epoch: int) -> NDArray[np.int64]:
+        assert self._global_batch_size is not None
+        columns = part_bounds(self._global_batch_size, self._num_parts, part)
+        slots = column_slots(self._length, self._global_batch_size, columns, drop_last=self._drop_last)
+        return epoch_order(self._length, self._seed, epoch, self._shuffle)[slots]
+
+    def _give_back(self) -> m.GiveBack:
+        """Return how far this worker has come, which leaves when its loop asks for the next batch."""
+        got = self._got()
+        return m.GiveBack(self._name, self._epoch, min(got, len(self)), self._extra[max(0, got - len(self)) :])
+
+    def _has_more(self) -> bool:
+        """Tell whether there are samples of workers that are gone to train on, besides those handed out."""
+        if self._position < len(self) + len(self._extra):
+            return True
+        more = [] if self._left_over is None else self._left_over.share(self._epoch)
+        self._extra += more
+        if self._dealing is not None:
+            self._dealing.add(len(more))
+        return bool(more)
 
     def _take_back(self) -> None:
         """Let an iteration that has only looked come again."""
@@ -239,7 +318,7 @@ class ShardedSampler(Sampler[int]):
         return self._position if walk is None or walk.has_ended else self._begun + walk.samples
 
     def __getstate__(self) -> State:
-        return self.__dict__ | {"_dealing": None}
+        return self.__dict__ | {"_dealing": None, "_left_over": None, "_log": None}
 
     def _walk(self, batch_size: int, drop_last: bool) -> Iterator[torch.Tensor]:
         indices = torch.from_numpy(self._begin())
@@ -248,9 +327,17 @@ class ShardedSampler(Sampler[int]):
         with Dealing(self) as self._dealing:
             for first in range(start, stop, batch_size):
                 last = min(first + batch_size, stop)
-                self._position = last if last < stop else size  # dropped samples count as handed out
                 self._dealing.deal(last - first)
+                self._position = last if last < stop else size  # dropped samples count as handed out
                 yield indices[first:last]
+            while self._has_more():
+                first = self._position - size
+                last = min(first + batch_size, len(self._extra))
+                if not (drop_last and last - first < batch_size):
+                    self._dealing.deal(last - first)
+                    self._position = size + last
+                    yield torch.tensor(self._extra[first:last], dtype=torch.int64, device="cpu")
+                self._position = size + last
 
     def _cut(self) -> Slots:
         if not self._even:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
+from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
 from paceline.data.partition import check_epoch, length_of, read_spans
@@ -27,8 +28,11 @@ from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.worker import notice
 
 _log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
 
 #: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two exchanges.
 _REMEMBERED = MOST_STEPS + 4
@@ -44,9 +48,11 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
     among the workers. So every sample is trained on once per epoch, with any shares. All workers get the same number of
-    batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there are fewer
-    samples left than workers. An iteration that is left before a backward pass, as ``next(iter(loader))`` to see a
-    shape, has only looked, where a :class:`paceline.DistributedOptimizer` trains: the same epoch comes again.
+    batches. The last global batch of an epoch may be smaller. Where it has fewer samples than there are workers, the
+    workers without one compute a sample of the epoch's beginning, to which :class:`paceline.DistributedOptimizer` gives
+    no weight. Other front doors do not weigh: ``drop_last`` leaves such a batch out. An iteration that is left before a
+    backward pass, as ``next(iter(loader))`` to see a shape, has only looked, where a
+    :class:`paceline.DistributedOptimizer` trains: the same epoch comes again.
 
     With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
     global batches from the next revision on, and the samples that it has not trained on until then come at the end
@@ -127,8 +133,14 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
         self._done: tuple[int, int] | None = None
         """Samples and parts of the step under way that were done, where that is known."""
+        self._counts = True
+        """Whether the samples of the step under way count: they are none that the epoch has had."""
         self._epoch, self._row, self._first, self._pending = 0, 0, 0, True
         self._handed_out = HandedOut(self._length)
+        name, is_logged = f"shared {next(_numbers)}", dist is not None and dist.policy.merge == "all"
+        self._log: DealingLog | None = None
+        if dist is not None and is_logged and deadline_s is None:
+            self._log = DealingLog(dist.session, name, self._settings)
         self._is_handed_out = False
         """Whether the last epoch was walked to its end."""
         self._begun = 0, 0
@@ -191,7 +203,9 @@ class SharedBatchSampler(Sampler[list[int]]):
         """
         length = len(batch[0])
         sizes = split_evenly(length, [1.0] * self._passes(length))
+        counts = self._counts
         done = yield from accumulate(optimizer, batch, sizes, self._deadline, optimizer.no_sync)
+        optimizer.samples = done if counts else 0
         self._done = done, next(number for number, stop in enumerate(itertools.accumulate(sizes), 1) if stop == done)
         if self._deadline is not None:
             self._speeds.note_done(done)
@@ -225,13 +239,18 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._row, round = self._row + 1, round + 1
                 self._first = min(first + self._shares.global_batch, length)
                 self._handed_out.add(GlobalBatch(round, first, length, columns))
+                if self._log is not None:
+                    size, odd = self._shares.global_batch, self._odd(order, first)
+                    self._log.note(round, self._epoch, first, size, columns, odd)
                 self._done = None
                 self._speeds.begin_step()
                 if self._deadline is not None:
                     self._deadline.begin_step()
                 is_last = not self._has_batch()  # now, as a state that one worker takes lets samples come again there
-                self._dealing.deal(stop - start)
+                self._counts = first + start < length
+                self._dealing.deal(stop - start if self._counts else 0)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
+                notice.batch()  # before the exchange: it shows the others that this worker has left
                 if len(sizes) > self._prefetch:
                     size = sizes.popleft()
                     done, passes = self._done or (size, self._passes(size))
@@ -241,6 +260,15 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._leave_for_later()
                 self._follow(gone)
         self._is_handed_out = True
+
+    def _odd(self, order: NDArray[np.int64], first: int) -> list[int]:
+        """Return the samples of a global batch that do not simply follow from the order: the last ones of an epoch."""
+        size, length = self._shares.global_batch, self._handed_out.length
+        if first + size <= self._length:
+            return []
+        columns = columns_of(self._shares.samples, length - first)
+        stop = max(stop for _, stop in columns.values())
+        return [int(order[self._handed_out.position((first + column) % length)]) for column in range(stop)]
 
     def _order(self) -> NDArray[np.int64]:
         return epoch_order(epoch=self._epoch, **self._settings)

@@ -391,6 +391,7 @@ class PacelineGroup(DescribedGroup):
         self, what: str, job: Callable[[], None], result: Tensors | Sequence[Tensors], opts: Any, inputs: Tensors = (),
         begin: Callable[[FarPlane], None] | None = None, takes_sparse: bool = False,
     ) -> Work:  # fmt: skip
+        self._session.check_process()
         work = Work(f"{what} of group {self._named!r}", result)
         given = getattr(opts, "timeout", None)
         timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s

@@ -35,8 +35,9 @@ from paceline.ddp.shares import MeasuredShares
 from paceline.naming import listed
 from paceline.observe import meter
 from paceline.observe.account import UPDATE
-from paceline.optim.samples import tally
+from paceline.optim.samples import tally, tensors_in
 from paceline.torch_hooks.untraced import apart
+from paceline.worker import alone
 from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class DdpTraining:
         if not torch.is_grad_enabled():
             return
         self._tell_unfrozen(model)
+        if alone.wants_inputs():
+            alone.note_inputs(tensors_in((args, kwargs)))
         if self.shares is not None:
             self.shares.before_forward(model, args, kwargs)
         if model.module.training:  # Lightning's Trainer leaves the wrapper itself in eval() after a validation

@@ -8,6 +8,7 @@ because ranks no longer agree on the next one: later ones fail, too, with the re
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -21,6 +22,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from paceline.errors import DeadlineError, PacelineError
+from paceline.host import forks
 from paceline.observe import meter
 from paceline.observe.account import WAIT
 from paceline.torch_hooks.untraced import untraced
@@ -43,7 +45,7 @@ class Work(c10d.Work):
 
     def __init__(self, what: str, result: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         super().__init__()
-        self.what, self.number, self._sender = what, 0, -1
+        self.what, self.number, self._sender, self._pid = what, 0, -1, os.getpid()
         self._result: list[Any] = [one if isinstance(one, torch.Tensor) else list(one) for one in result]
         self.tensors: list[torch.Tensor] = []
         for one in self._result:
@@ -89,6 +91,8 @@ class Work(c10d.Work):
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._is_over:
+            if os.getpid() != self._pid:
+                raise PacelineError(forks.error_text(f"the process that has called {self.what}", self._pid))
             before = meter.active.enter(WAIT)
             try:
                 is_over = self._running.acquire(timeout=seconds if seconds > 0 else -1)

@@ -70,7 +70,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 def error_text(whom: str, pid: int) -> str:
     """Return the error text for a process that was forked from another one, as in ``worker 3``."""
     return (
-        f"process {os.getpid()} was forked from {whom} (pid {pid}), and its stores belong to that process: connections "
-        "do not survive a fork. Use them there; give a child copies of tensors, or start it with the method 'spawn' of "
-        "multiprocessing"
+        f"process {os.getpid()} was forked from {whom} (pid {pid}), and its stores and groups belong to that process: "
+        "connections do not survive a fork. Use them there; give a child copies of tensors, or start it with the "
+        "method 'spawn' of multiprocessing"
     )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.collectives import world
+from paceline.collectives.errors import HVD
 from paceline.collectives.planes.torch_group import nccl_is_available
 from paceline.collectives.process_sets import ProcessSet, enter, unregister
 from paceline.collectives.world import is_initialized
@@ -40,7 +41,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
             raise ValueError(f"process_sets={process_sets!r} is neither 'dynamic' nor a list of process sets")
         process_sets = None
     sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets or ()]
-    enter(comm, sets, dynamic=dynamic)
+    enter(HVD, comm, sets, dynamic=dynamic)
     alone.note_store("hvd")
 
 

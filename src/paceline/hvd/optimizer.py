@@ -13,6 +13,7 @@ import torch
 from paceline.collectives import world
 from paceline.collectives.operations import Adasum, Average, allreduce_async_, synchronize
 from paceline.collectives.process_sets import ProcessSet, global_process_set
+from paceline.hvd.closures import ClosureCalls, calls_it_once
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.parameters import checked_names, make_groups
 from paceline.hvd.reducer import OptimizerArguments, Reducer, release
@@ -101,6 +102,8 @@ class DistributedMethods:
 
     _hvd: Reducer
     _hvd_inner: Any
+    _hvd_base: type[torch.optim.Optimizer]
+    _hvd_arguments: OptimizerArguments
     _hvd_synchronized: bool
     _hvd_by_scaler: bool
     _hvd_skips: bool
@@ -179,6 +182,7 @@ class DistributedMethods:
 
         Raises:
             AssertionError: gradients were changed before they were reduced, or a parameter's would never be.
+            PacelineError: ranks call the closure unlike often.
         """
         if self._hvd.is_replaced and world.is_initialized() and world.current().size > 1:
             raise AssertionError(_REPLACED)
@@ -189,16 +193,28 @@ class DistributedMethods:
                 warnings.warn(_TWICE, stacklevel=2)
             elif closure is None and (not self._hvd_synchronized or self._hvd.unconsumed):
                 self._hvd.synchronize()
-        result = super().step(self._reduced(closure))  # type: ignore[misc]
+        calls = self._closure_calls() if closure is not None else None
+        result = super().step(self._reduced(closure, calls))  # type: ignore[misc]
+        if calls is not None:
+            calls.end()
         self._hvd_synchronized = self._hvd_by_scaler = False
         _end_step(self)
         return result
 
-    def _reduced(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    def _closure_calls(self) -> ClosureCalls | None:
+        """Return the count of calls in a step, for an optimizer that may call its closure several times."""
+        arguments = self._hvd_arguments
+        if calls_it_once(self._hvd_base) or not self._hvd.is_active:
+            return None
+        return ClosureCalls(arguments.named_parameters[0][0], arguments.process_set)
+
+    def _reduced(self, closure: Callable[[], Any] | None, calls: ClosureCalls | None) -> Callable[[], Any] | None:
         if closure is None:
             return None
 
         def reduced() -> Any:
+            if calls is not None:
+                calls.begin()
             self._hvd_synchronized = False
             loss = closure()
             self.synchronize()
@@ -284,7 +300,7 @@ def _end_step(optimizer: Any) -> None:
     steps = optimizer._hvd_steps = world.current().count_step(optimizer._hvd_steps, named, ranks)
     if is_due(steps.count):
         weights = {name: param.data for name, param in named}
-        world.current().compare_weights(steps.name, steps.count, weights, ranks)
+        world.current().tell_step(steps.name, steps.count, weights, ranks)
 
 
 def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: OptimizerArguments) -> Any:

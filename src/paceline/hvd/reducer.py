@@ -125,7 +125,8 @@ class Reducer:
         for name, param in named:
             release(param, self)
             self._names[id(param)], self._left[id(param)] = name, self.passes
-            self._hooks[id(param)] = _hooked(param, self._on_gradient)
+            if param.is_floating_point() or param.is_complex():  # others never have a gradient
+                self._hooks[id(param)] = _hooked(param, self._on_gradient)
 
     def has(self, param: torch.Tensor) -> bool:
         """Return whether the gradients of a parameter are reduced."""

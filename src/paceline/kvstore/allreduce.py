@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from paceline.collectives import process_sets, world
+from paceline.collectives.errors import STORE
 from paceline.collectives.operations import (
     Sum,
     allreduce_async_,
@@ -19,6 +20,7 @@ from paceline.collectives.operations import (
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.device_sums import sum_of
 from paceline.layout.keys import Keys, Values, by_key
+from paceline.wire.messages import StepBatch
 from paceline.worker import alone
 
 
@@ -30,7 +32,7 @@ class AllReduceStore(KVStoreBase):
 
     def __init__(self, store_type: str) -> None:
         self._type = store_type
-        process_sets.enter()
+        process_sets.enter(STORE)
         alone.note_store("allreduce")
 
     @property
@@ -73,12 +75,14 @@ class AllReduceStore(KVStoreBase):
         for name, wait in waiting.items():
             _write(wait(), outs[name])
 
-    def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait.
+    def tell_step(
+        self, name: str, step: int, weights: Mapping[str, torch.Tensor], batch: StepBatch | None = None
+    ) -> None:
+        """Let rank 0 compare this worker's weights and batch of a step with those of the others. Does not wait.
 
         Name of the optimizer and number of the step are the same on all workers.
         """
-        world.current().compare_weights(name, step, weights)
+        world.current().tell_step(name, step, weights, batch=batch)
 
     def barrier(self) -> None:
         """Wait until all workers have called this."""

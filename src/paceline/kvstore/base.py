@@ -140,6 +140,11 @@ class KVStoreBase:
         return 0
 
     @property
+    def leaving(self) -> bool:
+        """Whether this worker is to leave the job after its step, while the others go on: a script may save first."""
+        return False
+
+    @property
     def num_workers(self) -> int:
         """Number of workers that share the store."""
         return 1

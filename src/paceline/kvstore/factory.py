@@ -47,6 +47,9 @@ for _name in OPTIONS:
 #: Stores without servers.
 _ALLREDUCE = ("horovod", "allreduce")
 
+#: What is none, but a process group of torch.distributed.
+_PROCESS_GROUPS = frozenset({"ddp", "gloo", "mpi", "nccl"})
+
 
 def store_types() -> list[str]:
     """Return every type that :func:`create` knows."""
@@ -116,6 +119,11 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
 
         _check_options(kind, options, ())
         return AllReduceStore(kind)
+    if kind in _PROCESS_GROUPS:
+        raise ValueError(
+            f"{name!r} is no type of store: a script that trains by DistributedDataParallel makes none, and is started "
+            "by `paceline launch --ddp`. A store that reduces likewise, without servers, is allreduce"
+        )
     raise ValueError(f"unknown store type {name!r}{suggestion(kind, store_types())}")
 
 

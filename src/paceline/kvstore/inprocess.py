@@ -96,7 +96,7 @@ class InProcessStore(KVStore):
     def init(self, key: Keys, value: Values) -> None:
         """See :meth:`KVStore.init`. A value may be a list of one."""
         given = by_key(key, value)
-        check_kind(given, self._values)
+        check_kind(given, () if self._claimed else self._values)
         check_initialised((one, devices[0]) for one, devices in given.items())
         for one, devices in given.items():
             if one in self._values or len(devices) > 1:

@@ -207,7 +207,8 @@ def main() -> None:
     leader = tcp(environ["MASTER_ADDR"], environ["MASTER_PORT"])
     here = address_of(settings.interface) if settings.interface else address_towards([environ["MASTER_ADDR"]])
     rank, count = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    for found in LinkRates(rank, count, environ[KEY_VARIABLE], tcp(here, "*") if rank else leader, leader).run():
+    own = tcp(here, settings.ports or "*") if rank else leader
+    for found in LinkRates(rank, count, environ[KEY_VARIABLE], own, leader).run():
         print(MARK + json.dumps(found), flush=True)
 
 

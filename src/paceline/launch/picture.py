@@ -18,6 +18,7 @@ from rich.text import Text
 
 from paceline.host.plain_text import plain
 from paceline.launch.runtime import JobRecord
+from paceline.membership.log import sentence
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS, parts_of
 from paceline.observe.rows import progress, rows_of
 from paceline.observe.table import Size, duration, quantity, table
@@ -32,9 +33,9 @@ LETTERS: Mapping[str, str] = {
 }  # fmt: skip
 _COLOURS: Mapping[str, str] = {
     "data": "black on yellow", "compute": "black on green", "device": "black on cyan", "encode": "white on magenta",
-    "send": "white on blue", "wait": "dim", "copy": "black on cyan", "update": "white on blue", "gc": "white on red",
-    "other": "black on white", "receive": "dim", "merge": "white on blue", "apply": "black on green",
-    "rest": "black on white",
+    "send": "white on blue", "wait": "dim", "copy": "black on bright_yellow", "update": "black on bright_magenta",
+    "gc": "white on red", "other": "black on white", "receive": "bright_black", "merge": "black on bright_blue",
+    "apply": "black on bright_green", "rest": "white on bright_black",
 }  # fmt: skip
 
 #: Narrowest terminal that still gets a bar, and the shortest and the longest bar.
@@ -91,7 +92,7 @@ def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: V
     columns, rows = max(size.columns, 20), rows_of(status)
     workers, servers = _sorted(rows, view.order), [row for row in rows if row["role"] == "server"]
     far = progress(status, record.workers, record.servers)
-    words = [f"job {record.id}", duration(now - record.started), *far]
+    words = [f"job {record.id}", duration(now - record.started), *far, *_last_change(status)]
     head = [Text(line, "bold") for line in _flow(words, columns)]
     verdicts = [Text(line, "bold yellow") for text in status.verdicts for line in textwrap.wrap(text, columns)]
     if view.is_panel:
@@ -125,6 +126,12 @@ def painted(lines: Sequence[Text], environ: Mapping[str, str]) -> list[bytes]:
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
     return file.getvalue().encode(errors="replace").split(b"\n")[:-1]
+
+
+def _last_change(status: m.Status) -> list[str]:
+    """Return the last change of the membership, but for the start and for epochs of pools."""
+    last = next((one for one in reversed(status.changes) if one.kind not in ("starts", "walks")), None)
+    return [] if last is None else [f"{duration(last.ago_s)} ago: {sentence(last)}"]
 
 
 def _sorted(rows: Sequence[Row], order: str) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -10,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import ConfigError, LaunchError
+
+#: A variable in a shell's text, or a name in quotes.
+_READ = re.compile(r"""\$\{?([A-Za-z_]\w*)|["']([A-Za-z_]\w*)["']""")
+_MOST_FILES, _MOST_CHARACTERS = 100, 1 << 18
 
 #: Exit code of a job whose command does not exist, as shells have it.
 NOT_FOUND_CODE = 127
@@ -45,6 +50,23 @@ def _script(argv: Sequence[str]) -> str | None:
         elif word.startswith(("-c", "-m")) or word == "-":
             return None
     return None
+
+
+def variables_read(argv: Sequence[str]) -> set[str]:
+    """Return names of variables that a command reads, as far as its words, its files and modules beside them show it.
+
+    Shells read ``$NAME``; other languages have the name in quotes.
+    """
+    files = [path for path in map(Path, argv) if os.path.isfile(path) and path.suffix in (".py", ".sh", ".bash", "")]
+    beside = [path for file in files if file.suffix == ".py" for path in sorted(file.parent.glob("*.py"))]
+    texts = [*argv, *map(_beginning, dict.fromkeys([*files, *beside[:_MOST_FILES]]))]
+    return {name for text in texts for names in _READ.findall(text) for name in names if name}
+
+
+def _beginning(path: Path) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST_CHARACTERS)
+    return ""
 
 
 def _why(word: str) -> str:

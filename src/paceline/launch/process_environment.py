@@ -37,6 +37,7 @@ OWNED = frozenset(
         "rank",
         "local_rank",
         "restart",
+        "page_token",
     )
 ) | {
     "PACELINE_READY_FD",
@@ -94,6 +95,8 @@ def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, 
     fields: dict[str, Value] = {"role": role, "job_id": spec.job_id, "num_workers": str(spec.num_workers)}
     fields |= {"rank": str(rank), "local_rank": str(local_rank)}
     fields |= {"restart": Late.RESTART} if spec.max_restarts else {}
+    if role == "scheduler" and spec.max_restarts and spec.settings.get("dashboard"):
+        fields["page_token"] = Late.PAGE_TOKEN
     if spec.servers:
         fields["num_servers"] = str(spec.servers)
         fields["scheduler"] = Late.BIND if role == "scheduler" else Late.SCHEDULER

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -88,6 +89,30 @@ def send(signum: int, sessions: Collection[int]) -> None:
             os.killpg(group, signum)
             if signum != signal.SIGKILL:
                 os.killpg(group, signal.SIGCONT)
+
+
+def pass_on(signum: int, sessions: Collection[int]) -> None:
+    """Send a signal to those processes of the given sessions that handle it.
+
+    The others live on as if it had not come, but for SIGTSTP, which stops them, and SIGCONT. By SIGTSTP itself the
+    kernel stops no process that no shell could continue, as these.
+    """
+    others = {int(signal.SIGTSTP): signal.SIGSTOP, int(signal.SIGCONT): signal.SIGCONT}.get(signum)
+    for session, process in _of(sessions):
+        meant = signum if _handles(process.pid, signum, process.pid == session) else others
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if meant is not None:
+                os.kill(process.pid, meant)
+
+
+def _handles(pid: int, signum: int, or_else: bool) -> bool:
+    """Tell whether a process handles a signal; ``or_else`` where the system does not say."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # psutil does not know it
+    except OSError:
+        return or_else
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
 def wait_for(is_over: Callable[[], bool], limit_s: float, pause_s: float) -> bool:

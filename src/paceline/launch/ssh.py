@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import command_words
-from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
+from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request, without_hosts
 
 #: What never belongs to a copy.
 _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
@@ -23,8 +24,13 @@ _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
 #: Longest time without a byte of a copy, in seconds: a busy host may need a while to begin.
 _SILENT_S = 300
 
-#: No prompt can be answered, no terminal is needed, and forwarded ports of the user's configuration would collide.
-_SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no")
+#: No prompt can be answered, no terminal is needed, and forwarded ports of the user's configuration would collide. Nor
+#: may it say what runs, without its stdin or in the background. An older ssh does not know all of these options.
+_SSH_OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no", "-o", "RemoteCommand=none"),
+    *("-o", "IgnoreUnknown=*", "-o", "SessionType=default", "-o", "StdinNull=no"),
+    *("-o", "ForkAfterAuthentication=no"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class SshBackend(AgentBackend):
 
         there = replace(machine, environ=here)
         request = remote_request(plan, there, options.python, partial(over_ssh, ssh))
+        request = replace(request, without=lambda names: self.plan(without_hosts(spec, names), machine))
         if not spec.sync:
             return request
         inside = os.path.relpath(plan.directory, machine.directory)  # a copy of this directory in itself would grow
@@ -71,8 +78,19 @@ class SshBackend(AgentBackend):
 
 
 def over_ssh(ssh: Sequence[str], host: Host, words: Sequence[str]) -> list[str]:
-    """Return the command that runs another one on a host."""
-    return [*_options(ssh, host), host.name, shlex.join(words)]
+    """Return the command that runs another one on a host, whatever the user's shell there is."""
+    return [*_options(ssh, host), host.name, for_any_shell(words)]
+
+
+def for_any_shell(words: Sequence[str]) -> str:
+    """Return a command that sh, csh and fish read alike: csh has no line feed or ``!`` in quotes, fish no backslash."""
+    text = shlex.join(words)
+    if text.isprintable() and not re.search(r"[\\!]", text):
+        return text
+    coded = "".join(
+        chr(one) if re.match(r"[\w ./=:;,-]", chr(one), re.ASCII) else f"\\0{one:03o}" for one in os.fsencode(text)
+    )
+    return shlex.join(["sh", "-c", 'eval "$(printf %b "$0")"', coded])
 
 
 def _options(ssh: Sequence[str], host: Host) -> list[str]:

@@ -54,6 +54,8 @@ def checked_key(key: Any) -> Key:
 def check_kind(keys: Iterable[Key], known: Iterable[Key]) -> None:
     """Check that new keys are of the kind of a store's keys: all int or all str, as in MXNet.
 
+    The names that an optimizer or a trainer gives its parameters do not count: a script's own keys may be int.
+
     Raises:
         TypeError: a key is of the other kind.
     """

@@ -1,8 +1,9 @@
 """The members of a job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
 from paceline.membership.effects import Action, Answer, Finish, Warn, describe, describe_all
+from paceline.membership.ending import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S
 from paceline.membership.liveness import GONE, Liveness
-from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
+from paceline.membership.machine import Membership
 from paceline.membership.roster import MemberRecord
 
 __all__ = [

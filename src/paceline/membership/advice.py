@@ -5,7 +5,7 @@
 | accounts of time (:mod:`.accounts`) | which processes are slow, and why |
 | speeds (:mod:`.following`) | which groups, or which choice of ``dist_auto``, fit them now |
 | rounds | which workers train fewer rounds than others |
-| sums of weights (:mod:`.same_weights`) | which workers have other weights |
+| steps (:mod:`.told_steps`) | which workers have other weights, how workers weigh, and whose batches differ |
 | words of workers on their training (:mod:`.alone`) | which exchange nothing, or have the samples of others |
 | figures of the script | those of the whole job |
 
@@ -26,7 +26,7 @@ from paceline.membership.alone import Alone
 from paceline.membership.effects import Action, Answer, MemberKey, Warn, refuse
 from paceline.membership.following import Following
 from paceline.membership.roster import MemberRecord, Roster, without_token
-from paceline.membership.same_weights import SameWeights
+from paceline.membership.told_steps import ToldSteps
 from paceline.membership.waits import Waits
 from paceline.naming import workers_text
 from paceline.observe.job_figures import JobFigures
@@ -53,7 +53,7 @@ class Advice:
     def __init__(self, settings: Settings, roster: Roster, waits: Waits, now: float) -> None:
         self._roster, self._waits, self._settled = roster, waits, now
         self.following, self.verdicts, self.figures = Following(settings), Verdicts(), JobFigures()
-        self._rounds, self._same_weights = TrainedRounds(), SameWeights()
+        self._rounds, self._told_steps = TrainedRounds(), ToldSteps()
         self.alone, self._num_workers = Alone(settings.num_workers), settings.num_workers
         self._heard: list[tuple[m.Member, m.Heartbeat, float]] = []
         """Heartbeats that are still to be judged."""
@@ -78,6 +78,10 @@ class Advice:
         lines, self._lines = self._lines, []
         return [*lines, *map(Warn, self.alone.check(self._last_rounds(), now))]
 
+    def why_alone(self) -> str:
+        """Return the lines about workers that exchange nothing; empty: there are none."""
+        return self.alone.why_alone(self._last_rounds())
+
     def _last_rounds(self) -> dict[int, int]:
         return {one.member.rank: one.round for one in self._roster.of_role("worker")}
 
@@ -85,7 +89,8 @@ class Advice:
         heard, self._heard = self._heard, []
         for one in heard:
             self._lines += self._judge(*one)
-        self._lines += self._same_weights.check(self._roster.expected)  # some of these workers may have left since
+        # Some of these workers may have left since.
+        self._lines += map(Warn, self._told_steps.check(lambda: {rank for _, rank in self._roster.expected()}))
 
     def _judge(self, member: m.Member, beat: m.Heartbeat, now: float) -> list[Action]:
         try:
@@ -95,7 +100,7 @@ class Advice:
             who = f"{member.role} {member.rank} on {member.host}"
             told = [Warn(f"the account of {who} could not be judged, verdicts begin anew: {error!r}; please report it")]
         if member.role == "worker":
-            self._same_weights.note(member.rank, beat.weights)
+            self._told_steps.note(member.rank, beat.steps)
             left_out = self.figures.note(member.rank, beat.reports, now)
             told += [Warn(left_out)] if left_out else []
         return told
@@ -138,10 +143,12 @@ class Advice:
             self.figures.of_job(),
             self.verdicts.cohorts,
             self.verdicts.staleness,
+            self._told_steps.weighing.lines,
         )
 
     def _state(self, key: MemberKey, one: MemberRecord, now: float) -> m.MemberState:
-        phase = "dead" if one.dead else "left" if one.left else "silent" if one.warned else "live"
+        going = "leaving" if one.notice else "live"
+        phase = "dead" if one.dead else "left" if one.left else "silent" if one.warned else going
         waits_for = " ".join(map(str, self._waits.missing_for(key)))
         figures = self.figures.of_worker(key[1]) if key[0] == "worker" else {}
         return m.MemberState(
@@ -161,7 +168,8 @@ class TrainedRounds:
         """Return a line for each worker without which others have begun to train on."""
         training = [one for one in workers if one.live and _key(one) not in at_barrier]
         first = max(training, key=lambda one: one.round, default=None)
-        behind = [] if first is None else [one for one in workers if one.round < first.round and not one.dead]
+        others = [one for one in workers if not (one.dead or one.notice)]
+        behind = [] if first is None else [one for one in others if one.round < first.round]
         found = [one for one in behind if (one.left or _key(one) in at_barrier) and one.member.rank not in self._said]
         self._said.update(one.member.rank for one in found)
         return [Warn(f"{one} {_what(one)}; the others train on without it ({_at(first)})") for one in found if first]

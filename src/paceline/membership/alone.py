@@ -8,8 +8,9 @@ divided.
 |------------------------------------------------------|------------------------------------------------------------|
 | have pushed nothing and reduced nothing              | they exchange nothing; which line of the script is missing |
 | their weights change without a step of the optimizer | they train on their own gradients                          |
-| walk all samples of equal data sets                  | no sampler divides the samples                             |
-| had the same inputs, call by call                    | they train on the same samples                             |
+| walk all samples of equal data sets; where the order | no sampler divides the samples                             |
+| is the same, their inputs or losses are, too         |                                                            |
+| had the same inputs, pass by pass                    | they train on the same samples                             |
 | any of these, and the job ends                       | the same line again                                        |
 
 A line waits until all workers have told, or :data:`WAIT_S`. Workers that tell later get a line of their own.
@@ -80,11 +81,11 @@ class Alone:
             self._said[finding] |= ranks
         return [f"the job ends, and {finding.line(ranks)}" for finding, ranks in found.items()]
 
-    def why_not_joined(self) -> str:
-        """Return the lines about workers that exchange nothing: they are why processes have not joined."""
+    def why_alone(self, rounds: Mapping[int, int]) -> str:
+        """Return the lines about workers that exchange nothing: they are why others wait for them in vain."""
         found: defaultdict[_Finding, set[int]] = defaultdict(set)
         for rank, told in self._told.items():
-            if (alone := _why_alone(told, 0)) is not None:
+            if (alone := _why_alone(told, rounds.get(rank, 0))) is not None:
                 found[alone].add(rank)
         return "; ".join(finding.line(ranks) for finding, ranks in found.items())
 
@@ -94,7 +95,22 @@ class Alone:
             for one in (_why_alone(told, rounds.get(rank, 0)), _walks_all(told), _same_inputs(told)):
                 if one is not None:
                     found[one].add(rank)
-        return {one: ranks for one, ranks in found.items() if len(ranks) >= one.least}
+        return {
+            one: ranks
+            for one, ranks in found.items()
+            if len(ranks) >= one.least and not (one.about and self._are_divided(ranks))
+        }
+
+    def _are_divided(self, ranks: set[int]) -> bool:
+        """Return whether workers walk in the same order and have unlike inputs: their loop divides the batches.
+
+        Where inputs are not known, losses may tell it.
+        """
+        seen: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
+        for one in (self._told[rank] for rank in ranks):
+            if one.order and (one.inputs or one.losses):
+                seen[one.order].add(tuple(one.inputs or one.losses))
+        return any(len(found) > 1 for found in seen.values())
 
 
 def alone_line(told: m.Training) -> str:
@@ -116,8 +132,8 @@ def _why_alone(told: m.Training, rounds: int) -> _Finding | None:
     if told.group:
         return _Finding(
             "train",
-            f"over {told.group} of torch.distributed, and this job has no part in it. Launch the script with --ddp; or "
-            "with -s 0, if paceline is to have no part",
+            f"over {told.group} of torch.distributed, and this job has no part in it. Start it by paceline launch "
+            "--ddp; or with -s 0, if paceline is to have no part",
         )
     return _Finding("train", f"alone, and no gradient is exchanged: {_reason(told)}")
 
@@ -154,5 +170,8 @@ def _same_inputs(told: m.Training) -> _Finding | None:
     """Return that a worker has these inputs; None: it walks all samples, or has the same again and again."""
     if len(told.inputs) < m.MAX_INPUTS or len(set(told.inputs)) == 1 or _walks_all(told) is not None:
         return None
-    rest = f"on the same samples: the first {m.MAX_INPUTS} inputs of their models are equal. Divide them: {_SAMPLER}"
+    rest = (
+        f"on the same samples: the inputs of their models are equal in the first {m.MAX_INPUTS} backward passes. "
+        f"Divide them: {_SAMPLER}"
+    )
     return _Finding("train", rest, 2, repr(told.inputs).encode())

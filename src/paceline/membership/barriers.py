@@ -46,7 +46,7 @@ class Barriers:
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
         gone = sorted(losses.rounds.items())
-        dead = [rank for rank, _ in gone if rank in losses.deaths]
+        dead = [rank for rank, _ in gone if rank in losses.deaths or rank in losses.noticed]
         mixed = len({one.pauses for one in inside.values()}) > 1
         entered = m.Gathered([], gone, dead, mixed) if gone or mixed else m.Done()
         gathered: m.Reply

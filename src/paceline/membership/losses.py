@@ -34,12 +34,19 @@ class Losses:
         """By rank, the deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone or has left."""
+        self.noticed: set[int] = set()
+        """Workers that have left under notice."""
         self._found: dict[int, dict[int, int]] = {}
         """Last round at each server that has taken it out, by lost worker that is not gone."""
 
     def note_store(self, goes_on: bool) -> None:
         """Note whether the workers of a store can go on without one that dies."""
         self._wishes.add(goes_on)
+
+    @property
+    def has_stores(self) -> bool:
+        """Whether the workers have made a store of servers."""
+        return bool(self._wishes)
 
     @property
     def may_go_on(self) -> bool:

@@ -16,10 +16,11 @@ connections, which it claims with its token. The states of a member::
     any       silence or a proof that is a death     dead      the job fails
     live      Bye                                    left      barriers that waited for it open
     live      Bye with a reason                      dead      the job fails
+    live      notice (:mod:`.notices`)               (same)    News: it is to leave; its Bye is not doubted then
     left      it is a server, and ends with 0 early  dead      the job fails
 
-A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and its
-later requests are answered with its own death.
+A worker's death is no failure where the others go on: it is *lost* first (:mod:`.losses`), and later requests of it are
+answered with its own death.
 
 The states of the job::
 
@@ -36,23 +37,11 @@ The states of the job::
     ending     a server is silent for too long       ending     none: the job has succeeded and needs it no more
     ending     LEAVE_TIMEOUT_S later                 over       Finish; FAILED_TIMEOUT_S if a member has died
 
-:mod:`paceline.membership.liveness` decides which proof or silence is a death;
-:mod:`paceline.membership.joining` decides how much time counts against ``start_timeout_s``.
+:mod:`.liveness` decides which proof or silence is a death, :mod:`.joining` how much time counts for a start.
 
-Which timeout must exceed which:
-
-- ``heartbeat_timeout_s`` > several ``beat_interval_s``: a late heartbeat is no silence.
-- ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names a silent member before it is dead; > the
-  longest outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s
-  with Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.
-- ``stall_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect, from a busy host too.
-- A member's own deadline for joining > half of ``start_timeout_s``, after which it hears from the scheduler again, and
-  > ``start_timeout_s``, so that the scheduler's answer, which names the missing members, comes first. The lifeline adds
-  5 s.
-- ``timeout_s`` of requests > ``stall_timeout_s``: else a death is reported as a deadline, without the reason.
-- ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye, on a busy machine (``BYE_TIMEOUT_S``): a server that
-  has not heard the end when the scheduler exits takes it for dead.
-- The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
+Which timeout must exceed which says docs/failures.md; and a member's own deadline for joining > half of
+``start_timeout_s``, after which it hears from the scheduler again. The scheduler calls :meth:`Membership.tick` every
+0.2 s; each limit is kept with that precision.
 
 Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once a
 member has died, no request waits.
@@ -73,21 +62,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
-from paceline.host.exitcodes import PEER_FAILED, WORKER_LOST, why_ended
+from paceline.host.exitcodes import PEER_FAILED, why_ended
 from paceline.host.plain_text import plain_lines
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
-from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, describe_all, refuse
+from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
+from paceline.membership.ending import Ending
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness
+from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses, death_reply
+from paceline.membership.newcomers import Newcomers
+from paceline.membership.notices import Notices
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
-
-#: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
-LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
 
 
 class Membership:
@@ -102,8 +92,10 @@ class Membership:
 
     Attributes:
         advice: verdicts, figures of scripts, and the status.
-        cause: the member that failed first, and how.
+        deaths: the members whose death has ended the job, and those that died after that.
+        log: the changes of the membership.
         losses: the workers that the job goes on without.
+        notices: the workers that are to leave.
         traces: the trace that is made.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
@@ -111,29 +103,29 @@ class Membership:
     def __init__(
         self, settings: Settings, now: float, new_token: Callable[[], bytes], pid: int = 0, host_id: str = ""
     ) -> None:
-        self._settings, self._pid, self._host_id = settings, pid, host_id
+        self._settings = settings
         self._starting = Starting(settings.start_timeout_s, now)
-        self._new_token = new_token
         self._roster = Roster(settings)
+        self.log = MembershipLog()
         self.losses = Losses(settings.on_worker_death)
-        self._waits = Waits(settings.num_workers, self._roster, self.losses)
+        self.notices = Notices(self._roster, self.losses)
+        self._waits = Waits(settings.num_workers, self._roster, self.losses, self.log)
         self._liveness, self.traces = Liveness(settings, now), Traces()
         self.advice = Advice(settings, self._roster, self._waits, now)
-        self.deaths: list[m.Death] = []
-        self.cause: m.Death | None = None
+        self._ending = Ending()
+        self.deaths = self._ending.deaths
+        self._newcomers = Newcomers(self._roster, self._ending, new_token, pid, host_id)
         self.is_supervised = False
-        self.complete = False
-        self._ending: float | None = None
-        self._code = 0
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def handle(self, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         """Carry out one request; returns the answers that are due."""
+        self.log.turn(now)
         if isinstance(body, m.Hello):
             return self._hello(peer, seq, body, now)
         if isinstance(body, m.Claim):
-            return self._claim(peer, seq, body)
+            return [self._newcomers.claim(peer, seq, body)]
         key = self._roster.of(peer)
         if isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [*self.heard(peer, now), Answer(peer, seq, self.status(now))]
@@ -141,6 +133,9 @@ class Membership:
             return [self.advice.note_training(peer, seq, body, now)]
         if isinstance(body, m.AskTrace):
             return [Answer(peer, seq, self.traces.ask(body, now))]
+        if isinstance(body, m.Notice):
+            self.notices.ask(peer, seq, body, key)
+            return self.heard(peer, now)
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         record = self._roster[key]
@@ -166,11 +161,16 @@ class Membership:
             case m.Heartbeat():
                 news = self._heartbeat(record, body, now)
                 self.advice.note(record.member, body, now)
+                self.log.note_dealt(body.dealt)
                 return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.Publish():
                 self.advice.following.note_keys(body)
+            case m.GiveBack():
+                return [Answer(peer, seq, self.notices.give_back(key[1], body))]
+            case m.AskGone():
+                return [Answer(peer, seq, self.notices.gone(body))]
             case m.Enter() if key[0] == "worker":
                 record.round = max(record.round, body.round)
                 uneven = self.advice.uneven() if self.complete else []
@@ -179,7 +179,7 @@ class Membership:
 
     def _wait(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         if self.deaths and isinstance(body, MAY_WAIT):
-            return self._failures_for([Waiting(peer, seq)])
+            return self._ending.failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body, now)
 
     def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
@@ -191,7 +191,7 @@ class Membership:
         if beat.trace is not None:
             self.note_trace(record.member, beat.trace, now)
         near = [one.member for one in self._liveness.suspects(self._roster.on_host(record.member.host_id), now)]
-        return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
+        return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now, record.notice)
 
     def note_trace(self, member: m.Member, events: m.TraceEvents, now: float) -> None:
         """Take events of a process for the trace."""
@@ -200,8 +200,10 @@ class Membership:
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
-        workers = self._roster.of_role("worker")
-        text = self.advice.following.check(workers) if self.complete else ""
+        workers, following = self._roster.of_role("worker"), self.advice.following
+        before, text = following.groups[0], following.check(workers) if self.complete else ""
+        if following.groups[0] > before:
+            self.log.regroup(following.groups[1], min(one.round for one in workers if one.live))
         return [Warn(text), *(Answer(one.peer, 0, self._news()) for one in workers if one.live)] if text else []
 
     def is_member(self, peer: bytes) -> bool:
@@ -213,44 +215,19 @@ class Membership:
         return self._roster.of(peer)
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
-        known = self._roster.of(peer)
-        if known is not None:
-            return self._hello_again(peer, seq, known)
-        is_ending = bool(self.deaths) or self._ending is not None
-        reason = self._roster.objection(hello, is_ending, self.deaths)
-        if reason:
-            return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
-        rank = hello.rank if hello.rank >= 0 else self._roster.free_rank(hello.role)
-        member = m.Member(
-            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
-            hello.speed,
-        )  # fmt: skip
-        self._roster.add(MemberRecord(member, peer, now, seq))
+        answers = self._newcomers.hello(peer, seq, hello, now)
         if self._starting.death is not None and self._roster.of_role("worker"):
-            return self._miss(self._starting.death, now)
-        if not self._roster.complete:
-            return []
-        self.complete = True
-        for record in self._roster.values():
-            record.heard = now  # from here on they send heartbeats
-        welcomes = [Answer(record.peer, record.seq, self._welcome(key)) for key, record in self._roster.items()]
-        return [*welcomes, *self._waits.start()]
+            return [*answers, *self._miss(self._starting.death, now)]
+        welcomes = self._newcomers.welcome_all(now)
+        if not welcomes:
+            return answers
+        self.log.add("starts", [one.member.rank for one in self._roster.of_role("worker")])
+        return [*answers, *welcomes, *self._waits.start()]
 
-    def _hello_again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
-        """Answer a member whose first answer may have got lost."""
-        record = self._roster[key]
-        if record.peer != peer:
-            return [refuse(peer, seq, f"this connection is not the lifeline of {record}")]
-        record.seq = seq
-        return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([Waiting(peer, seq)])
-
-    def _welcome(self, key: MemberKey) -> m.Welcome:
-        return m.Welcome(key[1], self._roster.known_to(key), self._pid, self._host_id)
-
-    def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
-        if not self._roster.claim(peer, claim):
-            return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
-        return [Answer(peer, seq, m.Done())]
+    @property
+    def complete(self) -> bool:
+        """Whether all members have joined."""
+        return self._newcomers.complete
 
     # ---- life and death --------------------------------------------------------------------------------------------
 
@@ -278,7 +255,8 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
-        actions = self.advice.judge(now)
+        self.log.turn(now)
+        actions = [*self.advice.judge(now), *self._measure_in_vain(now)]
         self.advice.settle(now)
         self.traces.tick(now)
         self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
@@ -290,23 +268,27 @@ class Membership:
                 actions += self._die(key, reason, now)
             elif record.live and record.goodbye_since is not None and self._counts_as_left(record, now):
                 actions += self._left(record, now)
-        if self._ending is None:
+        actions += self._decide_notices()
+        if self._ending.began is None:
             actions += self._liveness.warnings(self._roster.values(), self.complete, now)
             actions += self.advice.uneven() if self.complete else []
         for record in self._roster.values():
             record.host_silent_s = None
         if not self.complete and not self.deaths:
             actions += self._wait_for_missing(now)
-        if self._ending is not None:
-            all_gone = all(record.closed_since is not None for record in self._roster.live())
-            if all_gone or now - self._ending > (LEAVE_TIMEOUT_S if self.has_succeeded else FAILED_TIMEOUT_S):
-                actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
-        return actions
+        are_all_gone = all(record.closed_since is not None for record in self._roster.live())
+        code = self._ending.exit_code(are_all_gone, bool(self.losses.deaths), now)
+        return actions if code is None else [*actions, Finish(code)]
+
+    @property
+    def cause(self) -> m.Death | None:
+        """The member that failed first, and how."""
+        return self._ending.cause
 
     @property
     def has_succeeded(self) -> bool:
         """Whether all workers have left, or died while the others went on; no other member has died."""
-        return self._ending is not None and not self.deaths
+        return self._ending.has_succeeded
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         record = self._roster[key]
@@ -317,7 +299,7 @@ class Membership:
     def _goes_on_without(self, key: MemberKey) -> bool:
         """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
         others = any(one.live for one in self._roster.of_role("worker"))
-        is_well = self.complete and not self.deaths and self._ending is None
+        is_well = self.complete and not self._ending.is_under_way
         is_needed = key[1] == 0 and self._waits.directory.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
 
@@ -336,6 +318,7 @@ class Membership:
             return []
         for rank in gone:
             self._roster["worker", rank].gone = True
+            self.log.add("died", [rank], self.losses.rounds[rank], self.losses.deaths[rank].reason)
         return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
     def ended(self, role: str, rank: int, code: int, now: float) -> list[Action]:
@@ -349,7 +332,9 @@ class Membership:
             death, is_needed = self._starting.note_ended(role, rank, code), code != 0 or self._roster.of_role("worker")
             return self._miss(death, now) if is_needed and not self.complete else []
         record.code = code
-        if record.dead or (record.left and code == 0 and (role == "worker" or self._ending is not None)):
+        if record.left and record.notice:
+            return [Warn(f"{record} had left, and its process has ended: {why_ended(code)}")] if code else []
+        if record.dead or (record.left and code == 0 and (role == "worker" or self._ending.began is not None)):
             return []
         if record.left and code == 0:
             return self._die((role, rank), "it left the job with exit code 0, before the workers did", now)
@@ -361,29 +346,19 @@ class Membership:
 
     def _miss(self, death: m.Death, now: float) -> list[Action]:
         """End the start: a process has ended before it joined."""
-        return [] if self._ending is not None else self._fail_with(death, now)
+        return [] if self._ending.began is not None else self._fail_with(death, now)
 
     def _fail_with(self, death: m.Death, now: float) -> list[Action]:
         """Tell all members that the job has failed, once, and answer all requests that wait.
 
         Further deaths are in the answers to their heartbeats: in a job of hundreds they come in hundreds.
         """
-        self.deaths.append(death)
-        self.cause = self.cause or death
-        self._ending = now if self._ending is None else self._ending
-        # Members that exit after a failed start do not change the exit code.
-        self._code = self._code or PEER_FAILED
+        self._ending.fail(death, now)
         told = self._roster.live() if len(self.deaths) == 1 else []
         actions: list[Action] = [Answer(record.peer, 0, self._news()) for record in told]
         if not self.complete:
-            actions += self._failures_for([Waiting(record.peer, record.seq) for record in told])
-        return actions + self._failures_for(self._waits.clear())
-
-    def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
-        if not self.deaths or not waiting:
-            return []
-        text = describe_all(self.deaths)
-        return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
+            actions += self._ending.failures_for(Waiting(record.peer, record.seq) for record in told)
+        return actions + self._ending.failures_for(self._waits.clear())
 
     def note_cpu(self, key: MemberKey, cpu_s: float, now: float, is_ready: bool = False) -> None:
         """Note that a process runs, and how much CPU time it has used since it started, as its launcher says."""
@@ -396,16 +371,19 @@ class Membership:
             return self._nobody_came(late, now)
         if not self._starting.is_word_due(now):
             return []
-        text = self._starting.waited_for(missing, now, self.advice.alone.why_not_joined())
+        text = self._starting.waited_for(missing, now, self.advice.why_alone())
         news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
-        text = self._starting.too_late(missing, self.advice.alone.why_not_joined())
-        self._ending, self._code = now, 1
-        self.deaths.append(m.Death("scheduler", 0, "", text))
-        self.cause = self.cause or m.Death(*missing[0], "", text)
+        text = self._starting.too_late(missing, self.advice.why_alone())
+        self._ending.nobody_came(missing, text, now)
         return [Answer(record.peer, record.seq, m.Failed("JoinTimeoutError", text)) for record in self._roster.values()]
+
+    def _measure_in_vain(self, now: float) -> list[Action]:
+        """End a job that only measures rounds where workers make none: it would end with the script."""
+        why = self.advice.why_alone() if self._settings.profile and self._ending.began is None else ""
+        return self._fail_with(m.Death("worker", 0, "", f"nothing can be measured: {why}"), now) if why else []
 
     def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
         record = self._roster[key]
@@ -416,6 +394,10 @@ class Membership:
         record.goodbye_since, record.round = now, max(record.round, bye.round)
         return self._left(record, now) if self._counts_as_left(record, now) else []
 
+    def _decide_notices(self) -> list[Action]:
+        actions, told = self.notices.decide(self.complete, self._ending.is_under_way)
+        return [*actions, *(Answer(one.peer, 0, self._news(leave=one.notice)) for one in told)]
+
     def _counts_as_left(self, record: MemberRecord, now: float) -> bool:
         return record.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
 
@@ -424,26 +406,33 @@ class Membership:
         self.advice.leave(record.member)
         rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
+        self.losses.noticed.update(rounds if record.notice else ())
         answers = self._waits.go_on_without(rounds)
+        if rounds:
+            self.log.add("left", rounds, record.round, record.notice)
+        if record.notice:
+            answers.append(Warn(f"{record} has left after round {record.round}: {record.notice}"))
         workers = self._roster.of_role("worker")
-        if self.complete and self._ending is None and not any(one.live for one in workers):
-            self._ending = now
+        if self.complete and self._ending.began is None and not any(one.live for one in workers):
+            self._ending.began = now
             return [*self._tell_servers(), *self.advice.end(now)]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
-    def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
+    def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0, leave: str = "") -> m.News:
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
-        ends, groups = self._ending is not None, self.advice.following.groups
+        ends, groups = self._ending.began is not None, self.log.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
         fastest_s = self._roster.fastest_step_s(at) if at else 0.0
-        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s)
+        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s, leave)
 
     def status(self, now: float) -> m.Status:
-        """Return the members, their rounds, and how long each was not heard."""
-        return self.advice.status([*self.losses.deaths.values(), *self.deaths], now)
+        """Return the members, and how each does."""
+        status = self.advice.status([*self.losses.deaths.values(), *self.deaths], now)
+        status.changes = self.log.shown(now)
+        return status
 
     def check(self) -> None:
         """Assert the invariants."""

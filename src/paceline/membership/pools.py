@@ -10,9 +10,9 @@ request                answer
 =====================  =============================================================================
 
 So a worker learns that it will wait before it does, and can tell the servers not to wait for its pushes. Each answer
-says how many walks are over: with the first answer of another walk, it tells the servers to wait for it again. A
-worker that comes to a barrier says the last round that it has pushed. So when the barrier opens, the scheduler knows
-which samples all workers have trained on.
+says in which generation the last walk has begun: with the first answer of another walk, it tells the servers to wait
+for it again. A worker that comes to a barrier says the last round that it has pushed. So when the barrier opens, the
+scheduler knows which samples all workers have trained on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from paceline.hetero.sample_pool import Answer as PoolAnswer
 from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Wait, WalkStart
 from paceline.membership.effects import Action, Answer, Waiting, refuse
+from paceline.membership.log import MembershipLog
 from paceline.wire import messages as m
 
 #: Pools of one job. A job needs one per data set.
@@ -29,8 +30,8 @@ MAX_POOLS = 64
 class Pools:
     """The pools of a job, by name. The first request makes a pool."""
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+    def __init__(self, num_workers: int, log: MembershipLog) -> None:
+        self._num_workers, self._log = num_workers, log
         self._pools: dict[str, Pool] = {}
         self._waiting: dict[tuple[str, int], Waiting] = {}
         self._ready: dict[tuple[str, int], m.PoolSamples] = {}
@@ -38,13 +39,10 @@ class Pools:
         self._left: dict[int, int] = {}
         """Workers that have left or died, and their last rounds."""
         self._given_at: dict[tuple[str, int], float] = {}
+        self._walks, self._phase = 0, 0
+        """Walks that are over, of all pools, and the generation in which the last one of them was."""
         self.now = 0.0
         """Seconds on the caller's clock."""
-
-    @property
-    def _phase(self) -> int:
-        """Number of walks that are over, of all pools."""
-        return sum(pool.walk for pool in self._pools.values())
 
     @property
     def exist(self) -> bool:
@@ -126,6 +124,13 @@ class Pools:
         self._waiting.clear()
         return waiting
 
+    def _note_walk(self, name: str, pool: Pool) -> None:
+        """Let a generation begin if a walk is over since the last call."""
+        walks = sum(one.walk for one in self._pools.values())
+        if walks > self._walks:
+            self._walks = walks
+            self._phase = self._log.add("walks", [], why=f"epoch {pool.start.epoch} of pool {name!r}")
+
     def _later(self, name: str, answer: PoolAnswer) -> list[Action]:
         """Answer a worker that was told to wait before."""
         key = name, answer.worker
@@ -139,6 +144,7 @@ class Pools:
         return Answer(waiting.peer, waiting.seq, self._samples(name, answer))
 
     def _samples(self, name: str, answer: PoolAnswer) -> m.PoolSamples:
+        self._note_walk(name, self._pools[name])
         ranges = list(answer.ranges) if isinstance(answer, Given) else []
         if ranges:
             self._given_at[name, answer.worker] = self.now

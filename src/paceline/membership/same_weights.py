@@ -2,27 +2,21 @@
 
 Each worker sums its weights after the same steps: per parameter, with the same random signs
 (:mod:`paceline.worker.weight_sums`). Sums of equal weights are equal, and those of others are almost never. Unlike
-machines round differently, so a worker says by how much each sum may differ. Heartbeats carry the sums.
+machines round differently, so a worker says by how much each sum may differ.
 
-| sums of a step                                      | action                                                      |
-|-----------------------------------------------------|-------------------------------------------------------------|
-| come from all live workers                          | compare them                                                |
-| do not, and those of :data:`_KEPT` later steps came | compare those that came                                     |
-| differ                                              | a line that names the workers, a parameter, and the way out |
-| differ between the same workers again               | none                                                        |
+| sums of a step                        | action                                                      |
+|---------------------------------------|-------------------------------------------------------------|
+| differ                                | a line that names the workers, a parameter, and the way out |
+| differ between the same workers again | none                                                        |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 
-from paceline.membership.effects import MemberKey, Warn
 from paceline.naming import listed, workers_text
 from paceline.wire import messages as m
-
-#: Steps whose sums are kept until all workers have sent theirs.
-_KEPT = 8
 
 WAY_OUT = (
     "Load weights before that (all workers then get worker 0's), or on every worker, or call "
@@ -35,37 +29,19 @@ class SameWeights:
 
     def __init__(self, way_out: str = WAY_OUT) -> None:
         self._way_out = way_out
-        self._found: dict[tuple[str, int], dict[int, m.WeightSums]] = {}
         self._said: list[tuple[str, list[list[int]]]] = []
         """Stores, and which of their workers had the same weights when that was said."""
 
-    def note(self, worker: int, sums: Collection[m.WeightSums]) -> None:
-        """Take in a worker's sums since its last heartbeat; they are compared at the next :meth:`check`."""
-        for one in sums:
-            self._found.setdefault((one.store, one.step), {})[worker] = one
-
-    def check(self, expected: Callable[[], Collection[MemberKey]]) -> list[Warn]:
-        """Return lines about weights that differ."""
-        if not self._found:
-            return []
-        ranks = {rank for _, rank in expected()}
-        whole = [key for key, found in self._found.items() if found.keys() >= ranks]
-        late = list(self._found)[:-_KEPT]
-        actions: list[Warn] = []
-        for key in [key for key in self._found if key in whole or key in late]:
-            actions += self._compare(key, self._found.pop(key))
-        return actions
-
-    def _compare(self, key: tuple[str, int], found: Mapping[int, m.WeightSums]) -> list[Warn]:
-        store, step = key
+    def compare(self, store: str, step: int, found: Mapping[int, m.WorkerStep]) -> list[str]:
+        """Return a line where the weights of workers differ after a step."""
         alike = _alike(found)
         if len(alike) == 1 or (store, alike) in self._said:
             return []
         self._said.append((store, alike))
-        return [Warn(f"{_line(step, alike, found)}. {self._way_out}")]
+        return [f"{_line(step, alike, found)}. {self._way_out}"]
 
 
-def _alike(found: Mapping[int, m.WeightSums]) -> list[list[int]]:
+def _alike(found: Mapping[int, m.WorkerStep]) -> list[list[int]]:
     """Return the ranks with the same weights, the most of them first; of as many, those with the lowest rank."""
     groups: list[list[int]] = []
     for rank in sorted(found):
@@ -77,7 +53,7 @@ def _alike(found: Mapping[int, m.WeightSums]) -> list[list[int]]:
     return sorted(groups, key=lambda one: (-len(one), one[0]))
 
 
-def _differing(one: m.WeightSums, other: m.WeightSums) -> list[str]:
+def _differing(one: m.WorkerStep, other: m.WorkerStep) -> list[str]:
     """Return the names of the parameters whose sums differ by more than rounding explains."""
     theirs = {name: found for name, *found in other.sums}
     return [name for name, *found in one.sums if name in theirs and _differ(*found, *theirs[name])]
@@ -89,7 +65,7 @@ def _differ(total: float, slack: float, other: float, other_slack: float) -> boo
     return math.isfinite(total) != math.isfinite(other)
 
 
-def _line(step: int, alike: list[list[int]], found: Mapping[int, m.WeightSums]) -> str:
+def _line(step: int, alike: list[list[int]], found: Mapping[int, m.WorkerStep]) -> str:
     most, *others = alike
     apart = sorted(rank for group in others for rank in group)
     names = listed(map(repr, _differing(found[most[0]], found[others[0][0]])), 1)

@@ -6,10 +6,12 @@ from collections.abc import Collection
 
 from paceline.membership.barriers import Barriers
 from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refuse
+from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses
 from paceline.membership.pools import Pools
 from paceline.membership.roster import Roster
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_KEYS
 
 #: Requests that may wait. Once a member has died, they are answered with that.
 MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
@@ -18,11 +20,11 @@ MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
 class Waits:
     """The requests of members that wait at the scheduler."""
 
-    def __init__(self, num_workers: int, roster: Roster, losses: Losses) -> None:
+    def __init__(self, num_workers: int, roster: Roster, losses: Losses, log: MembershipLog) -> None:
         self._roster, self._losses = roster, losses
         self.directory = Directory()
         self.barriers = Barriers(num_workers, self.directory.left)
-        self.pools = Pools(num_workers)
+        self.pools = Pools(num_workers, log)
         self._has_started = False
 
     def handle(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
@@ -122,6 +124,10 @@ class Directory:
 
     def look_up(self, store: str, waiting: Waiting) -> list[Action]:
         """Answer a lookup, now or when its keys are published."""
+        waits = [one for lookups in self._lookups.values() for one in lookups if one.peer == waiting.peer]
+        if (count := sum(len(one.keys) for one in waits)) + len(waiting.keys) > MAX_KEYS:
+            text = f"a lookup of {len(waiting.keys)} keys, when those of {count} wait; at most {MAX_KEYS} are possible"
+            return [refuse(waiting.peer, waiting.seq, text)]
         self._lookups.setdefault(store, []).append(waiting)
         return self._found(store)
 

@@ -1,6 +1,7 @@
 """Sockets: addresses, and the kernel's knowledge of the host at the other end.
 
-Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host.
+Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host. A process may listen at
+any port (``tcp://host:*``), or at a free one of a range (``tcp://host:20000-20099``).
 
 The kernels of two connected hosts talk without any process: each acknowledges the other's packets. With keepalive they
 do so once in a second also without messages. So a host that was not heard is down or unreachable, whatever its
@@ -19,6 +20,7 @@ This knowledge exists on Linux only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import socket
 import struct
@@ -28,7 +30,9 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from paceline.config import port_range
 from paceline.host import forks
+from paceline.host.interfaces import tcp, with_own_scope, with_scope
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096
@@ -66,8 +70,22 @@ def _unix_name(address: str) -> bytes:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    target = urlsplit(address.replace(":*", ":0"))
+    target = urlsplit(address)
     return target.hostname or "", target.port or 0
+
+
+def _listening_at(address: str) -> socket.socket:
+    """Return a socket that listens at an address of TCP; of a range of ports at the first free one."""
+    host, _, last = address.removeprefix("tcp://").rpartition(":")
+    host, ports = host.strip("[]"), port_range(last) if "-" in last else [int(last.replace("*", "0"))]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or len(ports) == 1:
+                raise
+    raise OSError(errno.EADDRINUSE, "no port of the range is free")
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
@@ -82,13 +100,11 @@ def listen(address: str) -> tuple[socket.socket, str]:
             sock.bind(_unix_name(address))
             sock.listen(_BACKLOG)
             return sock, address
-        host, port = _host_and_port(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with forks.held():
-            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            sock = _listening_at(address)
             forks.in_children(sock, socket.socket.close)
         bound = sock.getsockname()
-        return sock, f"tcp://[{bound[0]}]:{bound[1]}" if ":" in host else f"tcp://{bound[0]}:{bound[1]}"
+        return sock, tcp(with_scope(bound), bound[1])
     except OSError as error:
         raise OSError(error.errno, f"cannot listen at {address}: {error.strerror or error}") from error
 
@@ -102,7 +118,8 @@ def dial(address: str) -> socket.socket:
     if not address.startswith("tcp:"):
         return _connected(socket.AF_UNIX, _unix_name(address))
     reason = OSError(f"{address} has no address")
-    for family, _, _, _, target in socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM):
+    host, port = _host_and_port(address)
+    for family, _, _, _, target in socket.getaddrinfo(with_own_scope(host), port, type=socket.SOCK_STREAM):
         try:
             return _connected(family, target)
         except OSError as error:

@@ -17,7 +17,7 @@ import psutil
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
-from paceline.host.interfaces import address_of, source_address, tcp
+from paceline.host.interfaces import address_of, source_address, tcp, with_scope
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def own_address(settings: Settings) -> str:
 
 def server_addresses(settings: Settings) -> list[str]:
     """Return the addresses that a server binds: TCP, and an abstract unix socket, which leaves no file behind."""
-    addresses = [tcp(own_address(settings), "*")]
+    addresses = [tcp(own_address(settings), settings.ports or "*")]
     name = f"paceline-{secrets.token_hex(16)}"
     if settings.unix_sockets and _is_free(name):
         addresses.append(f"ipc://@{name}")
@@ -86,10 +86,10 @@ def address_for(member: m.Member, own_host_id: str, unix_sockets: bool) -> str:
     return (near or addresses)[0]
 
 
-def bind_address(scheduler: str) -> str:
+def bind_address(scheduler: str, ports: str = "") -> str:
     """Return the address that a scheduler binds that is advertised as ``tcp://name:port``.
 
-    The name is resolved; the kernel chooses the port if it is 0.
+    The name is resolved. A port of 0 is a free one, of the range ``ports`` if that is given.
 
     Raises:
         ConfigError: the address has another form, or the name does not resolve.
@@ -102,10 +102,10 @@ def bind_address(scheduler: str) -> str:
     if target.scheme != "tcp" or not target.hostname or port is None:
         raise ConfigError(f"scheduler address {scheduler!r} is not of the form tcp://host:port")
     try:
-        resolved = socket.getaddrinfo(target.hostname, port, type=socket.SOCK_STREAM)[0][4][0]
+        resolved = socket.getaddrinfo(target.hostname, port, type=socket.SOCK_STREAM)[0][4]
     except OSError as error:
         raise ConfigError(f"scheduler host {target.hostname!r} does not resolve: {error}") from error
-    return tcp(str(resolved), port or "*")
+    return tcp(with_scope(resolved), port or ports or "*")
 
 
 def host_id() -> str:
@@ -144,6 +144,16 @@ def process_state(pid: int) -> ProcessState:
     except (psutil.Error, OSError):
         pass
     return ProcessState("")
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process of this host has ended, for sure."""
+    try:
+        return _STATES.get(psutil.Process(pid).status()) in ("Z", "X")
+    except psutil.NoSuchProcess:
+        return not psutil.pid_exists(pid)
+    except (psutil.Error, OSError):
+        return False
 
 
 def _is_ready(thread: int) -> bool:

@@ -86,7 +86,8 @@ class Lifeline:
         settings: settings of this process.
         hub: a transport of its own.
         address: address of this process's listener, if it is a server.
-        on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
+        on_change: called on the lifeline's thread when :attr:`failure`, :attr:`shutdown`, :attr:`leave_for` or
+            :attr:`refusal` has changed.
         add_figures: adds to a heartbeat what this process knows of its steps; called on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
@@ -134,6 +135,12 @@ class Lifeline:
         self.lost: list[m.Death] = []
         self._taken_out: dict[int, int] = {}
         self._is_beat_due = self._has_failed = False
+        self._wish = ""
+        """Why this worker wants to leave, as long as the scheduler was not asked."""
+        self.leave_for = ""
+        """Why this worker is to leave after its step, while the others go on; empty: it is not."""
+        self.refusal = ""
+        """Why it may not, though it has asked."""
         self._clock, self._recording = RoundTrips(), Recording()
         self.left: frozenset[int] = frozenset()
         """Ranks of the workers that have left."""
@@ -202,6 +209,8 @@ class Lifeline:
                 if now >= next_beat:
                     next_beat = self._clock.next_turn(now, self._settings.beat_interval_s, self.rank)
                 self._send_heartbeat()
+            if self._wish:
+                self._ask_to_leave()
             self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
             self._watch_scheduler(time.monotonic())
         if self._is_beat_due or (self._settings.role == "worker" and not reports.own().is_empty):
@@ -237,6 +246,21 @@ class Lifeline:
         self._is_beat_due |= self._recording.has_more
         return beat
 
+    def _ask_to_leave(self) -> None:
+        wish, self._wish = self._wish, ""
+
+        def refused(body: m.Failed) -> None:
+            self.refusal = body.text
+            self._on_change()
+
+        agreed = m.News([], False, leave=wish)
+        self._client.ask(self._channel, m.Notice(wish), "notice", (), lambda *_: self._take_leave(agreed), refused)
+
+    def _take_leave(self, news: m.News) -> None:
+        if news.leave and not self.leave_for:
+            self.leave_for = news.leave
+            self._on_change()
+
     def _heard(self, body: m.Body, sent: float) -> None:
         """Take the answer to a heartbeat: its news, and the scheduler's clock."""
         if isinstance(body, m.News) and body.at:
@@ -252,6 +276,7 @@ class Lifeline:
         if not isinstance(body, m.News):
             return
         self._wait_longer(now)
+        self._take_leave(body)
         self._suspects = body.suspects
         if body.generation > self.groups[0]:
             self.groups = (body.generation, body.groups)
@@ -319,6 +344,10 @@ class Lifeline:
         """Tell the scheduler that this server waits no more for a dead worker, whose last round here this is."""
         self._taken_out = {**self._taken_out, worker: round}
         self.beat_soon()
+
+    def ask_to_leave(self, why: str) -> None:
+        """Have the scheduler asked whether this worker may leave. It takes no lock, for handlers of signals."""
+        self._wish = why
 
     def beat_soon(self) -> None:
         """Send a heartbeat now: there is news in it."""

@@ -166,6 +166,7 @@ class PageHistory:
             if phase != before:
                 self._phases[name] = phase
                 verb = {"live": "is heard again" if before else "has joined", "left": "has left", "silent": "is silent"}
+                verb["leaving"] = "is to leave"
                 death = f"has died: {reasons.get(name, 'the reason is not known')}"
                 events.append((at, f"{name} on {row['host']} {verb.get(phase, death)}"))
         told = [(round(at - one.ago_s, 3), one.text) for one in status.told]

@@ -171,7 +171,7 @@ def start(settings: Settings) -> None:
     if not settings.recorder or active is not None:
         return
     try:
-        path = folder_of(settings.job_id, settings.job_key)
+        path = folder_of(settings.job_id, settings.job_key, settings.restart)
         forget_old(_made(path))
         with forks.held():
             _file = _new_file(path, f"{settings.role}-{os.getpid()}")
@@ -252,10 +252,20 @@ def jobs_folder() -> Path:
     return folder() / "rings"
 
 
-def folder_of(job_id: str, key: str) -> Path:
-    """Return the folder of the rings of a job, of each of its starts another one: each has a key of its own."""
-    start = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
-    return jobs_folder() / (re.sub(r"[^\w-]", "_", job_id) + f".{start}")
+def folder_of(job_id: str, key: str, restart: int = 0) -> Path:
+    """Return the folder of the rings of a job, of each of its starts another one: ``ID.HASH`` or ``ID.HASH.RESTART``.
+
+    Jobs of one name have keys of their own.
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    return jobs_folder() / (re.sub(r"[^\w-]", "_", job_id) + f".{digest}" + (f".{restart}" if restart else ""))
+
+
+def start_of(path: Path) -> tuple[str, int]:
+    """Return the job of a folder of rings, and which of its starts it is, from 0."""
+    job, _, rest = path.name.partition(".")
+    number = rest.partition(".")[2]
+    return job, int(number) if number.isdecimal() else 0
 
 
 def _made(path: Path) -> Path:
@@ -318,7 +328,7 @@ def rings(path: Path) -> Iterator[tuple[Source, list[Event], bool]]:
             yield *read(one), is_held(one)
 
 
-def note_hosts(job_id: str, key: str, hosts: Sequence[str]) -> None:
+def note_hosts(job_id: str, key: str, hosts: Sequence[str], restart: int = 0) -> None:
     """Write down the other hosts of a job, which keep events of their own.
 
     Raises:
@@ -326,8 +336,18 @@ def note_hosts(job_id: str, key: str, hosts: Sequence[str]) -> None:
         LaunchError: it cannot be used.
     """
     if hosts:
-        path = _made(folder_of(job_id, key))
+        path = _made(folder_of(job_id, key, restart))
         (path / _HOSTS).write_text("".join(f"{host}\n" for host in hosts))
+
+
+def made_folder(settings: Settings) -> Path:
+    """Return the folder of the rings of this start of a job, made if need be: other files about the job are there, too.
+
+    Raises:
+        OSError: it cannot be made.
+        LaunchError: it cannot be used.
+    """
+    return _made(folder_of(settings.job_id, settings.job_key, settings.restart))
 
 
 def other_hosts(path: Path) -> list[str]:

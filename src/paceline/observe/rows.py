@@ -73,7 +73,7 @@ def slowest(status: m.Status) -> str:
 
 
 def _works(member: m.Member, state: m.MemberState) -> bool:
-    return member.role == "worker" and state.phase in ("live", "silent")
+    return member.role == "worker" and state.phase in ("live", "silent", "leaving")
 
 
 def _row(member: m.Member, state: m.MemberState, slowest: int, last: list[int]) -> dict[str, Any]:

@@ -26,11 +26,12 @@ def make(spec: str) -> Tracker:
     """Return the tracker of ``NAME`` or ``NAME:TARGET``.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name is unknown, or its class raises.
         MissingExtraError: its package is not installed.
     """
     name, _, target = spec.partition(":")
-    tracker: Tracker = extensions.find("tracker", name, what="tool of --report-to")(target)
+    kind = extensions.find("tracker", name, what="tool of --report-to")
+    tracker: Tracker = extensions.made(f"tracker {name!r}", kind, target)
     return tracker
 
 
@@ -107,7 +108,7 @@ def overview(status: m.Status) -> tuple[int, dict[str, float]]:
     pairs = zip(status.members, status.states, strict=True)
     workers = [(member.rank, state) for member, state in pairs if member.role == "worker"]
     found = {f"worker/{rank}/{name}": one[1] for rank, state in workers for name, one in state.figures.items()}
-    there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent")]
+    there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent", "leaving")]
     windows = {rank: window for rank, state in there for window in state.recent if sum(window.parts)}
     rates = {rank: 1e6 * one.samples / sum(one.parts) for rank, one in windows.items()}
     found |= {f"worker/{rank}/samples_per_sec": rate for rank, rate in rates.items()}

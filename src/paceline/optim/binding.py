@@ -40,9 +40,6 @@ class Bound:
     grad: torch.Tensor
     absent: bool = False
     """Whether there was no gradient at the last :meth:`put_grad`."""
-    put: torch.Tensor | None = None
-    """The gradient at the last :meth:`put_grad`."""
-    put_version: int = 0
     filled: bool = False
     """Whether the gradient of this round is in the arena."""
 
@@ -57,10 +54,9 @@ class Bound:
             side: the side stream of the parameter's CUDA device, which copies later.
         """
         grad = self.param.grad
-        self.put, self.absent = grad, grad is None
+        self.absent = grad is None
         if grad is None:
             return
-        self.put_version = grad._version
         dense = real_view(grad.to_dense() if grad.is_sparse else grad)
         if side is None:
             self.grad.copy_(dense)
@@ -76,19 +72,16 @@ class Bound:
             "before that, or close that optimizer and make a new one after it, on every worker"
         )
 
-    def grad_changed(self) -> bool | torch.Tensor:
-        """Return whether the gradient has changed since :meth:`put_grad`, as :func:`unlike` does."""
-        grad = self.param.grad
-        if grad is not self.put or (grad is not None and grad._version != self.put_version):
-            return True
-        return grad is not None and not grad.is_sparse and unlike(grad, self.grad)
-
     def target(self, weights: bool) -> torch.Tensor:
         """Return the target of the arena's value: the weight, or the gradient, which is replaced if need be."""
         if weights:
             return real_view(self.param.data)
         grad = self.param.grad
-        if grad is None or not _takes_values(grad):
+        if grad is not None and grad.grad_fn is not None and grad.layout is torch.strided:
+            with torch.enable_grad():  # of backward(create_graph=True): a loop may take a derivative of it
+                self.param.grad = grad.resolve_conj().clone(memory_format=torch.contiguous_format)
+            grad = self.param.grad.detach()
+        elif grad is None or not _takes_values(grad):
             grad = self.param.grad = torch.empty_like(self.param)
         return real_view(grad)
 

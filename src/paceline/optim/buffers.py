@@ -12,7 +12,7 @@ than rank 0's, one line says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 
@@ -33,12 +33,12 @@ from paceline.optim.publications import (
 )
 from paceline.optim.shared_tensors import (
     BUFFER,
-    Copies,
+    OWN,
+    FollowingBuffers,
     Models,
     Places,
     Snapshot,
     broadcast,
-    buffers_of,
     by_name,
     means_of,
     set_all,
@@ -62,10 +62,11 @@ class Buffers:
 
     def __init__(self, store: DistStore, models: Models, trained: Iterable[torch.nn.Parameter]) -> None:
         shared = shared_of(models, trained)
-        self._models, self._rank, self._names = models, store.rank, buffers_of(models).keys()
+        self._models, self._rank = models, store.rank
+        self._following = FollowingBuffers(models, store.rank)
         self._lifecycle, self._in_lock_step = store.lifecycle, store.policy.merge == "all"
         self._store = store.sibling("rest")
-        self._rounds, self._places = Rounds(), Places(models, self._names)
+        self._rounds, self._places = Rounds(), Places(models, self._following.names)
         self._is_old = self._is_open = self._is_kept = False
         self._taken: tuple[Number, Snapshot] | None = None
         """Number of the publication that was taken last, and the buffers after that."""
@@ -79,21 +80,17 @@ class Buffers:
         """Floating-point buffers that training may read; of which nothing was said yet."""
         self._published: Published | None = None
         broadcast(self._store, shared)
-        if self._names and store.num_workers > 1:
+        if self._following.names and store.num_workers > 1:
             self._begin()
 
     def _begin(self) -> None:
         """Let the servers hold the first publication, as often as they hold any. Every worker calls it."""
-        values = {name: as_floats(one) for name, one in means_of(self._current()).items()}
+        first = small_to_host(self._following.told())
+        values = {name: as_floats(one) for name, one in first.items()}
         keys = [key_of(slot, name) for slot in range(1, HELD) for name in values]
-        self._store.init([*keys, NUMBERS], [*values.values()] * (HELD - 1) + [encoded(FIRST)])
+        self._store.init([*keys, OWN, NUMBERS], [*values.values()] * (HELD - 1) + [values[OWN], encoded(FIRST)])
         if self._rank == 0:
-            first = small_to_host(means_of(self._current()))
             self._published = Published({name: one.detach().clone() for name, one in first.items()})
-
-    def _current(self) -> dict[str, list[torch.Tensor]]:
-        """Return the current buffers: a module may have replaced a tensor."""
-        return {name: copies for name, copies in buffers_of(self._models).items() if name in self._names}
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class Buffers:
         number = self._rounds.open(self._lifecycle.section)
         if self._published is None:
             return None
-        return Publication(self._store, means_of(self._current()), self._published, number)
+        return Publication(self._store, self._following.told(), self._published, number)
 
     def pushed(self) -> None:
         """Note that all of the round is pushed: until the next training forward pass, only the loop changes buffers."""
@@ -146,11 +143,10 @@ class Buffers:
             return
         self._note_set()
         kept = () if is_asked else self._set_by_loop
-        current = {name: copies for name, copies in self._current().items() if name not in kept}
-        if current:
+        if self._following.current().keys() - kept:
             slot, number = self._find()
             if self._taken is None or self._taken[0] != number or self._places.changed_since(self._taken[1]):
-                self._set(current, slot, is_asked)
+                self._set(slot, kept, is_asked)
                 self._taken = number, self._places.snapshot()
         self._is_old = False
 
@@ -163,12 +159,13 @@ class Buffers:
         number = max((one for one in numbers if one <= last), default=min(numbers))
         return numbers.index(number), number
 
-    def _set(self, current: Copies, slot: int, is_asked: bool) -> None:
-        own = means_of(current)
-        values = {name: _travelling(one) for name, one in small_to_host(own).items()}
+    def _set(self, slot: int, kept: Container[str], is_asked: bool) -> None:
+        values = {name: _travelling(one) for name, one in small_to_host(self._following.told()).items()}
         self._store.pull([key_of(slot, name) for name in values], list(values.values()))
+        current = {name: copies for name, copies in self._following.followed(values).items() if name not in kept}
         if not is_asked:
-            self._say_apart([name for name in own if name in self._own and not _alike(own[name], values[name])])
+            own = {name: one for name, one in means_of(current).items() if name in self._own}
+            self._say_apart([name for name, one in own.items() if not _alike(one, values[name])])
         set_all(current, values)
 
     def keep(self) -> None:

@@ -151,7 +151,7 @@ def _agree(setup: StrategySetup, store: DistStore, update: Update, more: Mapping
     legs = sorted((leg, sorted(codec.params().items())) for leg, codec in by_leg.items())
     options = dataclasses.asdict(setup.choices) | {
         "update": update, "compression": str(legs), "batch_dim": str(setup.samples.batch_dim),
-        **(more or {}),
+        "weigh": setup.samples.weigh, **(more or {}),
     }  # fmt: skip
     facts = [*optimizer_facts(setup.inner, setup.named), *option_facts("DistributedOptimizer", options)]
     if update == "worker":  # the servers get worker 0's

@@ -20,20 +20,20 @@ from paceline.optim.choosing import choose_strategy
 from paceline.optim.local_choices import LocalChoices, Outer
 from paceline.optim.local_steps import LocalSteps
 from paceline.optim.names import may_have_gradient, name_added, name_parameters
-from paceline.optim.samples import SampleCounter
+from paceline.optim.samples import SampleCounter, Weigh
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.torch_hooks.optimizers import check_wrappable, share_hooks
 from paceline.torch_hooks.untraced import apart
 from paceline.torch_hooks.wrappers import refuse_wrapped
-from paceline.worker import alone
+from paceline.worker import alone, notice
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer; the training loop stays as it is.
 
     PyTorch's losses give gradients that are means over the local batch. The update uses the mean over the samples of
-    all workers, or over the labels that their losses were divided by. Every worker starts from rank 0's weights.
+    all workers. Every worker starts from rank 0's weights.
 
     With ``update="worker"`` (the default of ``dist_sync``) every backward pass ends with the merged gradients in
     ``param.grad``, as with DistributedDataParallel, and the wrapped optimizer steps in each worker. With
@@ -55,16 +55,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: unit of the learning rate, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; can be set at any time. Default: the number that the loss was divided by,
-            as the labels of a cross entropy, else samples where their number is certain (``docs/pytorch.md`` says
-            where), else all workers weigh alike, and a line says so.
+        samples: samples in a local batch; can be set at any time. Default: the number that a sampler of paceline
+            dealt, or that ``batch_dim`` counts.
         batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
+        weigh: how much a worker counts in the mean: by its ``samples``, where their number is known, else equally; or
+            ``equal`` always, as with DistributedDataParallel. A line at the start of the job says how it is.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
-        overlap: push while backward runs. Default: True in ``dist_sync``; the other modes push ``param.grad`` at
-            ``step``. With ``update="server"`` gradients must not change after they were pushed.
-        lazy: with ``update="server"``, ``step`` returns before the new weights arrive. The next forward pass of
-            ``model``, its ``state_dict``, copies of it and :meth:`synchronize` wait for them. Other reads do not.
+        overlap: push while backward runs, with ``update="worker"``. Where the servers step, what ``param.grad`` holds
+            at ``step`` is pushed.
         clip_grad_norm: largest norm of the merged gradient over all parameters, as in
             ``torch.nn.utils.clip_grad_norm_``.
         clip_grad_value: largest absolute value of an element of the merged gradient.
@@ -102,9 +101,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         reduction: Literal["mean", "sum"] = "mean",
         samples: float | None = None,
         batch_dim: int | None = None,
+        weigh: Weigh = "samples",
         backward_passes_per_step: int = 1,
-        overlap: bool | None = None,
-        lazy: bool = False,
+        overlap: bool = True,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         on_nan: OnNan = "error",
@@ -123,12 +122,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "this optimizer is one of Horovod's interface, which merges gradients by itself: give "
                 "DistributedOptimizer the optimizer that it wraps"
             )
-        if lazy and model is None:
-            raise ValueError("lazy=True needs model=: its forward pass waits for the weights")
         refuse_scripted(model)
-        choices = MergeChoices(
-            reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
-        )  # fmt: skip
+        choices = MergeChoices(reduction, backward_passes_per_step, overlap, clip_grad_norm, clip_grad_value, on_nan)
         local = LocalChoices.of(
             optimizer, local_steps, schedule, outer=outer, fragments=fragments, delay=delay, blend=blend
         )  # fmt: skip
@@ -136,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         share_hooks(optimizer, self)
-        self._named_model, self._samples = model, SampleCounter(samples, batch_dim)
+        self._named_model, self._samples = model, SampleCounter(samples, batch_dim, weigh)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
         self._layout = _layout(self.param_groups)
@@ -151,9 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             alone.note_optimizer([param for _, param, _ in self._names])
         self._step_supports_amp_scaling = not self._merging.steps_here
         if model is not None:
-            buffers, synchronize = self._merging.buffers, self._merging.synchronize
-            weights = self._merging.weights
-            self._merging.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
+            merging = self._merging
+            merging.model_watch = ModelWatch(model, self._samples, merging.buffers, merging.weights)
 
     # ---- param groups ----------------------------------------------------------------------------------------------
 
@@ -213,7 +207,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted where their number is certain.
+        """Samples in a local batch; None: those that a sampler of paceline dealt, or that ``batch_dim`` counts.
 
         Raises:
             ValueError: the number is negative or not finite.
@@ -255,7 +249,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @apart
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Apply the gradients of all workers; unless ``lazy``, returns when the new weights are in place.
+        """Apply the gradients of all workers; returns when the new weights are in place.
 
         With a closure and ``update="worker"`` the loss is merged too. So optimizers that use it to decide (LBFGS)
         decide the same on all workers.
@@ -264,7 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PeerDiedError: a member of the job died.
             DeadlineError: other workers did not push in time.
             NonFiniteError: a gradient is NaN or Inf.
-            PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
+            PacelineError: with ``update="server"``, a weight or the optimizer's state was changed in this process
                 alone, so the servers do not have the change.
         """
         if self._merging.steps_here:
@@ -284,6 +278,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         try:
             loss = self._merging.step(closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf"))
             self._merging.ended_step()
+            notice.step()
             return loss  # type: ignore[no-any-return]
         finally:
             meter.active.step_ends()
@@ -295,11 +290,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if store.num_workers > 1:
             refuse_wrapped((param for _, param, _ in self._names), self._named_model, store.rank)
 
-    @apart
-    def synchronize(self) -> None:
-        """Wait until the weights of the last step have arrived. Only ``lazy`` makes this necessary."""
-        self._merging.synchronize()
-
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only accumulate gradients, as with DistributedDataParallel.
 
@@ -310,7 +300,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def broadcast_weights(self) -> None:
         """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
-        self._merging.synchronize()
         if (buffers := self._merging.buffers) is not None and (sent := buffers.publish()) is not None:
             sent.wait()
         self._merging.broadcast_weights()
@@ -369,14 +358,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         With ``update="server"`` every worker sets it, and the servers get rank 0's.
         """
         if "_merging" in self.__dict__:
-            self._merging.weights.read(self.synchronize)
+            self._merging.weights.read()
             self._merging.show_states()
         return self.inner.state
 
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
         if "_merging" in self.__dict__:  # else torch's constructor sets an empty one
-            self.synchronize()
             self.inner.state = state
             self._merging.take_states()
 
@@ -389,7 +377,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerDiedError: with ``update="server"``: the job has failed, and the state is lost with the servers.
         """
-        self._merging.weights.read(self.synchronize)
+        self._merging.weights.read()
         saved_besides = self._merging.fetch_states()  # before the user's optimizer is read
         return self.inner.state_dict() | saved_besides
 
@@ -398,7 +386,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Residuals of pushes belong to one worker: if the state is another worker's, they start at 0.
         """
-        self.synchronize()
         self.inner.load_state_dict(state_dict)
         self._merging.give_states(state_dict)
 

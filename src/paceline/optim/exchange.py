@@ -26,7 +26,7 @@ No server reads or writes the arena between ``settle`` and the next push.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -65,10 +65,11 @@ class Exchange:
     """Gives this worker's gradients to all workers; this one, to no other. Base of all kinds.
 
     Attributes:
-        weighs: the numbers of samples decide how much a push counts.
+        merge: what is made of pushes: their ``mean``, in which numbers of samples decide how much each counts; their
+            ``sum``; or an update of ``each``.
     """
 
-    weighs = False
+    merge: Literal["mean", "sum", "each"] = "each"
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights; between rounds. Every worker calls it."""
@@ -108,8 +109,8 @@ class Exchange:
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
 
-    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let somebody compare this worker's weights after a step with those of the others. Does not wait."""
+    def tell_step(self, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let somebody compare this worker's weights and batch of a step with those of the others. Does not wait."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -142,7 +143,7 @@ class ServerExchange(Exchange):
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
         update: Literal["worker", "server"],
-        advice: str,
+        advice: str = "",
     ) -> None:
         self._store, self._optimizer, self._model = store, optimizer, model
         self._brings_weights, self._advice = update == "server", advice
@@ -154,7 +155,8 @@ class ServerExchange(Exchange):
         self.travel_s = 0.0
         """Seconds for which pushes and answers of the last round were on the way, or waited to be taken."""
         self._loss_store: DistStore | None = None
-        self.weighs = store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
+        weighs = store.policy.merge != "each" or store.policy.lr_scale == "sample"
+        self.merge = ("mean" if store.lifecycle.mean else "sum") if weighs else "each"
         self._new_round()
 
     def add(self, named: Sequence[NamedParameter]) -> None:
@@ -190,20 +192,11 @@ class ServerExchange(Exchange):
         self._compared: list[tuple[Bound, torch.Tensor]] = []
         """Weights that their devices compare with those of the servers."""
         for one in self.bound.values():
-            one.filled, one.put = False, None  # a loop that sets gradients to None frees them
+            one.filled = False
         for bucket in self._buckets.values():
             bucket.unfilled, bucket.is_pushed, bucket.call = len(bucket.members), False, None
 
     # ---- a round ---------------------------------------------------------------------------------------------------
-
-    @property
-    def started(self) -> bool:
-        """Whether a bucket of this round was pushed."""
-        return self._unpushed < len(self._buckets)
-
-    def changed(self) -> Bound | None:
-        """Return a parameter whose gradient was changed in this round after it was copied into the arena."""
-        return _first_unlike((one, one.grad_changed()) for one in self.bound.values() if one.filled)
 
     def fill(self, param: torch.nn.Parameter) -> bool:
         """Copy a complete gradient into the arena; returns whether a bucket is complete.
@@ -245,6 +238,13 @@ class ServerExchange(Exchange):
             self._compared.append((one, found))
         elif found:
             raise changed_here(self._store, one.name)
+
+    def _check_compared(self) -> None:
+        """Raise if a device has found that a weight was changed."""
+        found = known([is_unlike for _, is_unlike in self._compared])
+        for (one, _), is_unlike in zip(self._compared, found, strict=True):
+            if is_unlike:
+                raise changed_here(self._store, one.name)
 
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
@@ -314,9 +314,7 @@ class ServerExchange(Exchange):
             self.travel_s = way_of(calls, 0.0)
             if self._has_rows:
                 self.sparse.settle()
-            changed = _first_unlike(self._compared) if self._compared else None
-            if changed is not None:
-                raise changed_here(self._store, changed.name)
+            self._check_compared()
         finally:
             self._new_round()
 
@@ -367,7 +365,7 @@ class ServerExchange(Exchange):
         store, bound = self._store, list(self.bound.values())
         names: list[Any] = [one.name for one in bound]
         store.barrier()  # the arena may be written only after all workers have read the last round's values
-        if store.rank == 0:
+        if store.session.is_lead:
             store.set_values(names, [real_view(one.param.data) for one in bound])
         store.barrier()
         store.traffic.refresh(store.table.plan(tuple(names)))
@@ -375,24 +373,10 @@ class ServerExchange(Exchange):
         store.barrier()
         self.sparse.broadcast_weights()
 
-    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let the scheduler compare the weights of workers in lock step, if there are several. Does not wait."""
-        self._store.compare_weights(self._store.name, step, weights())
+    def tell_step(self, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let the scheduler compare what workers tell of a step, if there are several. Does not wait."""
+        self._store.tell_step(self._store.name, step, weights, batch)
 
     def refresh_weights(self) -> None:
         """Copy the values of the arena to the weights: a pull may have brought newer ones."""
         take_all(self.bound.values(), weights=True)
-
-
-def _first_unlike(compared: Iterable[tuple[Bound, bool | torch.Tensor]]) -> Bound | None:
-    """Return the first parameter of which :func:`unlike` says True at once, or else once its device has told."""
-    told_later: list[tuple[Bound, bool | torch.Tensor]] = []
-    for bound, is_unlike in compared:
-        if is_unlike is True:
-            return bound
-        if is_unlike is not False:
-            told_later.append((bound, is_unlike))
-    if not told_later:
-        return None
-    found = known([is_unlike for _, is_unlike in told_later])
-    return next((bound for (bound, _), is_unlike in zip(told_later, found, strict=True) if is_unlike), None)

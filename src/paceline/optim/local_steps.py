@@ -36,8 +36,9 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices
 from paceline.optim.reduce import ReduceExchange
-from paceline.optim.shared_tensors import broadcast, buffers_of, shared_of
+from paceline.optim.shared_tensors import FollowingBuffers, broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
+from paceline.optim.told import ToldBatches
 from paceline.updaters import make_spec, option_groups
 from paceline.worker.traffic import Carried
 
@@ -70,7 +71,6 @@ class Fragment:
     blend: float | None
     samples: float = 0.0
     rows: float = 0.0
-    inputs: str | None = None
     pushes: int = 0
     due: int | None = None
     is_late: bool = False
@@ -78,7 +78,7 @@ class Fragment:
     def restart(self) -> None:
         """Set this worker's weights to those of the last exchange; what it has done since is dropped."""
         _copy(self.live(), self.shadows)
-        self.samples, self.rows, self.inputs = 0.0, 0.0, None
+        self.samples, self.rows = 0.0, 0.0
 
     def push(self, nan: str, step: int, delay: int) -> None:
         """Send how far this worker has gone since the last exchange. Does not wait."""
@@ -88,15 +88,9 @@ class Fragment:
                 shadow.grad = torch.empty_like(shadow) if shadow.grad is None else shadow.grad
                 torch.sub(shadow.data, live, out=shadow.grad)
         options = self.exchange.encoded(option_groups(self.outer))
-        carried = Carried(
-            self.samples,
-            self.rows,
-            self.inputs,
-            options,
-            round=self.pushes,
-            nan=nan,  # type: ignore[arg-type]
-        )
-        self.samples, self.rows, self.inputs, self.due, self.is_late = 0.0, 0.0, None, step + delay, delay > 0
+        carried = Carried(self.samples, self.rows, options, round=self.pushes, nan=nan)  # type: ignore[arg-type]
+        self.samples, self.rows, self.due, self.is_late = 0.0, 0.0, step + delay, delay > 0
+        self.sent = [live.clone() for live in self.live()] if delay and self.blend is None else ()
         self.exchange.push_rest(carried)
 
     def settle(self, delayed: bool) -> None:
@@ -146,6 +140,7 @@ class LocalSteps(Strategy):
             store.session.is_local = True
             store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
+        self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
         self._delay, self._own_s = local.delay if isinstance(store, DistStore) else 0, 0.0
         """Steps of delay now (other stores answer at once), and seconds of own work for exchanges in this period."""
         self._auto = self._new_auto() if local.period.is_auto and isinstance(store, DistStore) else None
@@ -179,11 +174,13 @@ class LocalSteps(Strategy):
         if not names:
             return
 
-        def live() -> list[torch.Tensor]:
-            now = buffers_of([[model]])
-            return [now[name][0] for name in names]
+        following = FollowingBuffers([[model]], self.store.rank)
+        shadows = [torch.nn.Parameter(one[0].detach().clone()) for one in map(following.current().__getitem__, names)]
 
-        shadows = [torch.nn.Parameter(one.detach().clone()) for one in live()]
+        def live() -> list[torch.Tensor]:
+            now = following.current()
+            return [now[name][0] if name in now else shadow.data for name, shadow in zip(names, shadows, strict=True)]
+
         merge = self.store.policy.merge if isinstance(self.store, DistStore) else "all"
         outer = torch.optim.SGD(shadows, lr=1 / self.store.num_workers if merge == "each" else 1.0)
         self._fragments.append(self._fragment(names, shadows, live, outer, is_buffers=True))
@@ -212,7 +209,7 @@ class LocalSteps(Strategy):
 
     def _exchange_of(self, store: DistStore | None, outer: torch.optim.Optimizer) -> Exchange:
         if store is not None:
-            return ServerExchange(store, outer, None, "server", "A period has one push")
+            return ServerExchange(store, outer, None, "server")
         return ReduceExchange(self.store, outer, None, "mean") if self.store.num_workers > 1 else OwnExchange()
 
     # ---- steps -----------------------------------------------------------------------------------------------------
@@ -253,7 +250,12 @@ class LocalSteps(Strategy):
         count = self._samples.take(lambda: True)
         for one in self._fragments:
             one.samples, one.rows = one.samples + count.samples, one.rows + count.rows
-            one.inputs = count.inputs if count.inputs is not None else one.inputs
+
+    def ended_step(self) -> None:
+        """Tell how this worker weighs."""
+        batch = self._told.of_step(self._steps)
+        if batch is not None and self._fragments:
+            self._fragments[0].exchange.tell_step(self._steps, {}, batch)
 
     def _push(self, number: int) -> None:
         is_last = number == len(self.outer) - 1

@@ -10,7 +10,6 @@ the sum of both.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,8 +23,6 @@ from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
 from paceline.updaters import Options, option_groups
-
-logger = logging.getLogger(__name__)
 
 
 class MergedUpdate(ExchangingStrategy):
@@ -44,11 +41,10 @@ class MergedUpdate(ExchangingStrategy):
     ) -> None:
         super().__init__(setup, store, exchange, buffers)
         self._nan = "skip" if hides_nan and self.choices.on_nan != "pass" else "pass"
-        self._overlap = self.choices.overlap is not False
+        self._overlap = self.choices.overlap
         self._adds_up = self.choices.reduction == "sum"
         self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if self._adds_up else None)
         self._passes = 0
-        self._has_said = False
         self._syncs = True
         self._is_merged = False
         """True when gradients were merged after the last step, and no gradient was computed since."""
@@ -87,21 +83,12 @@ class MergedUpdate(ExchangingStrategy):
             if self._unpushed is not None and not self._has_gradients():
                 self.zeroed()
             elif self._unpushed is not None and not self._unpushed.are_unchanged():
-                self._say_changed()
+                self._say_changed(
+                    "this step has fewer backward passes than backward_passes_per_step, or all of them in no_sync",
+                    "Let each step end with a backward pass that merges",
+                )
             self._merge()
         self._is_merged = False
-
-    def _say_changed(self) -> None:
-        """Say once that a loop has changed its own gradients where it has the merged ones in other steps."""
-        if not self._has_said and self.store.num_workers > 1:
-            self._has_said = True
-            logger.warning(
-                "worker %d: gradients were changed before they were merged: this step has fewer backward passes than "
-                "backward_passes_per_step, or all of them in no_sync. What looks at the size of gradients (clipping, a "
-                "GradScaler) has seen this worker's own. Let each step end with a backward pass that merges, or clip "
-                "with clip_grad_norm= or clip_grad_value=",
-                self.store.rank,
-            )  # fmt: skip
 
     def _merge(self) -> None:
         """Push the rest, wait for all answers, and copy merged gradients to the parameters."""
@@ -164,7 +151,7 @@ class MergedUpdate(ExchangingStrategy):
         if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
             return loss
         own = loss.item() if isinstance(loss, torch.Tensor) else loss
-        value = self._exchange.mean_loss(own, self._samples.last)
+        value = self._exchange.mean_loss(own, 1.0 if (last := self._samples.last) is None else last.samples)
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
     def _current_options(self) -> list[Options]:

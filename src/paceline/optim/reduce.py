@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import torch
 
-from paceline.consistency.counting import ALIKE, LABELS, difference_of, mixture_of
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.kvstore.allreduce import AllReduceStore
 from paceline.kvstore.base import KVStoreBase
@@ -19,10 +17,11 @@ from paceline.layout.tensors import floats, real_view
 from paceline.optim.binding import is_finite, merged_not_finite
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter, may_have_gradient
-from paceline.optim.shared_tensors import Copies, addends, broadcast, buffers_of, set_all, shared_of
+from paceline.optim.shared_tensors import Copies, FollowingBuffers, addends, broadcast, means_of, set_all, shared_of
 from paceline.optim.sparse_exchange import find_sparse
 from paceline.optim.watch import refuse_renormalising
 from paceline.updaters import Options, StepOptions, options_apart
+from paceline.wire import messages as m
 from paceline.worker.traffic import Carried
 
 Tensors = Mapping[str, torch.Tensor]
@@ -30,18 +29,11 @@ Tensors = Mapping[str, torch.Tensor]
 #: Keys besides the names of the model: of weights and of who has which gradient, and of numbers.
 _COUNTS, _SUMS = "counts", "sums"
 
-#: Numbers that say how a worker counts: it knows the number of its samples, or of its labels. Others are of shapes.
-_KINDS = {1.0: None, 2.0: LABELS}
-_CODES = {kind: code for code, kind in _KINDS.items()}
-
-#: Bytes of what a worker tells the others for a line or an error: the shapes of its inputs, names of parameters; and of
-#: its optimizer's options, for an error.
+#: Bytes of what a worker tells the others for an error: names of parameters, and its optimizer's options.
 _LONGEST, _LONGEST_OPTIONS = 240, 65_536
 
 #: Of exchanges, which every worker makes in the same order.
 _numbers = itertools.count()
-
-logger = logging.getLogger(__name__)
 
 
 class ReduceExchange(Exchange):
@@ -64,19 +56,19 @@ class ReduceExchange(Exchange):
         model: torch.nn.Module | None,
         reduction: Literal["mean", "sum"],
     ) -> None:
-        self._store, self._optimizer, self._model, self._reduction = store, optimizer, model, reduction
-        self.weighs = reduction == "mean"
+        self._store, self._optimizer, self._model, self.merge = store, optimizer, model, reduction
         self._named: list[NamedParameter] = []
         self._sparse: set[torch.nn.Parameter] = set()
         """Parameters of which other workers may have sparse gradients where this one has none."""
         self._alone = store.num_workers == 1
         self._name = f"{store.type} {next(_numbers)}"
         self._mean_samples = 0.0
-        self._has_said = False
         self._not_finite: list[str] = []
         """Parameters whose own gradient of the last round was not finite."""
         self._is_suspicious = True
+        self._buffers: FollowingBuffers | None = None
         if model is not None and not self._alone:
+            self._buffers = FollowingBuffers([[model]], store.rank)
             refuse_renormalising(model)
             params = (param for group in optimizer.param_groups for param in group["params"])
             broadcast(store, shared_of([[model]], filter(may_have_gradient, params)))
@@ -95,7 +87,7 @@ class ReduceExchange(Exchange):
         optimizer leaves the parameter alone, as in one process.
         """
         if self._alone:
-            self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None), {})
+            self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None))
             return
         params = {name: param for name, param, _ in self._named if param.requires_grad or param.grad is not None}
         weight = self._weight(carried.samples)
@@ -108,23 +100,19 @@ class ReduceExchange(Exchange):
             torch._foreach_zero_(list(grads.values()))  # they may be NaN
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
-        told = [self._own(one) for one in (_code(carried), _mark(carried), doubt)]
+        told = [self._own(one) for one in (_mark(carried), doubt)]
         counts = torch.tensor([weight, *itertools.chain(*told), *present], dtype=torch.float64, device="cpu")
-        buffers = {} if self._model is None else buffers_of([[self._model]])
-        self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
+        self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, self._buffers)
         weights, *rest = counts.tolist()
         workers = self._store.num_workers
-        codes, marks, doubts = (rest[first : first + workers] for first in range(0, 3 * workers, workers))
-        owners = rest[3 * workers :]
+        marks, doubts, owners = rest[:workers], rest[workers : 2 * workers], rest[2 * workers :]
         self._is_suspicious = any(doubts) or not isinstance(self._store, AllReduceStore)  # others may lose precision
         for param, number in zip(params.values(), owners, strict=True):
             if not number:
                 param.grad = None
         if len(set(marks)) > 1:
             self._check_options(carried.options)
-        if self._reduction == "mean":
-            self._compare(codes, carried.inputs)
-        if self._reduction == "mean" and weights:
+        if self.merge == "mean" and weights:
             torch._foreach_div_(list(grads.values()), weights)
             self._mean_samples *= weights / self._store.num_workers
 
@@ -135,7 +123,7 @@ class ReduceExchange(Exchange):
 
     def _weight(self, samples: float) -> float:
         """Return what this worker's gradients are multiplied by before they are summed."""
-        if self._reduction == "sum":
+        if self.merge == "sum":
             return 1.0
         if not self._mean_samples:
             [total] = self._totals(samples)
@@ -203,36 +191,19 @@ class ReduceExchange(Exchange):
         pushed = {rank: text.decode(errors="replace").split("\n") for rank, text in enumerate(said) if text}
         return merged_not_finite(self._store.rank, names, round, pushed)
 
-    def _compare(self, codes: Sequence[float], own_inputs: str | None) -> None:
-        """Compare how the workers count; all of them come to the same result.
-
-        Raises:
-            ConfigError: some workers weigh by samples, and others weigh alike.
-        """
-        inputs = {worker: _KINDS.get(code, str(code)) for worker, code in enumerate(codes) if code}
-        mixture = mixture_of(inputs)
-        if mixture:
-            raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
-        if self._has_said or not difference_of(inputs):
-            return
-        self._has_said = True
-        texts = self._texts((own_inputs or "").encode(), _LONGEST)
-        said = {worker: texts[worker].decode(errors="replace") for worker in inputs}
-        if self._store.rank == 0:
-            logger.warning("%s, %s", difference_of(said), ALIKE)
-
-    def _sum(self, summed: Tensors, first: Copies) -> None:
-        """Replace tensors by their sums over the workers, and others by rank 0's."""
-        rest = addends(self._store, first)
+    def _sum(self, summed: Tensors, buffers: FollowingBuffers | None = None) -> None:
+        """Replace tensors by their sums over the workers, and buffers by rank 0's."""
+        rest = {} if buffers is None else addends(self._store, buffers.told())
         values = [*summed.values(), *rest.values()]
         self._store.pushpull([*summed, *rest], values, values)
-        set_all(first, rest)
+        if buffers is not None:
+            set_all(buffers.followed(rest), rest)
 
     def mean_loss(self, loss: float, samples: float) -> float:
         """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
-        weight = samples if self._reduction == "mean" else 1.0
+        weight = samples if self.merge == "mean" else 1.0
         value, weights = self._totals(loss * weight if weight else 0.0, weight)  # that of no samples may be NaN
-        return value / (weights or 1.0) if self._reduction == "mean" else value
+        return value / (weights or 1.0) if self.merge == "mean" else value
 
     def _totals(self, *values: float) -> list[float]:
         """Return the sums of the workers' values."""
@@ -240,22 +211,18 @@ class ReduceExchange(Exchange):
         self._store.pushpull(f"{_SUMS} of {len(values)}", total, total)
         return total.tolist()
 
-    def compare(self, step: int, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Let rank 0 compare this worker's weights after a step with those of the others. Does not wait."""
+    def tell_step(self, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let rank 0 compare this worker's weights and batch of a step with those of the others. Does not wait."""
         if isinstance(self._store, AllReduceStore) and not self._alone:
-            self._store.compare_weights(self._name, step, weights())
+            self._store.tell_step(self._name, step, weights, batch)
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
-            self._sum({}, _alone(_real((name, param.data) for name, param, _ in self._named)))
-
-
-def _code(carried: Carried) -> float:
-    """Return a number that tells how a worker counts; 0: it has no samples."""
-    if not carried.samples:
-        return 0.0
-    return _CODES.get(carried.inputs) or 3.0 + zlib.crc32((carried.inputs or "").encode())
+            weights = _alone(_real((name, param.data) for name, param, _ in self._named))
+            values = addends(self._store, means_of(weights))
+            self._sum(values)
+            set_all(weights, values)
 
 
 def _mark(carried: Carried) -> float:

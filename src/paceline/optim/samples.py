@@ -1,30 +1,22 @@
 """Counts the samples behind a push: the weight of a worker's gradients in the mean over all samples.
 
-A count is used where it is certain. The first row that applies decides:
+The first row that applies decides:
 
 | how the samples of a push are known                                    | weight of the worker                  |
 |------------------------------------------------------------------------|---------------------------------------|
 | ``optimizer.samples`` is set                                           | that number                           |
-| the losses are means over labels, as those of cross entropies          | the labels that count, or the sum of  |
-|                                                                        | the weights of their classes          |
-| they are a sum that one number divides, or a mean over what a mask     | that number, or the elements that are |
-| chooses                                                                | chosen                                |
-| the model was called with empty tensors only                           | 0                                     |
+| the model was called with empty tensors only, or a sampler has dealt   | 0                                     |
+| the batch only because each worker needs one                           |                                       |
 | ``batch_dim`` is given, and all inputs that have it agree on its size  | that size, summed over calls          |
 | a sampler or loader of :mod:`paceline.data` has dealt the batch        | as many indices as it dealt           |
-| inputs are a ``PackedSequence`` or a nested tensor                     | its own batch size, summed over calls |
 | no backward pass has reached a parameter, and no parameter has a grad  | 0                                     |
 | in any other way                                                       | 1 on every worker, as in DDP          |
 
+With ``weigh="equal"`` it is 1 wherever it is not 0.
+
 Shapes alone never make a count certain: ``[8, 32]`` may be 8 sequences of 32 tokens, 32 sequences of 8, or 8 nodes of
 one graph, and no rule tells them apart. But where all workers have inputs of the *same* shapes, they have equally many
-samples, whatever dimension counts them. So in the last row the shapes travel with the push. If they differ between two
-workers, their batches may differ, too: one line names both shapes, says that all weigh alike, and how to give the
-count. If there are no shapes to compare (no call of the model was seen, or its inputs are objects), worker 0 says so.
-
-A mean over labels is divided by a number that its graph has. So a loop with padding, with masks, or with weights of
-classes, has the update of the joined batch. Where a loss has several means over labels, the largest of these numbers
-counts, and other terms are weighed by it, too.
+samples, whatever dimension counts them. So shapes serve for a warning only (:mod:`paceline.membership.weighing`).
 
 Calls of the model count if a backward pass goes through their outputs and reaches a parameter of the optimizer. A batch
 of a sampler counts once per push, however many calls and backward passes it takes.
@@ -33,7 +25,6 @@ of a sampler counts once per push, however many calls and backward passes it tak
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import zlib
 from collections import Counter, deque
@@ -42,19 +33,18 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from paceline.consistency.counting import ALIKE, LABELS
 from paceline.data import dealt
-from paceline.layout.tensors import floats
 from paceline.optim.backward import engine
 from paceline.torch_hooks.untraced import untraced
+from paceline.wire import messages as m
 
-logger = logging.getLogger(__name__)
+Weigh = Literal["samples", "equal"]
 
 #: Autograd's number of the backward pass that runs, where none does.
 _NO_PASS = -1
@@ -65,32 +55,35 @@ class Count:
     """The samples behind a push.
 
     Attributes:
-        samples: how many if that is certain, else 1. Where labels count, their number or weight; of a sum that is
-            divided, the divisor.
-        rows: how many there may be; for speeds, and for pushes without weights.
-        inputs: None: the number is certain. ``LABELS``: it is that of labels. Else the shapes of the inputs, empty if
-            they are not known.
-        doubt: why it is not certain, where that cannot be seen in the shapes.
+        samples: the weight.
+        rows: how many samples there may be; for speeds, and for pushes without weights.
+        way: how the weight is known.
+        shapes: those of the model's inputs, where the number of samples is not known; empty: not known either.
+        why: what is missing, where the number is not known.
     """
 
     samples: float
     rows: float
-    inputs: str | None = None
-    doubt: str = ""
+    way: m.Way = ""
+    shapes: str = ""
+    why: str = ""
 
 
 class SampleCounter:
     """Counts the samples behind each push of one worker, unless the user gives those of every local batch.
 
     ``batch_dim`` is the dimension of the inputs that counts samples, if the user has said so.
+
+    Attributes:
+        last: of the last push.
     """
 
-    def __init__(self, given: float | None, batch_dim: int | None) -> None:
+    def __init__(self, given: float | None, batch_dim: int | None, weigh: Weigh = "samples") -> None:
         self.give(given)
-        self.batch_dim = batch_dim
-        self.last = 1.0
-        """Weight of the last push."""
-        self._last: Count | None = None
+        if weigh not in get_args(Weigh):
+            raise ValueError(f"weigh is {' or '.join(map(repr, get_args(Weigh)))}, not {weigh!r}")
+        self.batch_dim, self.weigh = batch_dim, weigh
+        self.last: Count | None = None
         self._rows = 1.0
         self._seen: list[Tally] = []
         """Calls of passes that have ended."""
@@ -110,13 +103,8 @@ class SampleCounter:
         self._batches: list[dealt.DealtBatch] = []
         self._is_dealt = True
         """Whether the batches of all passes since the last push are known."""
-        self._labels: list[torch.Tensor] = []
-        """Weights of the labels of passes since the last push."""
-        self._pass_labels: torch.Tensor | None = None
-        """That of the running pass."""
         self._newest = 0
         self._batch: dealt.DealtBatch | None = None
-        self._warned = False
         dealt.note_uses()
 
     def give(self, samples: float | None) -> None:
@@ -183,10 +171,6 @@ class SampleCounter:
 
     # ---- backward passes -------------------------------------------------------------------------------------------
 
-    def see_labels(self, weight: torch.Tensor | None) -> None:
-        """Register the number that divides the losses of the running pass: that of labels, say; None: not certain."""
-        self._pass_labels = weight
-
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
         self._touched = self.is_reaching = True
@@ -204,13 +188,9 @@ class SampleCounter:
         if self._reached:
             del self._seen[: self._ended]
             self._ended, self._batches, self._is_dealt, self._reached = 0, [], True, False
-            self._labels = []
 
     def _note_batch(self) -> None:
-        """Note the batch that the loop has now, and the labels of its losses."""
-        if self._pass_labels is not None:
-            self._labels.append(self._pass_labels)
-            self._pass_labels = None
+        """Note the batch that the loop has now."""
         if self._told is not None and self._told not in self._seen:
             self._seen.append(self._told)
         batch = dealt.newest(self._newest, self._batch)
@@ -231,23 +211,28 @@ class SampleCounter:
         the last push.
         """
         dealt.note_use()
+        reached = self._reached or self.is_reaching
         if self.given is not None:
-            count = Count(float(self.given), float(self.given))
+            count = self._known(float(self.given), "given")
+        elif not reached and self.last is not None and has_gradients() and repeats():
+            count = self.last
+        elif reached or has_gradients():
+            if self.is_reaching or not reached:
+                self._note_batch()
+            count = self._count([*self._seen, *self._pending])
         else:
-            reached = self._reached or self.is_reaching
-            if not reached and self._last is not None and has_gradients() and repeats():
-                count = self._last
-            elif reached or has_gradients():
-                if self.is_reaching or not reached:
-                    self._note_batch()
-                count = self._count([*self._seen, *self._pending])
-            else:
-                count = Count(0.0, 0.0)
+            count = Count(0.0, 0.0)
         self._is_pushed, self._reached = self.is_reaching, False
         self._seen, self._pending, self._ended = [], [], 0
-        self._newest, self._batches, self._is_dealt, self._labels = dealt.count(), [], True, []
-        self.last, self._rows, self._last = count.samples, count.rows or self._rows, count
+        self._newest, self._batches, self._is_dealt = dealt.count(), [], True
+        self._rows, self.last = count.rows or self._rows, count
         return count
+
+    def _known(self, samples: float, way: m.Way) -> Count:
+        """Return the count of a push whose number of samples is certain."""
+        if self.weigh == "equal":
+            return Count(float(samples > 0), samples, "equal" if samples else "")
+        return Count(samples, samples, way if samples else "")
 
     def _count(self, calls: list[Tally]) -> Count:
         certain, rows, opaque = 0.0 if calls else None, 0.0, ""
@@ -255,26 +240,24 @@ class SampleCounter:
         for one in calls:
             certain = None if certain is None or one.samples is None else certain + one.samples
             rows, opaque, parts = rows + one.rows, opaque or one.opaque, parts + one.parts
-        if self._batches and self._is_dealt and certain != 0 and (certain is None or self.batch_dim is None):
-            certain = float(sum(one.samples for one in self._batches))
-        if self._labels and certain != 0:
-            return Count(sum(floats(self._labels)), certain or rows or self._rows, LABELS)
+        if self._batches and self._is_dealt and certain != 0:
+            number = float(sum(one.samples for one in self._batches))
+            if not number or certain is None or self.batch_dim is None:
+                return self._known(number, "dealt")
         if certain is not None:
-            return Count(certain, certain)
+            return self._known(certain, "inputs")
         rows = rows or self._rows
+        if self.weigh == "equal":
+            return Count(1.0, rows, "equal")
         if not calls:
-            return Count(1.0, rows, "", "no call of the model was seen")
+            return Count(1.0, rows, "unknown", "", "no call of the model was seen")
         if opaque:
-            return Count(1.0, rows, "", f"the size of a {opaque} among the inputs of the model is not known")
+            why = f"the size of a {opaque} among the inputs of the model is not known"
+            return Count(1.0, rows, "unknown", "", why)
         text = text_of(parts)
-        doubt = "" if self.batch_dim is None else f"inputs {text} do not agree on dimension {self.batch_dim}"
-        return Count(1.0, rows, text, doubt)
-
-    def say(self, doubt: str) -> None:
-        """Say once why all workers weigh alike."""
-        if doubt and not self._warned:
-            self._warned = True
-            logger.warning("%s, %s", doubt, ALIKE)
+        dim = self.batch_dim
+        why = "batch_dim is not set" if dim is None else f"inputs {text} do not agree on dimension {dim}"
+        return Count(1.0, rows, "unknown", text, why)
 
 
 # ---- one call of a model ------------------------------------------------------------------------------------------
@@ -313,7 +296,7 @@ def tally(inputs: Any, batch_dim: int | None) -> Tally:
     own = {size for size in map(_own_size, leaves) if size is not None}
     dim = batch_dim or 0
     sizes = [one.shape[dim] for one in tensors if not one.is_nested and one.dim() > dim]
-    found = own if batch_dim is None else own | set(sizes)
+    found = set() if batch_dim is None else own | set(sizes)
     samples = found.pop() if len(found) == 1 else None
     if tensors and not own and not any(one.numel() for one in tensors):
         samples = 0  # all tensors are empty, whichever dimension counts samples

@@ -1,14 +1,8 @@
 """Strategy of ``update="server"``: the optimizer runs on the servers.
 
-    gradient complete ─► arena ─► bucket complete ─► push ─► merge, update ─► new weights ─► copied at ``step``
+    ``step``: gradients ─► arena ─► push ─► merge, update ─► new weights ─► copied to the parameters
 
-| option            | buckets are pushed                 | when a loop may change ``p.grad``                       |
-|-------------------|------------------------------------|---------------------------------------------------------|
-| ``overlap=True``  | when complete, while backward runs | not between backward and ``step``; checked bit by bit   |
-| ``overlap=False`` | at ``step``                        | until ``step``                                          |
-
-With ``overlap`` there is one ``step`` after every ``backward_passes_per_step`` backward passes. The user's weights do
-not change before ``step`` copies new ones.
+What ``p.grad`` holds when ``step`` is called is pushed, so a loop may change it until then: it is this worker's own.
 """
 
 from __future__ import annotations
@@ -93,24 +87,12 @@ class ServerUpdate(ExchangingStrategy):
 
     def __init__(self, setup: StrategySetup, store: DistStore, buffers: Buffers | None) -> None:
         or_worker = ", or use update='worker'" if store.policy.merge == "all" else ""
-        advice = (
-            "The servers have stepped on the first one: call optimizer.step() after every backward, set "
-            f"backward_passes_per_step, or use overlap=False{or_worker}. If one backward pass computes it twice, call "
-            "torch.utils.checkpoint with use_reentrant=False"
-        )
-        exchange = ServerExchange(store, setup.inner, setup.model, "server", advice)
+        exchange = ServerExchange(store, setup.inner, setup.model, "server")
         super().__init__(setup, store, exchange, buffers)
         self._or_worker = or_worker
         spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
-        self._overlap = store.policy.merge == "all" if self.choices.overlap is None else self.choices.overlap
-        if self.choices.on_nan == "skip":
-            if self.choices.overlap:
-                raise ValueError("on_nan='skip' needs overlap=False: a push that was sent cannot be undone")
-            self._overlap = False
         self._nan = "error" if self.choices.on_nan == "error" else "pass"
-        self._arrived: dict[torch.nn.Parameter, int] = {}
-        self._pending = False
         self._stepped_on: KeptGradients | None = None
         """The gradients of the last step."""
         try:
@@ -118,12 +100,12 @@ class ServerUpdate(ExchangingStrategy):
         except ValueError as error:
             raise ValueError(f"{error}{_OR_WORKER}") from error
         exchange.add(self.named)
-        if self.inner.state and store.rank == 0:
+        if self.inner.state and store.session.is_lead:
             store.set_optimizer_states(self._own_states())
         self._passes = 0
         """Backward passes since the last step."""
         self._versions = self._passes_alone = 0
-        self._watch = BackwardWatch(self._on_gradient, self._on_end)
+        self._watch = BackwardWatch(self._touch, self._on_end)
         self._watch.watch(param for _, param, _ in self.named)
         self._keep_state()
         self._is_shown = False
@@ -135,20 +117,9 @@ class ServerUpdate(ExchangingStrategy):
 
     # ---- backward --------------------------------------------------------------------------------------------------
 
-    def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        self._touch(param)
-        if not self._overlap:
-            return
-        if self._pending:
-            self.synchronize()
-        self._arrived[param] = self._arrived.get(param, 0) + 1
-        if self._arrived[param] >= self.choices.passes and self._exchange.fill(param):
-            self._push()
-
     def _on_end(self) -> None:
         self._samples.ended()
-        if not self._exchange.started:
-            self._keep()
+        self._keep()
         self._passes += 1
         if self._passes > self.choices.passes and self._passes_alone < _MOST_ALONE:
             self._note_alone()
@@ -204,51 +175,27 @@ class ServerUpdate(ExchangingStrategy):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self.synchronize()
             self._check_state()
-            self._check_unchanged(scaled=scale is not None or found_inf is not None)
+            if self._merged and self._unpushed is not None and not self._unpushed.are_unchanged():
+                self._say_changed("where the servers step, they get them at step", "Use update='worker'")
             skip = self._must_skip(scale, found_inf)
             if not self._merged and self.choices.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
             if self._unpushed is not None and not self._has_gradients():
                 self.zeroed()
             self._push_rest(replace(self._carried(), skip=skip))
-            self._arrived, self._open, self._unpushed = {}, None, None
+            self._open = self._unpushed = None
             self._stepped_on = KeptGradients(param for _, param, _ in self.named)
             self._passes = self._versions = self._passes_alone = 0
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
-            self._pending = True
-            if not self.choices.lazy:
-                self.synchronize()
+            self._settle()  # before any weight changes, so that a failure leaves those of the last round
+            self._exchange.take()
+            self.weights.ended()
         return loss
 
     def _repeats(self) -> bool:
         return self._stepped_on is not None and self._stepped_on.are_unchanged()
-
-    def _check_unchanged(self, scaled: bool) -> None:
-        """Raise for changes after a push: the servers would not see them."""
-        if not self._exchange.started:
-            return
-        ways_out = f"use overlap=False (it pushes the gradients at step){self._or_worker}"
-        if scaled:
-            raise PacelineError(
-                f"worker {self.store.rank}: gradients were pushed during backward, before GradScaler could unscale "
-                f"them; {ways_out}"
-            )
-        changed = self._exchange.changed()
-        if changed is not None:
-            raise PacelineError(
-                f"worker {self.store.rank}: the gradient of {changed.name!r} was changed after its push, between "
-                f"backward and step, which the servers do not see; {ways_out}. To clip, give clip_grad_norm= or "
-                "clip_grad_value="
-            )
-        if self._current_options() != self._options:
-            raise PacelineError(
-                f"worker {self.store.rank}: options of the optimizer (a learning rate, for example) were changed "
-                "between backward and step, but the gradients were pushed with the old ones; change them before "
-                f"backward, or {ways_out}"
-            )
 
     def _must_skip(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> bool:
         """Divide the gradients by a GradScaler's scale; returns whether no worker may apply this round."""
@@ -260,15 +207,6 @@ class ServerUpdate(ExchangingStrategy):
             skip = skip or (self.choices.on_nan == "skip" and not all_finite(grads))
         self.skipped_steps += skip
         return skip
-
-    def synchronize(self) -> None:
-        """Wait until the weights of the last step have arrived, and copy them to the parameters."""
-        if self._pending:
-            self._pending = False
-            with torch.no_grad():
-                self._settle()  # before any weight changes, so that a failure leaves those of the last round
-                self._exchange.take()
-            self.weights.ended()
 
     def _own_weights(self) -> dict[str, torch.Tensor]:
         """Return those that come in rows, too: the others of this optimizer are checked bit by bit at each push."""
@@ -283,10 +221,9 @@ class ServerUpdate(ExchangingStrategy):
             self._exchange.refresh_weights()
 
     def zeroed(self) -> None:
-        """Note that the gradients of passes since the last step were dropped, unless they were pushed."""
-        if not self._exchange.started:
-            self._arrived, self._unpushed = {}, None
-            self._samples.forget()
+        """Note that the gradients of passes since the last step were dropped."""
+        self._unpushed = None
+        self._samples.forget()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Raise an error: the servers step.
@@ -308,8 +245,7 @@ class ServerUpdate(ExchangingStrategy):
         )
 
     def close(self) -> None:
-        """Stop watching backward passes, after the weights of the last step have arrived."""
-        self.synchronize()
+        """Stop watching backward passes."""
         self._watch.close()
         for hook in self._hooks:
             hook.remove()
@@ -351,7 +287,6 @@ class ServerUpdate(ExchangingStrategy):
         Nor where a loop has put another state there: the next step refuses it.
         """
         if not self._is_shown and self.inner.state is self._state and self._watch.is_watching:
-            self.synchronize()
             self.fetch_states()
 
     def _own_versions(self) -> dict[tuple[str, str], tuple[Any, int]]:
@@ -395,7 +330,7 @@ class ServerUpdate(ExchangingStrategy):
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""
         set_residuals(self.store, saved)
         self.take_states()
-        if self.store.rank == 0:
+        if self.store.session.is_lead:
             self.store.set_optimizer_states(unsent_in(saved))
         self.store.barrier()
 

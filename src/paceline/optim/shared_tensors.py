@@ -1,7 +1,12 @@
-"""The tensors of models that all workers have from rank 0: which they are, and their way through a store at once."""
+"""The tensors of models that all workers have from rank 0: which they are, and their way through a store at once.
+
+A buffer follows rank 0's as long as its shape on both workers is that of the start. Others (cached masks, positions,
+statistics that grow) are each worker's own.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -9,9 +14,15 @@ import torch
 
 from paceline.kvstore.base import KVStoreBase
 from paceline.layout.tensors import as_floats, real_view, set_from_floats
+from paceline.naming import listed
+
+logger = logging.getLogger(__name__)
 
 BUFFER = "buffer "
 """Begin of the keys of buffers: no parameter has such a name."""
+
+OWN = "own buffers"
+"""Key of a vector that has a 1 for each buffer that does not follow rank 0's any more."""
 
 #: Models, each with all its copies on the devices of this worker.
 Models: TypeAlias = Sequence[Sequence[torch.nn.Module]]
@@ -86,10 +97,70 @@ def broadcast(store: KVStoreBase, tensors: Copies) -> None:
         set_all(tensors, values)
 
 
-def addends(store: KVStoreBase, tensors: Copies) -> dict[str, torch.Tensor]:
+def addends(store: KVStoreBase, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what this worker adds to a sum that is rank 0's values: these, or zeros."""
-    values = {name: as_floats(one) for name, one in means_of(tensors).items()}
-    return {name: one.clone() if store.rank == 0 else torch.zeros_like(one) for name, one in values.items()}
+    found = {name: as_floats(one) for name, one in values.items()}
+    return {name: one.clone() if store.rank == 0 else torch.zeros_like(one) for name, one in found.items()}
+
+
+class FollowingBuffers:
+    """The buffers of models that follow rank 0's.
+
+    Args:
+        models: the networks.
+        rank: rank of this worker.
+    """
+
+    def __init__(self, models: Models, rank: int) -> None:
+        self._models, self._rank = models, rank
+        self._first = {name: copies[0].shape for name, copies in buffers_of(models).items()}
+        self._kinds = {name: copies[0].new_empty(0) for name, copies in buffers_of(models).items()}
+        """By name, a tensor of the dtype and on the device of the buffer."""
+        self._own: set[str] = set()
+        self._has_said = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the buffers at the start."""
+        return list(self._first)
+
+    def current(self) -> dict[str, list[torch.Tensor]]:
+        """Return the buffers that follow, as they are now: a module may have replaced a tensor."""
+        now = buffers_of(self._models)
+        shapes = {name: {one.shape for one in copies} for name, copies in now.items()}
+        self._note_own(
+            name
+            for name in {**self._first, **now}
+            if name not in self._own and (name not in self._first or shapes.get(name) != {self._first[name]})
+        )
+        return {name: now[name] for name in self._first if name not in self._own}
+
+    def told(self) -> dict[str, torch.Tensor]:
+        """Return values for the other workers, of the same names and shapes on all workers, and which do not count."""
+        current = means_of(self.current())
+        values = {
+            name: current[name] if name in current else self._kinds[name].new_zeros(shape)
+            for name, shape in self._first.items()
+        }
+        own = [float(name in self._own) for name in values]
+        return values | ({OWN: torch.tensor(own, dtype=torch.float64, device="cpu")} if values else {})
+
+    def followed(self, values: Mapping[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        """Return the buffers that follow, given what rank 0 has told."""
+        if OWN in values:
+            self._note_own(name for name, own in zip(self._first, values[OWN].tolist(), strict=True) if own)
+        return self.current()
+
+    def _note_own(self, names: Iterable[str]) -> None:
+        new = [name for name in names if name not in self._own]
+        self._own.update(new)
+        if new and not self._has_said:
+            self._has_said = True
+            logger.warning(
+                "worker %d: buffer %s is each worker's own from now on: a forward pass has made it, or has changed its "
+                "shape, as that of a cache",
+                self._rank, listed(repr(name.removeprefix(BUFFER)) for name in new),
+            )  # fmt: skip
 
 
 class Places:

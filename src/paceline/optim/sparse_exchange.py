@@ -164,7 +164,7 @@ class SparseExchange:
             _give_weights(self._store, named)
         elif named:
             self._store.barrier()
-            if self._store.rank == 0:
+            if self._store.session.is_lead:
                 self._store.set_values([name for name, _ in named], [param.data for _, param in named])
             self._store.barrier()
             self.refresh()

@@ -27,10 +27,10 @@ from paceline.optim.backward import KeptGradients, is_watched
 from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
-from paceline.optim.loss_reader import LossReader
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.shared_tensors import untrained_of
+from paceline.optim.told import ToldBatches
 from paceline.optim.watch import ModelWatch
 from paceline.updaters import Options
 from paceline.worker.traffic import Carried
@@ -51,10 +51,8 @@ class MergeChoices:
     reduction: Literal["mean", "sum"] = "mean"
     passes: int = 1
     """Backward passes per push."""
-    overlap: bool | None = None
-    """Push while backward runs; None: the default of the store's mode."""
-    lazy: bool = False
-    """``step`` does not wait for new weights."""
+    overlap: bool = True
+    """Push while backward runs, where workers step."""
     clip_norm: float | None = None
     clip_value: float | None = None
     on_nan: OnNan = "error"
@@ -179,9 +177,6 @@ class Strategy:
     def zeroed(self) -> None:
         """Note that all gradients were set to None or to zeros."""
 
-    def synchronize(self) -> None:
-        """Wait until the weights of the last step have arrived."""
-
     def broadcast_weights(self) -> None:
         """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
 
@@ -222,10 +217,10 @@ class ExchangingStrategy(Strategy):
     def __init__(self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, buffers: Buffers | None) -> None:
         super().__init__(setup, store, exchange)
         self.buffers, self._samples = buffers, setup.samples
-        self._says_doubt = exchange.weighs and store.rank == 0 and store.num_workers > 1
+        self._says_graph = store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
         """The exchange's reaction to a gradient of this worker that is not finite."""
-        self._steps = 0
+        self._steps, self._has_said = 0, False
         self._model = setup.model
         self._options: list[Options] = []
         """Options of the last round that was opened."""
@@ -233,15 +228,12 @@ class ExchangingStrategy(Strategy):
         """The data that the open round's pushes carry; None: no round is open."""
         self._unpushed: KeptGradients | None = None
         """The gradients after the last pass, if no push has any of them yet."""
-        is_weighed = exchange.weighs and store.num_workers > 1
-        self._losses = LossReader(store.rank, self._says_doubt) if is_weighed else None
+        self._told = ToldBatches(setup.samples, exchange.merge)
 
     def _touch(self, param: torch.nn.Parameter) -> None:
         """Note that the running pass has made a gradient; its first one tells if those of earlier passes are gone."""
         if self._unpushed is not None and not self._samples.is_reaching and self._unpushed.are_dropped(param):
             self.zeroed()
-        if self._losses is not None and self._losses.is_unread:
-            self._samples.see_labels(self._losses.of_pass(self._samples.given is not None))
         self._samples.touch()
 
     def _keep(self) -> None:
@@ -257,14 +249,10 @@ class ExchangingStrategy(Strategy):
         if self._open is None:
             self._round += 1
             count = self._samples.take(self._has_gradients, self._repeats)
-            if self._says_doubt:
-                self._samples.say(count.doubt)
             self._options = self._current_options()
-            weighs = self._exchange.weighs
             self._open = Carried(
-                count.samples if weighs or count.inputs is None else count.rows,
+                count.samples if self._exchange.merge == "mean" else count.rows,
                 count.rows,
-                count.inputs if weighs else None,
                 self._exchange.encoded(self._options),
                 round=self._round,
                 nan=self._nan,
@@ -272,11 +260,35 @@ class ExchangingStrategy(Strategy):
             )
         return self._open
 
+    def _say_changed(self, why: str, way_out: str) -> None:
+        """Say once that a loop has changed its own gradients, before they are merged."""
+        if not self._has_said and self.store.num_workers > 1:
+            self._has_said = True
+            logger.warning(
+                "worker %d: gradients were changed before they were merged: %s. What looks at the size of gradients "
+                "(clipping, a GradScaler) has seen this worker's own. %s, or clip with clip_grad_norm= or "
+                "clip_grad_value=",
+                self.store.rank, why, way_out,
+            )  # fmt: skip
+
     def _push_rest(self, carried: Carried) -> None:
         """Push what is not pushed yet of the round."""
+        if self._says_graph:
+            self._say_graph()
         self._exchange.push_rest(carried)
         if self.buffers is not None:
             self.buffers.pushed()
+
+    def _say_graph(self) -> None:
+        """Say once whose samples a derivative of gradients is of: exchanges keep their graph, and merge only them."""
+        grad = next((param.grad for _, param, _ in self.named if param.grad is not None), None)
+        if grad is not None and grad.grad_fn is not None:
+            self._says_graph = False
+            logger.warning(
+                "gradients have a graph (create_graph=True): a derivative of param.grad, as AdaHessian takes it, is of "
+                "each worker's own samples. If a step uses it, average it over the workers before: pushpull of a "
+                'store of its own, paceline.kvstore.create("dist_sync", mean=True), does that'
+            )
 
     def _settle(self) -> None:
         """Wait for all answers of the round, and end it."""
@@ -294,11 +306,12 @@ class ExchangingStrategy(Strategy):
             self._exchange.push(self._open or self._carried())
 
     def ended_step(self) -> None:
-        """After some of the steps, let the workers' weights be compared."""
+        """After some of the steps, let the workers' weights and batches be compared."""
         self._steps += 1
-        if is_due(self._steps):
+        is_compared, batch = is_due(self._steps), self._told.of_step(self._steps)
+        if is_compared or batch is not None:
             with torch.no_grad():
-                self._exchange.compare(self._steps, self._own_weights)
+                self._exchange.tell_step(self._steps, self._own_weights() if is_compared else {}, batch)
 
     def _own_weights(self) -> dict[str, torch.Tensor]:
         """Return the weights that may become others than those of other workers: no exchange brings them together.
@@ -319,7 +332,6 @@ class ExchangingStrategy(Strategy):
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
-        self.synchronize()
         with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
             self._exchange.broadcast_weights()
 

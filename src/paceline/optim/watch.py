@@ -1,4 +1,4 @@
-"""Watches a model: counts samples, and updates weights and buffers before they are read."""
+"""Watches a model: counts samples, and updates buffers before they are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
 from paceline.observe import meter
 from paceline.optim.buffers import Buffers
-from paceline.optim.samples import SampleCounter
+from paceline.optim.samples import SampleCounter, tensors_in
+from paceline.worker import alone
 
 _UNWATCHED = (
     "give that named_parameters=model.named_parameters() instead of model=, and set optimizer.samples to the size of "
@@ -86,10 +87,9 @@ _OWN_BUFFERS = ", and buffers such as running means may be this worker's own"
 
 
 class ModelWatch:
-    """Counts samples, and brings weights and buffers up to date before the model reads them.
+    """Counts samples, and brings buffers up to date before the model reads them.
 
-    With ``lazy`` new weights may not have arrived, so reads by any part of the model wait for them. Weights can be read
-    also when the job has failed and nothing new arrives.
+    Weights can be read also when the job has failed and nothing new arrives.
     """
 
     def __init__(
@@ -97,26 +97,19 @@ class ModelWatch:
         model: torch.nn.Module,
         samples: SampleCounter,
         buffers: Buffers | None,
-        synchronize: Callable[[], None],
-        lazy: bool,
         weights: Weights,
     ) -> None:
-        self._samples, self._buffers, self._synchronize = samples, buffers, synchronize
-        self._weights = weights
+        self._samples, self._buffers, self._weights = samples, buffers, weights
         for module in model.modules():
             _remove_dead_hooks(module)
         hooks = self._hooks = [
             model.register_forward_pre_hook(ModelHook(self._before_forward)),
             model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True),
         ]
-        for module in model.modules() if lazy else [model]:
-            before_read = ModelHook(self._before_read)
-            hooks.append(module.register_state_dict_pre_hook(before_read))  # type: ignore[no-untyped-call]
-            CopyHook(self._before_read).put_first(module)
-            if module is not model:
-                hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
+        hooks.append(model.register_state_dict_pre_hook(ModelHook(self._before_read)))  # type: ignore[no-untyped-call]
+        CopyHook(self._before_read).put_first(model)
         for module in model.modules():  # what is under way must not come after what is loaded
-            if lazy or (buffers is not None and module._buffers):
+            if buffers is not None and module._buffers:
                 hooks.append(module.register_load_state_dict_pre_hook(ModelHook(self._before_load)))  # type: ignore[no-untyped-call]
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what torch.compile has made of the model runs without hooks, also new ones
@@ -128,18 +121,16 @@ class ModelWatch:
 
     def _after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         self._samples.see((args, kwargs), outputs)
+        if module.training and not torch.compiler.is_compiling() and alone.wants_inputs():
+            alone.note_inputs(tensors_in((args, kwargs)))
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         if module.training:
             meter.active.forward_begins()
-            self._synchronize()
         else:
-            self._weights.read(self._synchronize)
+            self._weights.read()
         if self._buffers is not None and self._buffers.forward_begins():
             self._weights.read(self._buffers.take, _OWN_BUFFERS)
-
-    def _before_part(self, module: torch.nn.Module, args: Any) -> None:
-        self._synchronize()
 
     def _before_read(self, *_: Any) -> None:
         self._weights.read(self._bring, _OWN_BUFFERS)
@@ -150,11 +141,8 @@ class ModelWatch:
             self._buffers.keep()
 
     def _bring(self) -> None:
-        try:
-            self._synchronize()
-        finally:
-            if self._buffers is not None:
-                self._buffers.take()
+        if self._buffers is not None:
+            self._buffers.take()
 
 
 def _remove_dead_hooks(module: torch.nn.Module) -> None:

@@ -59,7 +59,9 @@ class Exports:
         if self._report:
             page.check_report(self._report)
         self.metrics = Metrics(settings.metrics, self._text) if settings.metrics else None
-        self.page = Dashboard(int(settings.dashboard), self._history.copy) if settings.dashboard else None
+        self.page = None
+        if settings.dashboard:
+            self.page = Dashboard(int(settings.dashboard), self._history.copy, settings.page_token)
         if self.metrics is not None and metrics_address(settings.metrics)[1] == 0:
             logger.warning("metrics of this job: %s", self.metrics.url)
         if self.page is not None:

@@ -4,11 +4,13 @@
 |---|---|---|
 | to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
 | | | ``["lost", [role, rank], reason, goes on]``: failures; ``["over"]`` when all workers have said goodbye; |
+| | | ``["left", [role, rank]]``: a worker under notice has left, and its exit code does not matter; |
 | | | ``["alone", text]``: workers train and exchange nothing; |
 | | | ``["status", text]``: the status, as JSON in a text; an empty one if it is too long for the pipe |
 | from the launcher | ``PACELINE_ENDED_FD`` | JSON ``["exited", [role, rank], exit code, ...]``: a process has ended; |
 | | | ``["runs", [role, rank], CPU seconds, is ready]``, again and again until all members have joined; |
-| | | ``["status"]`` asks for the status; the next one is asked for after the answer |
+| | | ``["status"]`` asks for the status; the next one is asked for after the answer; |
+| | | ``["ends"]``: SIGTERM to the workers, which follows, ends the job, and is no notice |
 
 These failures are the first one, and the deaths of workers without which the others go on.
 
@@ -50,7 +52,11 @@ class StatusWanted(NamedTuple):
     """The launcher asks for the status."""
 
 
-News: TypeAlias = Ended | StartProgress | StatusWanted
+class JobEnds(NamedTuple):
+    """The launcher ends the job by SIGTERM."""
+
+
+News: TypeAlias = Ended | StartProgress | StatusWanted | JobEnds
 
 
 class Launcher:
@@ -81,6 +87,10 @@ class Launcher:
     def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
         """Say which process failed first, or that a worker has died and the others go on."""
         self._write_once("lost", (role, rank), reason, goes_on)
+
+    def report_left(self, role: str, rank: int) -> None:
+        """Say that a worker under notice has left."""
+        self._write_once("left", (role, rank))
 
     def report_complete(self) -> None:
         """Say that all members have joined."""
@@ -139,4 +149,6 @@ def _parsed(line: bytes) -> News:
             return Ended(role, rank, code)
         case ["runs", [role, rank], cpu_s, is_ready]:
             return StartProgress(role, rank, cpu_s, is_ready)
+        case ["ends"]:
+            return JobEnds()
     return StatusWanted()

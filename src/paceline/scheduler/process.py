@@ -14,10 +14,12 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.host.descriptors import raise_limit_for
 from paceline.host.plain_text import described
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
+from paceline.net.claims import Bounds
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
 from paceline.observe import events, ring
@@ -25,8 +27,10 @@ from paceline.observe.clocks import RoundTrips
 from paceline.observe.logs import set_up_logging
 from paceline.observe.recording import Recording
 from paceline.scheduler.exports import Exports
-from paceline.scheduler.launcher import Launcher, StartProgress, StatusWanted
+from paceline.scheduler.journal import Journal
+from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_HEADER_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +38,21 @@ logger = logging.getLogger(__name__)
 #: processes whose end the launcher tells, are looked at at once.
 CHECK_INTERVAL_S = 0.2
 
+#: Bytes of one member's requests that wait, and of answers that it has not confirmed or leaves unread.
+MAX_KEPT_BYTES = 4 * MAX_HEADER_BYTES
+
 
 class Scheduler:
     """Runs :class:`~paceline.membership.Membership` over a listener."""
 
     def __init__(self, settings: Settings, listener: SocketListener, launcher: Launcher, exports: Exports) -> None:
         self._listener, self._launcher, self._exports = listener, launcher, exports
+        self._journal = Journal(settings)
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
         )
-        self._answerer = Answerer(listener, self._membership.is_member)
+        self._answerer = Answerer(listener, self._membership.is_member, most_bytes=MAX_KEPT_BYTES)
         self._interval_s, self._clock = settings.beat_interval_s, RoundTrips(is_same_clock=True)
         self._clock.note(0.0, 0.0, 0.0)
         if ring.active is not None:
@@ -81,6 +89,7 @@ class Scheduler:
     def _carry_out(self, peer: bytes, seq: int, body: m.Request) -> None:
         try:
             self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
+            self._answerer.admit(peer)  # the answer to a Hello may come much later
         except Exception as error:
             # Process border: a defect here must not end the job of all. The peer gets the error, and the log the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
@@ -95,6 +104,8 @@ class Scheduler:
                 self._membership.note_cpu((one.role, one.rank), one.cpu_s, now, one.is_ready)
             elif isinstance(one, StatusWanted):
                 self._launcher.report_status(msgspec.json.encode(self._membership.status(now)).decode())
+            elif isinstance(one, JobEnds):
+                self._membership.notices.is_ending = True
             else:
                 self._perform(self._membership.ended(*one, now))
                 has_ended = True
@@ -135,9 +146,11 @@ class Scheduler:
         self._deaths = len(deaths)
         for death in self._membership.losses.deaths.values():
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
+        for member in self._membership.notices.left():
+            self._launcher.report_left(member.role, member.rank)
         if self._membership.complete:
             self._launcher.report_complete()
-        elif text := self._membership.advice.alone.why_not_joined():
+        elif text := self._membership.advice.why_alone():
             self._launcher.report_alone(text)
         if self._membership.cause is not None:
             cause = self._membership.cause
@@ -147,6 +160,7 @@ class Scheduler:
 
     def _perform(self, actions: Sequence[Action]) -> int | None:
         self._report()  # before anybody can end because of it
+        self._journal.write(self._membership.log.take())
         for action in actions:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
@@ -170,7 +184,13 @@ def main(settings: Settings) -> int:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
+        workers, servers = settings.num_workers, settings.num_servers
+        raise_limit_for(2 * workers + servers, f"the scheduler of {workers} workers")
+        bounds, address = (
+            Bounds.of_job(workers + servers, MAX_HEADER_BYTES),
+            bind_address(settings.scheduler, settings.ports),
+        )
+        listener = SocketListener([address], security, "scheduler", watch=True, bounds=bounds)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -260,8 +260,8 @@ class Dashboard:
         ConfigError: it cannot be bound.
     """
 
-    def __init__(self, port: int, history: Callable[[], object]) -> None:
-        self._history, self._token = history, secrets.token_urlsafe(24)
+    def __init__(self, port: int, history: Callable[[], object], token: str = "") -> None:
+        self._history, self._token = history, token or secrets.token_urlsafe(24)
         self._readers: set[_Reader] = set()
         self.lock = threading.Lock()
         self._site = Site("dashboard", "127.0.0.1", port, self._answer)

@@ -52,8 +52,8 @@ class ClipSink(Sink):
         squares = {slot.span: square_sum(accumulator)}
         rounds = {worker: slot.rule.pushed[worker] for worker in action.workers}
         norm = clipping.norms[unit] = Norm(rounds, squares, accumulator.skip)
-        if accumulator.objection:
-            norm.error = self._sink.refuse(slot, action.workers, accumulator.objection)
+        if accumulator.problem:
+            norm.error = self._sink.refuse(slot, action.workers, accumulator.problem)
             accumulator.close()
         else:
             clipping.held[unit] = HeldCohort(action, accumulator, norm)

@@ -83,7 +83,7 @@ class Sum:
     def message_key(self) -> tuple[object, ...]:
         """Sums that agree in this travel in one message."""
         one = self.accumulator
-        return self.owner, self.unit, self.shares, id(one.options), one.skip, one.problem, tuple(one.inputs.items())
+        return self.owner, self.unit, self.shares, id(one.options), one.skip, one.problem
 
 
 class ForwardStore(Sink):
@@ -239,10 +239,7 @@ def _batches(sums: Iterable[Sum]) -> list[list[Sum]]:
 def _message(store: str, sums: Sequence[Sum]) -> tuple[m.PushSum, Frames]:
     """Return the message that takes sums of one batch to their owner, and its frames."""
     first, merged = sums[0], sums[0].accumulator
-    shares = [
-        m.Share(*share, [one.rounds[number] for one in sums], merged.inputs.get(share[0]))
-        for number, share in enumerate(first.shares)
-    ]
+    shares = [m.Share(*share, [one.rounds[number] for one in sums]) for number, share in enumerate(first.shares)]
     options = b"" if merged.options is None else msgspec.msgpack.encode(merged.options)
     entries = [m.Entry(*one.span.place, one.span.start, one.span.length, 0) for one in sums]
     absent = [part for one in sums for part in one.absent]

@@ -118,7 +118,7 @@ class ServerState:
     """Sends a request to another server."""
     members: Members
     stores: HostedStores = field(default_factory=HostedStores)
-    meetings: Meetings = field(default_factory=Meetings)
+    meetings: Meetings = field(init=False)
     board: Board = field(default_factory=Board)
     unconfirmed: Counter[int] = field(default_factory=Counter)
     """By worker that was taken out: owners that have not confirmed it."""
@@ -128,6 +128,9 @@ class ServerState:
     def end_graces(self, now: float) -> float:
         """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
         return min((store.end_graces(now) for store in self.graced), default=math.inf)
+
+    def __post_init__(self) -> None:
+        self.meetings = Meetings(len(self.members.worker_hosts))
 
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None

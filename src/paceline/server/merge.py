@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 
 from paceline.compression import Codec
-from paceline.consistency.counting import Inputs, mixture_of
 from paceline.layout.ranges import Ranges, common, within
 from paceline.updaters import StepOptions, options_apart
 from paceline.updaters.rows import add_rows
@@ -84,8 +83,6 @@ class Contribution:
     """Why the pushes behind a sum cannot make one update."""
     notes: Notes = ()
     """Notes that the workers behind it send each other."""
-    inputs: Inputs = field(default_factory=dict)
-    """Inputs of the workers behind it that have samples."""
 
 
 class _Sum:
@@ -181,8 +178,6 @@ class Accumulator:
         """Where no worker with samples had a gradient, known when all are merged; None: no worker had samples."""
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
-        self.inputs: dict[int, str | None] = {}
-        """Inputs of the workers that have samples."""
         self.options: StepOptions | None = None
         self._options_of = 0
         self.skip = False
@@ -196,7 +191,6 @@ class Accumulator:
         self._held[worker] = contribution
         self.shares[worker] = self.shares.get(worker, 0.0) + contribution.samples
         self.notes += contribution.notes
-        self.inputs |= contribution.inputs
         for host in self._expected if contribution.others else ():
             host[:] = [one for one in host if one not in contribution.others]
         while self._expected:
@@ -244,14 +238,6 @@ class Accumulator:
             self._end_host()
         self._expected = []
 
-    @property
-    def objection(self) -> tuple[str, str] | None:
-        """Why the contributions cannot make one update, and what to do; None: they can. Known when all are merged."""
-        if self.problem:
-            return f"do not have the same optimizer: {self.problem}", "set the same options on every worker"
-        mixture = mixture_of(self.inputs)
-        return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
-
     def sum(self) -> tuple[torch.Tensor, float] | None:
         """Return the sum and its unit, or None when no worker had a gradient; it may be used until :meth:`close`.
 
@@ -293,7 +279,7 @@ class Accumulator:
         other._expected = [list(host) for host in self._expected]
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
         other._host, other._whole = self._host.part(part), self._whole.part(part)
-        other.shares, other.inputs, other.notes = dict(self.shares), dict(self.inputs), list(self.notes)
+        other.shares, other.notes = dict(self.shares), list(self.notes)
         other.absent = None if self.absent is None else within(self.absent, part.start, part.stop)
         return other
 

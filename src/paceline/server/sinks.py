@@ -17,14 +17,12 @@ push is not answered, regardless of the rule.
 from __future__ import annotations
 
 import abc
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
-from paceline.consistency.counting import ALIKE, difference_of, mixture_of
 from paceline.consistency.stats import bin_of
 from paceline.errors import ConfigError
 from paceline.layout.ranges import is_all
@@ -33,8 +31,6 @@ from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
 from paceline.updaters import UpdaterSpec
 from paceline.wire import messages as m
-
-logger = logging.getLogger(__name__)
 
 
 class Sink(abc.ABC):
@@ -67,7 +63,6 @@ class ApplySink(Sink):
         self.spec = UpdaterSpec()
         self.codecs: dict[str, Codec] = {}
         self._store, self._policy = store, policy
-        self._has_said = False
 
     # ---- updates ---------------------------------------------------------------------------------------------------
 
@@ -97,12 +92,8 @@ class ApplySink(Sink):
         rows = bucket.answers
         if rows is not None:
             rows.note_nothing()
-        differ = len(set(accumulator.inputs.values())) > 1
-        objection = accumulator.objection if differ or accumulator.problem else None
-        if differ and not self._has_said:
-            self._say_what_differs(bucket, accumulator, objection)
-        if objection and self._policy.merges_rounds:
-            self.refuse(slot, action.workers, objection)
+        if accumulator.problem and self._policy.merges_rounds:
+            self.refuse(slot, action.workers, accumulator.problem)
         elif accumulator.skip:
             slot.rule.stats.skipped += 1
             slot.updater.skip()
@@ -130,24 +121,12 @@ class ApplySink(Sink):
             rate = group.get("lr", rate)
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
-    def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
-        """Say once per store that workers weigh alike, or not, whose numbers of samples may differ."""
-        if bucket.place != (0, 0):  # one server has the first bucket, and says it for all
-            return
-        unlike = difference_of(accumulator.inputs)
-        if objection and not self._policy.merges_rounds:
-            unlike = mixture_of(accumulator.inputs)
-        if unlike:
-            self._has_said = True
-            logger.warning("%s, %s", unlike, ALIKE)
-
-    def refuse(self, slot: Slot, workers: Sequence[int], objection: tuple[str, str]) -> Exception:
+    def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
         """Answer workers with the reason why their pushes cannot make one update; the round counts without it."""
         key, round = slot.updater.pieces[0].key, slot.rule.pushed[workers[0]]
-        problem, way_out = objection
         error = ConfigError(
-            f"the workers of store {self._store!r} {problem}, round {round} (key {key!r}); {way_out} before the same "
-            "step"
+            f"the workers of store {self._store!r} do not have the same optimizer: {problem}, round {round} (key "
+            f"{key!r}); set the same options on every worker before the same step"
         )
         for worker in workers:
             request = slot.pending.pop(worker, None)

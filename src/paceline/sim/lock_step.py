@@ -4,9 +4,9 @@ A model is cut into stages, runs of layers whose gradients travel together. A st
 
     forward, front first ──► backward, last first ──► push of each stage as its gradient appears
          ▲                                                     │ from all hosts
-         └──── values of a stage, front first ◄── update ◄─────┘
+         └──── values of all stages ◄──── merge, update ◄──────┘
 
-One stage of the whole model is a loop without overlap: it pushes when backward has ended, and waits for all values.
+One stage of the whole model is a loop without overlap: it pushes when backward has ended.
 
 Hosts of a kind do the same at the same time, so one stands for all of its kind: its flows count as many on the links of
 servers. A stage of one bucket flows to the server that holds it. For a stage that is spread, the server with the
@@ -124,8 +124,8 @@ class _Job:
 
     def __init__(self, environment: Any, hosts: Sequence[Hosts], stages: Sequence[Stage]) -> None:
         self._environment, self._hosts, self._stages = environment, hosts, stages
-        self._values = [[0] * len(stages) for _ in hosts]
-        self._next = [0] * len(hosts)  # stage to compute forward; -1: the host computes
+        self._values = [0] * len(hosts)  # stages whose values have come, of all steps
+        self._waits = [True] * len(hosts)  # for values, to begin a step
         self._ends: list[list[float]] = [[] for _ in hosts]
 
     @property
@@ -136,30 +136,24 @@ class _Job:
     def start(self) -> None:
         """Begin the first step, for which the values are there."""
         for kind in range(len(self._hosts)):
-            self._forward(kind)
+            self._begin(kind)
 
     def take_values(self, kind: int, stage: int) -> None:
-        """Note that the values of a stage have come, and go on if its computation waits for them."""
-        self._values[kind][stage] += 1
-        if self._next[kind] == stage:
-            self._forward(kind)
+        """Note that the values of a stage have come, and begin the next step if it waits for no others."""
+        self._values[kind] += 1
+        self._begin(kind)
 
-    def _forward(self, kind: int) -> None:
-        """Compute the next stage forward, if its values have come."""
-        stage = self._next[kind]
-        computes = stage < 0
-        if computes or len(self._ends[kind]) == STEPS or self._values[kind][stage] < len(self._ends[kind]):
+    def _begin(self, kind: int) -> None:
+        """Compute forward, if the step before has ended and all values have come."""
+        if (
+            not self._waits[kind]
+            or len(self._ends[kind]) == STEPS
+            or self._values[kind] < len(self._ends[kind]) * len(self._stages)
+        ):
             return
-        self._next[kind] = -1
-        seconds = FORWARD * self._stages[stage].work * self._hosts[kind].compute_s
-        call_later(self._environment, seconds, partial(self._after_forward, kind, stage))
-
-    def _after_forward(self, kind: int, stage: int) -> None:
-        if stage + 1 < len(self._stages):
-            self._next[kind] = stage + 1
-            self._forward(kind)
-        else:
-            self._backward(kind, stage)
+        self._waits[kind] = False
+        seconds = FORWARD * sum(one.work for one in self._stages) * self._hosts[kind].compute_s
+        call_later(self._environment, seconds, partial(self._backward, kind, len(self._stages) - 1))
 
     def _backward(self, kind: int, stage: int) -> None:
         seconds = (1 - FORWARD) * self._stages[stage].work * self._hosts[kind].compute_s
@@ -168,12 +162,12 @@ class _Job:
     def _after_backward(self, kind: int, stage: int) -> None:
         if stage == 0:
             self._ends[kind].append(self._environment.now)
-            self._next[kind] = 0
+            self._waits[kind] = True
         self.push(kind, stage)
         if stage:
             self._backward(kind, stage - 1)
         else:
-            self._forward(kind)
+            self._begin(kind)
 
 
 class _Flow(NamedTuple):

@@ -92,7 +92,7 @@ def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
             axes.bar(left, [one.samples_per_s for one in some], 1 / 6, color=f"C{number}", alpha=0.4)
             lines.plot(range(len(some)), [one.efficiency for one in some], f"C{number}o-", label=layout)
         axes.set(xlabel="workers", ylabel="samples/s (columns)", yscale="log")
-        axes.set_title("push and pull during computation" if overlap else "push, then pull")
+        axes.set_title("push and pull during backward" if overlap else "push, then pull")
         axes.set_xticks(range(len(counts)), [f"{count}" for count in counts], rotation=45)
         lines.set(ylabel="efficiency (lines)", ylim=(0, 1.05))
         lines.yaxis.set_major_formatter("{x:.0%}")

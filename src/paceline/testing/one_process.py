@@ -20,8 +20,10 @@ from paceline.observe.meter import Meter
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
+from paceline.worker.notice import Notice
 from paceline.worker.session import Session
 from paceline.worker.stores import WorkerStores
+from paceline.worker.to_tell import ToTell
 
 
 class _Session(Session):
@@ -35,6 +37,8 @@ class _Session(Session):
         )  # fmt: skip
         self.stores, self.meter, self._gathers = WorkerStores(), Meter(), Counter()
         self.gone, self.dead = {}, frozenset()
+        self.notice = Notice(self, lambda why: None)
+        self.to_tell = ToTell(lambda: None)
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""

@@ -25,11 +25,11 @@ from paceline.torch_hooks.untraced import untraced
 class Listener(Protocol):
     """It is called in the thread in which an event happens."""
 
-    def loader_begins(self, loader: DataLoader[Any]) -> None:
-        """A loader begins to be walked."""
+    def loader_begins(self, iterator: Any) -> None:
+        """A loader begins to be walked, by this iterator."""
 
-    def pass_begins(self) -> None:
-        """A backward pass begins."""
+    def pass_begins(self, losses: Any) -> None:
+        """A backward pass begins, from these tensors: one, or several."""
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
@@ -57,18 +57,19 @@ class TrainingEvents:
         if DataLoader.__iter__ is self._new_iterate:
             DataLoader.__iter__ = self._iterate  # type: ignore[method-assign]
 
-    def _pass_begins(self) -> None:
+    def _pass_begins(self, losses: Any) -> None:
         if self._listener is not None:
-            self._listener.pass_begins()
+            self._listener.pass_begins(losses)
 
     def _iterating(self) -> Callable[[DataLoader[Any]], Any]:
         original = self._iterate
 
         @functools.wraps(original)
         def iterate(loader: DataLoader[Any]) -> Any:
+            iterator = original(loader)
             if self._listener is not None:
-                self._listener.loader_begins(loader)
-            return original(loader)
+                self._listener.loader_begins(iterator)
+            return iterator
 
         return iterate
 
@@ -77,11 +78,11 @@ class TrainingEvents:
             self._listener.stepped()
 
 
-def _before(original: Callable[..., None], note: Callable[[], None]) -> Callable[..., None]:
+def _before(original: Callable[..., None], note: Callable[[Any], None]) -> Callable[..., None]:
     @untraced
     @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        note()
-        original(*args, **kwargs)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        note(tensors)
+        original(tensors, *args, **kwargs)
 
     return backward

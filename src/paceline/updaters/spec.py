@@ -147,12 +147,18 @@ def make_spec(
             at once to all past gradients in v, in MXNet's form only to later gradients.
         **options: options of the class; ``learning_rate`` is accepted for ``lr``, ``wd`` for ``weight_decay``. Every
             optimizer and updater also has ``rescale_grad``, a factor on the merged gradient, and ``clip_gradient``, the
-            largest absolute value of its elements after that, before weight decay.
+            largest absolute value of its elements after that, before weight decay. ``lazy_update=True`` of MXNet is
+            how all of them treat sparse gradients (:data:`~paceline.updaters.rows.LAZY`).
 
     Raises:
         ValueError: the name is unknown, the optimizer cannot run on a server, or a number is out of range.
         TypeError: not an optimizer, an option that it does not have, or one that is not plain data.
     """
+    if isinstance(optimizer, str) and ":" not in optimizer and not options.pop("lazy_update", True):
+        raise ValueError(
+            "lazy_update=False: sparse gradients change only their rows here. To update all rows, make the gradient "
+            "dense: sparse=False of nn.Embedding, sparse_grad=False in Gluon"
+        )
     renamed = {_RENAMED.get(key, key): plain(key, value) for key, value in options.items()}
     check_numbers([renamed], keys)
     own = gradient.without(renamed)

@@ -56,7 +56,8 @@ class _Current:
                 if not settings.scheduler or settings.role != "worker":
                     raise ConfigError(
                         "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
-                        "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
+                        "script.py`, or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables. "
+                        "To train in this process alone, create the store `local`"
                     )
                 guard.end_child()
                 ring.start(settings)
@@ -66,6 +67,12 @@ class _Current:
                 if settings.profile:
                     session.before_wait = Profile(session).check
             return session
+
+    @property
+    def joined(self) -> Session | None:
+        """The session, if this process has joined and not left; no process joins by this."""
+        session = self._exit.session
+        return None if session is None or session.has_left or not session.is_own else session
 
 
 _current = _Current()
@@ -79,3 +86,8 @@ def current_session() -> Session:
         PacelineError: this process was forked from a worker.
     """
     return _current.get()
+
+
+def joined_session() -> Session | None:
+    """Return this process's session if it has joined a job; unlike :func:`current_session` it does not join."""
+    return _current.joined

@@ -58,4 +58,8 @@ def _is_own(path: Path) -> bool:
 
 
 def _file(pid: int) -> Path:
-    return Path(tempfile.gettempdir(), f"paceline-{os.geteuid()}-no-guard-{pid}")
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:  # none can be written, so no file is there
+        folder = os.sep
+    return Path(folder, f"paceline-{os.geteuid()}-no-guard-{pid}")

@@ -68,6 +68,8 @@ class KeyTable:
         self.blocks: dict[int, WorkerBlock] = {}
         self._where: dict[Key, Place] = {}
         self._plans: dict[tuple[Key, ...], CallPlan] = {}
+        self.mixes_kinds = False
+        """An optimizer has its parameters here by name: a script's own keys may be int beside them."""
 
     @property
     def keys(self) -> list[Key]:
@@ -81,7 +83,7 @@ class KeyTable:
             KeyMismatchError: it is initialised already.
             TypeError: a distributed store cannot hold the value, or the key is not of the kind of the others.
         """
-        check_kind([key], self._where)
+        check_kind([key], () if self.mixes_kinds else self._where)
         if key in self._where:
             raise KeyMismatchError(f"key {key!r} is initialised already")
         if isinstance(key, int) and not -(2**63) <= key < 2**63:
@@ -143,7 +145,7 @@ class KeyTable:
         Raises:
             KeyMismatchError: shape or dtype differ from rank 0's.
         """
-        if self._session.rank == 0:
+        if self._session.is_lead:
             blocks = self._place(keys, values, tags, answers, whole)
             self._send_values(blocks)
             specs, session = [block.spec for block in blocks], self._session

@@ -112,7 +112,7 @@ class RowTraffic:
         absent = [m.Span(*one.place, start, length)] if total is None and not skip else []
         body = m.Push(
             self._store, [entry], carried.samples, carried.options, False, want, False, rows=True, absent=absent,
-            skip=skip, inputs=carried.inputs,
+            skip=skip,
         )  # fmt: skip
         parts = [_NO_ELEMENTS] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         frames = [] if skip else [to_frame(part) for part in parts]

@@ -11,16 +11,14 @@ import contextlib
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings
-from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.step_noise import Counted
 from paceline.host import forks
 from paceline.host.plain_text import described
-from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import Call, OnAnswer, way_of
 from paceline.net.client import Client
@@ -33,18 +31,16 @@ from paceline.observe.logs import set_up_worker_logging
 from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker import alone
-from paceline.worker.late import Awaited, missing_in, questions_about
+from paceline.worker import alone, notice
+from paceline.worker.late import Awaited, missing_in, questions_about, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
+from paceline.worker.to_tell import ToTell
 
 logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
-
-#: Sums of weights that wait for a heartbeat; older ones are forgotten.
-_MAX_SUMS = 8
 
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
@@ -92,11 +88,9 @@ class Session:
         self.gone: dict[int, int] = {}
         """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
-        """Those of them that had died."""
+        """Those of them that had died, or left under notice: nobody misses what they would have said."""
         self.walkers: dict[str, object] = {}
         """This worker's sides of pools of samples, by name."""
-        self._weights: deque[m.WeightSums] = deque(maxlen=_MAX_SUMS)
-        """Sums of weights for the next heartbeat."""
         self.pace = RoundTimes(keep=bool(settings.profile_steps) or settings.profile == "-")
         self.meter = meter.Meter()
         self._urgency = Urgency(3)
@@ -107,6 +101,8 @@ class Session:
         self._client = Client(make_hub(), check=self._check_open)
         self._failed = threading.Event()
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
+        self.notice = notice.Notice(self, self._lifeline.ask_to_leave)
+        self.to_tell = ToTell(self._lifeline.beat_soon)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -114,6 +110,7 @@ class Session:
             self._connect()
             on_error.pop_all()
         alone.joined(self)
+        notice.begin(self.notice)
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
@@ -130,6 +127,16 @@ class Session:
     def rank(self) -> int:
         """This worker's rank."""
         return self._lifeline.rank
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this worker does what one does for all: it places keys, sets values, and writes checkpoints."""
+        return self.rank == self.lead
+
+    @property
+    def lead(self) -> int:
+        """The lowest rank of those that were not gone at the last gather or barrier; the same on all workers."""
+        return next(rank for rank in range(self.settings.num_workers) if rank not in self.gone)
 
     @property
     def workers(self) -> list[m.Member]:
@@ -150,14 +157,6 @@ class Session:
     def host_id(self) -> str:
         """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
-
-    def local_merge(self, policy: Policy) -> LocalMerge:
-        """Return the servers that merge the pushes of each host, for stores of a policy."""
-        workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
-        alone = range(len(workers))
-        return LocalMerge(
-            workers, servers, policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else alone
-        )
 
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
@@ -199,11 +198,6 @@ class Session:
         if self._urgency.note(self.meter.now(), steps.wall_s, steps.way_s, steps.seconds[GC]):
             self._lifeline.beat_soon()
 
-    def note_weights(self, sums: m.WeightSums) -> None:
-        """Let the scheduler compare this worker's weights with those of the others."""
-        self._weights.append(sums)
-        self._lifeline.beat_soon()
-
     def _add_figures(self, beat: m.Heartbeat) -> None:
         pace = self.pace
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
@@ -212,7 +206,7 @@ class Session:
         beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
         beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
-        beat.weights = [self._weights.popleft() for _ in range(len(self._weights))]
+        self.to_tell.add_to(beat)
         is_shared = self.has_measured_shares or self.hands_out
         beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
 
@@ -316,6 +310,8 @@ class Session:
             rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
+                for server, body in withdrawals(late.request, range(len(self.servers))):
+                    self.ask_server(server, body, "giving up")
                 after = f"was not answered within {waited_s:.3g} s"
                 raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
 
@@ -414,6 +410,7 @@ class Session:
     def _on_change(self) -> None:
         if self.failure is not None:
             self._failed.set()
+        self.notice.heard(self._lifeline.leave_for, self._lifeline.refusal)
         self._client.wake()
 
     def close(self, reason: str = "") -> None:
@@ -435,7 +432,9 @@ class Session:
             logger.error("worker %d, leaving: %s", self.rank, error)
         finally:
             self._closed = True
+            notice.begin(None)
             meter.stop(self.meter)
             self._client.wake()
+            self.to_tell.flush()
             self._lifeline.leave(reason)
             self._client.close(linger_s=1.0)

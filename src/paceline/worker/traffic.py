@@ -43,7 +43,6 @@ class Carried:
     Attributes:
         samples: samples behind it: its weight if the store merges to the mean.
         rows: how many samples there may be, for speeds.
-        inputs: None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs.
         options: encoded options of the optimizer; empty: unchanged.
         skip: no server may apply this round, for example because gradients are not finite. Neither gradients nor
             residuals are read or sent. Merged gradients become NaN for all workers.
@@ -54,7 +53,6 @@ class Carried:
 
     samples: float = 1.0
     rows: float = 1.0
-    inputs: str | None = None
     options: bytes = b""
     skip: bool = False
     round: int = 0
@@ -191,7 +189,7 @@ class Traffic:
         note, self._note = self._note, b""
         body = m.Push(
             self._store, entries, carried.samples, carried.options, coded, want, shared, absent=gone,
-            skip=carried.skip, note=note, inputs=carried.inputs,
+            skip=carried.skip, note=note,
         )  # fmt: skip
         done = partial(self._answered, entries, shared, want)
         self._session.note_round(round, carried.rows)

@@ -42,6 +42,7 @@ def key_values(store: paceline.kvstore.KVStore) -> None:
     store.barrier()
     assert_type((store.rank, store.num_workers, store.type), tuple[int, int, str])
     assert_type(store.num_dead_nodes(), int)
+    assert_type(store.leaving, bool)
     assert_type(store.stats(), dict[str, Any])
     assert_type(store.send_command_to_servers("head", "body"), list[str])
     assert_type(store.is_capable(store.OPTIMIZER), bool)
@@ -134,6 +135,7 @@ def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
     optimizer.state = optimizer.state
     paceline.save("job.ckpt", net, optimizer, step=1, extra={"epoch": 1})
     paceline.report(loss=0.5, step=1, samples=32)
+    paceline.notice("the machine is needed")
     step, extra = paceline.load("job.ckpt", net, optimizer)
     assert_type(step, int)
     print(extra["epoch"])

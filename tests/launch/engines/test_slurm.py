@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,51 @@ def test_blanks_and_signs_are_in_quotes() -> None:
     spec, machine = JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/a b")
     asked = {'--chdir="/home/ada/a b"', '--output="my \\"job\\".out"', '--constraint="a&b"', "--partition=gpu,old-1"}
     assert {f"#SBATCH {one}" for one in asked} <= set(backend("slurm").plan(spec, machine).script.splitlines())
+
+
+def test_variables_for_a_users_own_srun_are_for_the_workers_only() -> None:
+    own = {"SRUN_CPUS_PER_TASK": "2", "SLURM_LABELIO": "1"}
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h1", "SLURM_TASK_PROLOG": "/etc/prolog"}
+    environ |= {"SSH_CONNECTION": "10.9.9.9 5000 10.9.9.1 22"}
+    plan = backend("slurm").plan(JobSpec(("train",), 1), Machine("python", environ=environ | own))
+    [host] = plan.plan.hosts
+    assert plan.command(host)[:4] == [
+        "env",
+        "--unset=SLURM_LABELIO",
+        "--unset=SRUN_CPUS_PER_TASK",
+        "--unset=SSH_CONNECTION",
+    ]
+    assert own.items() <= plan.environ.items()
+    plain = backend("slurm").plan(
+        JobSpec(("train",), 1), Machine("python", environ={"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h1"})
+    )
+    assert plain.command(host)[0] == "srun"
+
+
+def test_variables_of_sbatch_override_no_directive_of_ours() -> None:
+    options = {"partition": "gpu", "time": "5"}
+    plan = backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada"))
+    found = slurm.overriding(plan.script)
+    assert {"SBATCH_EXPORT", "SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_SIGNAL", "SBATCH_PARTITION"} <= set(found)
+    assert {"SBATCH_TIMELIMIT", "SBATCH_ARRAY_INX", "SBATCH_WAIT"} <= set(found)
+    assert not {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_MEM_PER_CPU"} & set(found), "they count: we ask for none"
+
+
+def test_signal_for_workers_goes_the_way_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scancel").write_text('#!/bin/sh\necho "$@" >> "$(dirname "$0")/asked"\n')
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setattr(slurm.SlurmJob, "_state", lambda job: (next(states), 0))
+
+    def states_of_a_job() -> Iterator[str]:
+        yield "RUNNING"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        yield "RUNNING"
+        yield "COMPLETED"
+
+    states = states_of_a_job()
+    assert followed("RUNNING", tmp_path, monkeypatch) == 0
+    assert (tmp_path / "asked").read_text() == "--batch --signal=USR1 7\n"
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

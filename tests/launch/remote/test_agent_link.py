@@ -17,7 +17,7 @@ ABOUT = {
     "python": "/usr/bin/python3", "version": "3.12.1", "cores": 2, "host": "h1", "addresses": ["10.0.0.1"],
     "reached_at": "", "clock": time.time(), "pid": 1,
 }  # fmt: skip
-FACTS = {"versions": {"paceline": "1", "torch": "2"}, "address": "10.0.0.1", "problem": "", "shared": True}
+FACTS = {"versions": {"paceline": "1", "torch": "2"}, "shared": True}
 ADDRESS = ["address", "127.0.0.1", 5]
 
 #: Stands in for ssh: it says the content of a file, and stays until its stdin ends.
@@ -77,7 +77,7 @@ def test_doctor_names_a_host_that_greets_as_no_agent_does(told: Told, line: Any)
 
 
 @pytest.mark.parametrize("facts", [{}, FACTS | {"versions": []}, FACTS | {"versions": {"torch": 5, "paceline": []}},
-                                   FACTS | {"address": 7}])  # fmt: skip
+                                   FACTS | {"shared": 7}])  # fmt: skip
 def test_doctor_names_a_host_whose_facts_are_none(told: Told, facts: dict[str, Any]) -> None:
     code, text = told.doctor(hello(), ["facts", facts, 1])
     assert code == 1
@@ -86,7 +86,7 @@ def test_doctor_names_a_host_whose_facts_are_none(told: Told, facts: dict[str, A
 
 def test_words_of_a_host_have_no_power_over_the_terminal(told: Told) -> None:
     evil = "\x1b]52;c;aGk=\x07\x1b[2J\nto fix: nothing"
-    code, text = told.doctor(hello(version=evil), ["facts", FACTS | {"problem": evil}, 1], ["reached", {}])
+    code, text = told.doctor(hello(version=evil), ["refused", evil], ["facts", FACTS, 1], ["reached", {}])
     assert code == 1
     assert not {"\x1b", "\x07"} & set(text)
     assert "h1: \\x1b]52;c;aGk=\\x07\\x1b[2J\\nto fix: nothing" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ read -r line < {folder}/fails && {{
 }}
 for script; do :; done
 sleep {delay_s}
-exec sh -c "$script"
+{runs}
 """
 
 BANNER = "Connection timed out during banner exchange"
@@ -32,12 +33,12 @@ TIMED_OUT = "ssh: connect to host h1 port 22: Connection timed out"
 
 def launch(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *fails: str, start_s: float = 60.0, delay_s: float = 0.0,
-    python: str = sys.executable, script: str = "exit 7",
+    python: str = sys.executable, script: str = "exit 7", runs: str = 'exec sh -c "$script"',
 ) -> int:  # fmt: skip
     """Run a job of one worker on a host; return its exit code."""
     (folder / "fails").write_text("".join(f"{line}\n" for line in fails))
     ssh = folder / "ssh"
-    ssh.write_text(_SSH.format(folder=folder, delay_s=delay_s))
+    ssh.write_text(_SSH.format(folder=folder, delay_s=delay_s, runs=runs))
     ssh.chmod(0o700)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     words = ["launch", "-n", "1", "-s", "0", "-H", "h1,", "-o", f"ssh={ssh}", "--start-timeout", f"{start_s:g}"]
@@ -75,6 +76,17 @@ def test_host_that_never_answers_is_given_up_when_the_time_for_the_start_has_pas
     assert ["trying again" in line for line in lines] == [True, False]
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "tcsh"])
+def test_login_shell_that_another_one_has_replaced_is_told_the_command(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``exec zsh`` in a bashrc does: that shell reads what the launcher says."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    monkeypatch.setattr("paceline.launch.remote.agent_link._TYPE_AFTER_S", 0.1)
+    assert launch(tmp_path, monkeypatch, runs=f"exec {shell}") == 7
+
+
 def test_host_that_refuses_is_not_reached_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,3 +121,14 @@ def test_host_that_is_lost_before_it_says_that_a_process_runs_fails_the_job(
     monkeypatch.setattr(RemoteCrew, "_heard", hear_no_start)
     assert launch(tmp_path, monkeypatch, script="kill -9 $PPID; exec sleep 1000") == 255
     assert "worker 0 on h1 failed: exit code 255: " in capfd.readouterr().err
+
+
+def test_variable_that_other_hosts_do_not_get_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_DATA", "/data")
+    assert launch(tmp_path, monkeypatch, script='echo "$MY_DATA $PWD"') == 0
+    said = (
+        "the command reads MY_DATA, which workers on other hosts do not get from this shell; to pass on: --env MY_DATA"
+    )
+    assert f"paceline: {said}\n" in capfd.readouterr().err

@@ -16,6 +16,7 @@ from paceline.launch.supervise.events import (
     Exited,
     Interrupted,
     JobEnded,
+    Left,
     Look,
     Lost,
     NotStarted,
@@ -28,9 +29,10 @@ from paceline.launch.supervise.events import (
     StartProcesses,
     Stopped,
     Tick,
+    Unheard,
 )
 from paceline.launch.supervise.exits import LOOK_S, SAY_S
-from paceline.launch.supervise.lifecycle import UNJOINED_S, JobLifecycle, Phase
+from paceline.launch.supervise.lifecycle import UNJOINED_CPU_S, UNJOINED_S, JobLifecycle, Phase
 
 SCHEDULER, SERVER, W0, W1 = (
     ProcessName("scheduler", 0),
@@ -426,9 +428,11 @@ def test_survivors_are_terminated_then_killed_then_given_up(world: World) -> Non
     world.wait()
     assert world.now == 11
     assert world.signals == [(signal.SIGTERM, ALL), (signal.SIGKILL, ALL)]  # SERVER may have left something behind
+    world.tell(Unheard(frozenset({W1})))
     world.wait()
     assert world.finished == [1]
-    assert "scheduler, worker 0, worker 1 cannot be killed" in world.warnings[-1]
+    assert "scheduler, worker 0 cannot be killed" in world.warnings[-2]
+    assert "worker 1 may run on: no word from there" in world.warnings[-1]
 
 
 def test_process_that_ends_by_our_signal_is_not_blamed(world: World) -> None:
@@ -551,6 +555,24 @@ def test_others_go_on_when_the_scheduler_says_so() -> None:
     world.tell(Exited(SCHEDULER, WORKER_LOST))
     assert world.finished == [WORKER_LOST]
     assert [(str(one.member), one.code) for one in world.cycle.blame.survived.values()] == [("worker 0", 137)]
+
+
+def test_worker_that_has_left_under_notice_may_end_in_any_way() -> None:
+    world = surviving()
+    world.tell(Left(W0))
+    world.tell(Exited(W0, 137))
+    assert world.cycle.phase is Phase.RUNNING
+    for member in (W1, SERVER, SCHEDULER):
+        world.tell(Exited(member, 0))
+    assert world.finished == [0]
+
+
+def test_process_of_a_worker_may_end_before_the_news_that_it_has_left() -> None:
+    world = surviving()
+    world.tell(Exited(W1, 0))
+    world.tell(Exited(W0, 0))
+    world.tell(Left(W0))
+    assert world.cycle.phase is Phase.LEAVING
 
 
 def test_scheduler_may_see_a_death_before_the_process_has_ended() -> None:
@@ -705,4 +727,29 @@ def test_job_of_ddp_fails_if_all_workers_end_and_none_has_joined(joined: bool) -
     assert world.now == GRACES.leave_s
     assert world.cycle.code == (0 if joined else 1)
     cause = world.cycle.blame.cause
-    assert cause is None if joined else cause is not None and "backend paceline of --ddp" in cause.reason
+    assert (cause is None) == joined
+    if cause is not None:
+        assert "ended, and no worker has opened the backend paceline of --ddp" in cause.reason
+        assert "Either the script calls no init_process_group" in cause.reason
+
+
+def test_worker_of_ddp_that_works_without_joining_is_named_once() -> None:
+    world = World(must_join=True)
+    world.tell(Ready())
+    world.tell(Runs(SERVER, 2 * UNJOINED_CPU_S))
+    world.tell(Runs(W0, UNJOINED_CPU_S - 1))
+    assert world.warnings == []
+    world.tell(Runs(W0, UNJOINED_CPU_S))
+    world.tell(Runs(W1, UNJOINED_CPU_S))
+    [line] = world.warnings
+    assert line.startswith("worker 0 has used 20 s of CPU time, and not opened the backend paceline of --ddp. Either ")
+
+
+@pytest.mark.parametrize("must_join", [False, True])
+def test_worker_of_ddp_that_the_others_wait_for_in_vain_gets_a_hint(must_join: bool) -> None:
+    world = World(must_join=must_join)
+    world.tell(Ready())
+    world.tell(Lost(W1, "worker 1 did not join within 60 s"))
+    cause = world.cycle.blame.cause
+    assert cause is not None
+    assert ("TORCH_DEVICE_BACKEND_AUTOLOAD" in cause.reason) == must_join

@@ -103,8 +103,9 @@ def test_pipe_takes_the_status_of_a_large_job_before_it_is_read(pipe: ReadyPipe)
 def test_status_is_asked_for_on_a_line_of_its_own() -> None:
     pipe = EndedPipe()
     pipe.ask_status()
+    pipe.say_ending()
     pipe.tell(Exited(ProcessName("worker", 0), 0))
-    assert os.read(pipe.read_fd, 100) == b'["status"]\n["exited", ["worker", 0], 0, ""]\n'
+    assert os.read(pipe.read_fd, 100) == b'["status"]\n["ends"]\n["exited", ["worker", 0], 0, ""]\n'
     pipe.close_read()
     pipe.ask_status()
     pipe.close()

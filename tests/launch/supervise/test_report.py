@@ -34,7 +34,9 @@ def test_taken_port_gets_a_hint() -> None:
     assert b"MASTER_PORT" not in server
 
 
-@pytest.mark.parametrize("last", [b"EOFError: EOF when reading a line", b"bdb.BdbQuit"])
+@pytest.mark.parametrize(
+    "last", [b"EOFError: EOF when reading a line", b"bdb.BdbQuit", b"[rank1]: EOFError: EOF when reading a line"]
+)
 def test_question_that_nobody_can_answer_gets_a_hint(last: bytes) -> None:
     block = failure_block(Failure(ProcessName("worker", 1), 1, "exit code 1", 1.0), [b"Traceback", last], {})
     assert block.splitlines()[2].startswith(b"processes of a job have no stdin: give what is asked for as an argument")

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch import JobSpec, Machine, make_plan
+from paceline.launch import JobSpec, Late, Machine, make_plan
+from paceline.launch.supervise import supervisor
 from paceline.launch.supervise.crew import Processes
-from paceline.launch.supervise.supervisor import Supervisor, Surroundings
+from paceline.launch.supervise.supervisor import SupervisedJob, Supervisor, Surroundings
 
 READY = "echo tcp://127.0.0.1:5555 >/dev/fd/$READY_FD; "
 STAYS = READY + "exec sleep 1000"
@@ -32,6 +33,26 @@ def failure(job: Any) -> list[str]:
     lines = job.err()
     assert lines[-1] == "-" * 78
     return lines[lines.index("-" * 78) + 1 : -1]
+
+
+def test_runs_of_a_job_have_keys_of_their_own_and_one_secret_of_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, runs = [1, 1, 0], []
+
+    class Run:
+        interrupted = False
+
+        def __init__(self, plan: object, known: dict[Late, str], make_crew: object) -> None:
+            runs.append(known)
+
+        def run(self) -> int:
+            return codes[len(runs) - 1]
+
+    monkeypatch.setattr(supervisor, "Supervisor", Run)
+    spec = JobSpec(("train",), 1, 1, settings={"dashboard": "0"}, max_restarts=2)
+    assert SupervisedJob(make_plan(spec, Machine("python", {}, {})), cast(Any, None)).wait() == 0
+    assert [one[Late.RESTART] for one in runs] == ["0", "1", "2"]
+    assert len({one[Late.JOB_KEY] for one in runs}) == 3
+    assert len({one[Late.PAGE_TOKEN] for one in runs}) == 1
 
 
 def test_good_job_ends_by_itself_with_zero(make_job: MakeJob) -> None:

@@ -14,7 +14,7 @@ def adam(net: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.05)
 
 
-@script("refused in its step", dtype=torch.float64)
+@script("at step", dtype=torch.float64)
 def accumulation_untold(run: Run) -> Result:
     """Passes of one step are cut unlike each other, and each counts as the joined pass does."""
     net = mlp()
@@ -27,7 +27,7 @@ def accumulation_untold(run: Run) -> Result:
     return net
 
 
-@script("refused in its step", dtype=torch.float64)
+@script("at step", dtype=torch.float64)
 def accumulation_in_place(run: Run) -> Result:
     """With gradients zeroed in place, three passes."""
     net = mlp()
@@ -96,7 +96,7 @@ def accumulation_no_sync(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def two_losses_of_one_forward(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
@@ -109,7 +109,7 @@ def two_losses_of_one_forward(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("at step")
 def two_losses_of_two_batches(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
@@ -122,7 +122,7 @@ def two_losses_of_two_batches(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def backward_thrown_away(run: Run) -> Result:
     """A backward whose gradients are forgotten, as of a probe of the loss, before the one that counts."""
     net = mlp()
@@ -137,7 +137,7 @@ def backward_thrown_away(run: Run) -> Result:
     return net
 
 
-@script("refused in its step", dtype=torch.float64)
+@script("at step", dtype=torch.float64)
 def sharpness_aware(run: Run) -> Result:
     """SAM (Foret et al. 2021): a second backward at weights moved along the first one's gradient, and back."""
     net = mlp()

@@ -322,7 +322,7 @@ def group_taken_away(run: Run) -> Result:
     return steps(run, net, optimizer, optimizer.param_groups.pop)
 
 
-@script("refused in its step")
+@script("equal")
 def two_optimizers_of_one_model_stepped_in_turn(run: Run) -> Result:
     net = mlp()
     one = run.distribute(decaying(net[0].parameters()), net)

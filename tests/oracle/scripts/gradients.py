@@ -53,7 +53,7 @@ def hooks_before_wrapping(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def hooks_after_wrapping(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net), net)
@@ -74,7 +74,7 @@ def halve(net: torch.nn.Module) -> None:
         param.register_post_accumulate_grad_hook(half)
 
 
-@script("refused in its step")
+@script("at step")
 def clip_norm(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net), net)
@@ -87,7 +87,7 @@ def clip_norm(run: Run) -> Result:
     return {"net": net, "norms": torch.stack(norms)}
 
 
-@script("refused in its step")
+@script("at step")
 def clip_value(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.Adam(net.parameters(), lr=1e-2), net)
@@ -99,7 +99,7 @@ def clip_value(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def scaled_gradients(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net), net)
@@ -112,7 +112,7 @@ def scaled_gradients(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def gradient_noise(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net), net)
@@ -126,7 +126,7 @@ def gradient_noise(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def zeroed_gradients(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1), net)
@@ -139,7 +139,7 @@ def zeroed_gradients(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("at step")
 def gradients_by_data(run: Run) -> Result:
     """Written through ``.data``, which no version counter sees."""
     net = mlp()
@@ -153,7 +153,7 @@ def gradients_by_data(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("at step")
 def replaced_gradients(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=1e-2), net)
@@ -166,7 +166,7 @@ def replaced_gradients(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def gradients_taken_away(run: Run) -> Result:
     """A parameter whose gradient is None is not stepped: neither decay nor momentum moves it."""
     net = mlp()
@@ -180,7 +180,7 @@ def gradients_taken_away(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def scaler(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(torch.optim.Adam(net.parameters(), lr=1e-2), net)
@@ -193,7 +193,7 @@ def scaler(run: Run) -> Result:
     return {"net": net, "scale": scaler.get_scale()}
 
 
-@script("refused in its step")
+@script("at step")
 def scaler_with_clipping(run: Run) -> Result:
     """With an overflow on one worker: the step is skipped on all, as the joined batch's is."""
     net = mlp()
@@ -224,7 +224,7 @@ def zeroed_in_place(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def rate_between_backward_and_step(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(momentum(net), net)
@@ -237,7 +237,7 @@ def rate_between_backward_and_step(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("at step")
 def by_hand(run: Run) -> Result:
     """No step at all: the user takes it."""
     net = mlp()
@@ -251,7 +251,7 @@ def by_hand(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("equal")
 def step_skipped_by_norm(run: Run) -> Result:
     """A step whose merged gradient is large is left out."""
     net = mlp()

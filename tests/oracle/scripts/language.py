@@ -90,7 +90,7 @@ def train_gpt(run: Run, untold: bool, clip: bool) -> Result:
     return net, losses
 
 
-@script("refused in its step", dtype=torch.float64)
+@script("at step", dtype=torch.float64)
 def gpt(run: Run) -> Result:
     """Clipping, accumulation, groups by decay, tied weights, cosine schedule: all of it unmodified."""
     return train_gpt(run, untold=True, clip=True)
@@ -124,7 +124,7 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(self.words(text))[0])
 
 
-@script("refused in its step", dtype=torch.float64)
+@script("at step", dtype=torch.float64)
 def recurrent_language_model(run: Run) -> Result:
     """Clipped hard, and the rate falls by 4 at a time that all workers know."""
     net = Recurrent()

@@ -431,7 +431,7 @@ def validated_between_backward_and_step(run: Run) -> Result:
     return net
 
 
-@script("refused in its step")
+@script("at step")
 def clipped_by_norms_of_weights(run: Run) -> Result:
     """Adaptive gradient clipping."""
     net = mlp()

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from paceline.collectives.errors import Interface
 from paceline.errors import ProtocolError
-from paceline.wire.messages import WeightSums
+from paceline.wire.messages import WorkerStep
 
 #: Id of the process set that holds all ranks.
 GLOBAL_SET = 0
@@ -144,13 +145,12 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
     reason: str
     failed: bool = True
 
-    @property
-    def text(self) -> str:
-        """The error of operations after the end of a generation."""
+    def text(self, interface: Interface) -> str:
+        """Return the error of operations after the end of a generation."""
         who = f"by rank {self.rank}" if self.rank >= 0 else "by the coordinator"
         return (
-            f"Horovod has been shut down {who}: {self.reason}. Operations that were pending on any rank have failed; "
-            "call hvd.shutdown() and hvd.init() on all ranks to go on"
+            f"{interface.name} has been shut down {who}: {self.reason}. Operations that were pending on any rank have "
+            f"failed; {interface.go_on} to go on"
         )
 
 
@@ -203,15 +203,15 @@ class RankLeft(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid
     failed: bool
 
 
-class RankWeights(msgspec.Struct, frozen=True, array_like=True, tag="weights", forbid_unknown_fields=True):
-    """Sums of a rank's weights after a step, for the comparison with other ranks.
+class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step", forbid_unknown_fields=True):
+    """What a rank tells of one of its steps, for the comparison with other ranks.
 
     Attributes:
-        sums: their store is the name of the optimizer.
+        step: its store is the name of the optimizer.
         ranks: the ranks that train these weights; empty: all.
     """
 
-    sums: WeightSums
+    step: WorkerStep
     ranks: tuple[int, ...] = ()
 
 
@@ -230,7 +230,7 @@ class ToCoordinator(msgspec.Struct, frozen=True, array_like=True):
     """A message of a rank. Generations are counted from 1, one for each ``init``."""
 
     generation: int
-    body: RankEntered | Submission | RankLeft | RankWeights
+    body: RankEntered | Submission | RankLeft | RankStep
 
 
 class ToRank(msgspec.Struct, frozen=True, array_like=True):

@@ -39,7 +39,7 @@ class HostsPlane:
         near = [rank for rank, host in zip(members, hosts, strict=True) if host == hosts[self.index]]
         self._neighbours, shares = share_memory(
             session.rank, near, session.settings.shared_memory, timeout_s,
-            lambda mine: dict(zip(members, self._all.swap_bytes(mine), strict=True)),
+            lambda mine: dict(zip(members, self._all.swap_bytes(mine), strict=True)), session.check,
         )  # fmt: skip
         if not shares:
             hosts, near = [str(rank) for rank in members], [session.rank]

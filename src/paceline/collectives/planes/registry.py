@@ -38,10 +38,18 @@ class Planes:
         nodes: the host of each rank; ranks of one host can share memory.
         folder: private folder for files of this host.
         exchange: brings bytes of each rank to all.
+        check: raises where the job has failed.
     """
 
     def __init__(
-        self, rank: int, nodes: Sequence[Any], settings: Settings, hvd: HvdSettings, folder: Path, exchange: Exchange
+        self,
+        rank: int,
+        nodes: Sequence[Any],
+        settings: Settings,
+        hvd: HvdSettings,
+        folder: Path,
+        exchange: Exchange,
+        check: Callable[[], None],
     ) -> None:
         self._rank, self._nodes, self._hvd = rank, list(nodes), hvd
         self._near = [one for one in range(len(nodes)) if nodes[one] == nodes[rank]]
@@ -52,7 +60,7 @@ class Planes:
         self._where = exchange("store", self._open_store(folder).encode() if rank == 0 else b"")[0].decode()
         self._neighbours, self._shares = share_memory(
             rank, self._near, settings.shared_memory, hvd.timeout_s,
-            lambda mine: dict(enumerate(exchange("shared memory", mine))),
+            lambda mine: dict(enumerate(exchange("shared memory", mine))), check,
         )  # fmt: skip
 
     # ---- planes ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ Elements are combined in the order of the ranks wherever they lie, so a result d
 |---|---|
 | ``timeout_s`` of a wait | the longest pause of a rank inside of an operation |
 
-A rank that is killed closes its pipes, so the others notice at once.
+A rank that is killed closes its pipes, so the others notice at once. Children that it has forked close their copies
+(:mod:`paceline.host.forks`). Those of C code do not: so a rank that waits looks at the other's process, and at the job.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from paceline.collectives.errors import CollectiveError, RankEndedError
 from paceline.collectives.planes.base import Reduction
 from paceline.collectives.silence import Silence
 from paceline.errors import ProtocolError
+from paceline.host import forks
 from paceline.net.memory import SharedTensor, map_foreign
 from paceline.net.streaming import stream_copy
 
@@ -86,10 +88,12 @@ class Offer:
         self.segment = SharedTensor(_AREAS * area_bytes, torch.uint8)
         self.readers: dict[int, int] = {}
         self.writers: dict[int, int] = {}
-        for rank in others:
-            self.readers[rank], self.writers[rank] = ends = os.pipe()
-            for one in ends:
-                os.set_blocking(one, False)
+        with forks.held():
+            forks.in_children(self, Offer.close)
+            for rank in others:
+                self.readers[rank], self.writers[rank] = ends = os.pipe()
+                for one in ends:
+                    os.set_blocking(one, False)
 
     def describe(self) -> list[object]:
         """Return the ids of its process, segment and pipes, with which the others open it."""
@@ -116,6 +120,7 @@ class Neighbours:
     Attributes:
         what: the operation, for those who do not agree on their order before; unlike ones are refused.
         turns: the areas of planes of all ranks of this host.
+        check: raises where the job has failed; called while a wait is long.
 
     Raises:
         OSError, ProtocolError: this process may not open what another one offers.
@@ -123,10 +128,12 @@ class Neighbours:
 
     def __init__(self, rank: int, offer: Offer, described: Mapping[int, Sequence[object]], timeout_s: float) -> None:
         self.rank, self.timeout_s, self.what = rank, timeout_s, ""
+        self.check: Callable[[], None] = lambda: None
         self._offer, self.area_bytes, self.turns = offer, offer.area_bytes, Turns(0)
         self.areas: dict[int, torch.Tensor] = {rank: offer.segment.tensor}
         self._writers: dict[int, int] = {}
         self._pids: dict[int, int] = {}
+        forks.in_children(self, Neighbours.close)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close)
             for other, (pid, fd, writers) in described.items():
@@ -135,7 +142,9 @@ class Neighbours:
                 self._pids[other] = pid
                 self.areas[other] = map_foreign(pid, fd, _AREAS * offer.area_bytes, torch.uint8)
                 writer = dict(writers)[rank]  # type: ignore[call-overload]
-                self._writers[other] = os.open(f"/proc/{pid}/fd/{writer}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                with forks.held():
+                    end = os.open(f"/proc/{pid}/fd/{writer}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                    self._writers[other] = end
             on_error.pop_all()
         self._polls: dict[int, select.poll] = {}
 
@@ -180,6 +189,8 @@ class Neighbours:
                     raise RankEndedError(f"rank {rank} ended before it came to {self.what}")
                 return mark
             except BlockingIOError:
+                if silence.is_gone:
+                    raise RankEndedError(f"rank {rank} ended before it came to {self.what}") from None
                 left_s = self.timeout_s - silence.counted_s
                 if left_s <= 0:
                     missing = [rank, *(one for one in later if not self._has_come(one))]
@@ -188,7 +199,8 @@ class Neighbours:
                         f"{self.timeout_s:g} s"
                     ) from None
                 began, slice_s = time.monotonic(), min(left_s, _LOOK_S)
-                self._has_come(rank, slice_s)
+                if not self._has_come(rank, slice_s):
+                    self.check()
                 silence.note(min(slice_s, time.monotonic() - began))
 
     def _has_come(self, rank: int, wait_s: float = 0.0) -> bool:
@@ -212,10 +224,11 @@ def share_memory(
     wanted: bool,
     timeout_s: float,
     exchange: Callable[[bytes], Mapping[int, bytes]],
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Neighbours | None, bool]:
     """Map the memory of this host's other ranks, if the ranks of every host can: all take the same ways then.
 
-    ``exchange`` sends bytes to all ranks of all hosts, and returns those of all.
+    ``exchange`` sends bytes to all ranks of all hosts, and returns those of all; ``check`` see :class:`Neighbours`.
 
     Returns:
         The shared memory, None where there is none or nobody else; and whether all ranks share that of their hosts.
@@ -240,6 +253,7 @@ def share_memory(
         agreed = set(exchange(b"no" if found is None and others else b"yes").values()) == {b"yes"}
         if offer is not None and found is not None and agreed:
             offer.close_writers()
+            found.check = check
             otherwise.pop_all()
             return found, True
     return None, agreed

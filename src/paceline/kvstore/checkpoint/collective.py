@@ -1,4 +1,6 @@
-"""A checkpoint of several workers: a common file by worker 0, and one file per other worker for its own state.
+"""A checkpoint of several workers: a common file by one of them, and one file per other worker for its own state.
+
+The one is worker 0, or once that is gone the next one that is there; "worker 0" below stands for it.
 
 1. Every worker but 0 writes its own state to ``<path>.rank<r>.<digest>``. The digest in the name keeps the files of the
    previous checkpoint.
@@ -24,6 +26,7 @@ import msgspec
 import torch
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
+from paceline.host.plain_text import described
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import tensor_file
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
@@ -82,12 +85,12 @@ def save(
     Raises:
         CheckpointError: on all workers: one of them could not write, or they are at different steps.
     """
-    rank = 0 if store is None else store.rank
+    rank, lead = _rank_and_lead(store)
     before = _listed(path, kind)
     mine: dict[str, Any] = {"before": sorted(before), "step": step}
     with _Telling(store, "files of workers", mine) as telling:
         content = own()
-        if rank and content is not None:
+        if rank != lead and content is not None:
             beside = Path(f"{os.path.realpath(path)}.rank{rank}")
             manifest = {**content.manifest, "step": step, "rank": rank}
             file = tensor_file.write(beside, _own_kind(kind), content.tensors, manifest, name_by_digest=True)
@@ -99,22 +102,25 @@ def save(
             raise CheckpointError(
                 f"the workers are at different steps: {', '.join(map(str, steps))}; save at the same one"
             )
-        before |= set(results[0]["before"])
+        before |= set(results[lead]["before"])
         listed = {
             str(other): {"file": one["file"], "digest": one["digest"]}
             for other, one in enumerate(results)
             if "file" in one
         }
         with _Telling(store, "the common file", {}) as done:
-            if rank == 0:
+            if rank == lead:
                 write_common(store, path, kind, common(), step, content, listed)
         done.answers()
-    except CheckpointError:  # after any other error worker 0 may have written the common file
+    except _AbsentError:  # if it is worker 0, it may have written the common file
+        raise
+    except CheckpointError:  # after any other error, too
         _remove(path, {mine["file"]} - before if "file" in mine else set())
         raise
     names = {one["file"] for one in listed.values()}
     with contextlib.suppress(OSError):  # the checkpoint is valid; the next save removes what is left
-        _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, before, names)
+        first_beyond = None if rank != lead else 1 if store is None else store.num_workers
+        _remove_leftovers(path, kind, rank, first_beyond, before, names)
 
 
 def write_common(
@@ -154,30 +160,32 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
         CheckpointNotFoundError: there is no such file.
         CheckpointError: on all workers: one of them could not read a file, or the files are of different saves.
     """
-    rank = 0 if store is None else store.rank
+    rank, lead = _rank_and_lead(store)
     common: TensorFile | None = None
     mine: dict[str, Any] = {}
     with _Telling(store, "reading the common file", mine) as telling:
-        if rank == 0 or everywhere:
+        if rank == lead or everywhere:
             common = tensor_file.read(path, kind)
             _check_parts(common)
-            mine |= {name: common.manifest[name] for name in ("beside", "step", "workers")} | {"digest": common.digest}
-            mine |= {name: common.manifest.get(name) for name in ("optimizer", "groups")}
+            with tensor_file.understood(path):
+                msgspec.convert(common.manifest, _Common)
+            mine |= {name: common.manifest.get(name) for name in _TOLD} | {"digest": common.digest}
     results = telling.answers()
     for other, one in enumerate(results):
-        if one and one["digest"] != results[0]["digest"]:
+        if one and one["digest"] != results[lead]["digest"]:
             raise CheckpointError(
-                f"the workers read different files: {os.fspath(path)} of worker 0 is of step {results[0]['step']}, "
+                f"the workers read different files: {os.fspath(path)} of worker {lead} is of step "
+                f"{results[lead]['step']}, "
                 f"that of worker {other} of step {one['step']}. They must see the same file, or copies of it"
             )
     own: TensorFile | None = None
     with _Telling(store, "reading files of workers", {}) as telling:
         if rank == 0 and common is not None:
             own = _own_of(common)
-        elif str(rank) in results[0]["beside"]:
-            own = _beside(path, kind, rank, results[0])
+        elif str(rank) in results[lead]["beside"]:
+            own = _beside(path, kind, rank, results[lead])
     telling.answers()
-    return Loaded(common, own, results[0])
+    return Loaded(common, own, results[lead])
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
@@ -192,11 +200,16 @@ def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> No
     telling.answers()
 
 
+class _AbsentError(CheckpointError):
+    """A worker took no part."""
+
+
 class _Telling:
     """Tells all workers whether the block has failed on any of them."""
 
     def __init__(self, store: KVStoreBase | None, what: str, mine: Mapping[str, Any]) -> None:
         self._store, self._what, self._mine = store, what, mine
+        self._lead = _rank_and_lead(store)[1]
         self._error: Exception | None = None
 
     def __enter__(self) -> _Telling:
@@ -208,7 +221,7 @@ class _Telling:
 
     def answers(self) -> list[dict[str, Any]]:
         """Return the reports of all workers, by rank, {} of one that died; raise if the block failed on one."""
-        text = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
+        text = None if self._error is None else described(self._error)
         session = getattr(self._store, "session", None)
         try:
             payload = json.dumps({"error": text, "mine": self._mine}).encode()
@@ -216,11 +229,11 @@ class _Telling:
         finally:
             if self._error is not None:
                 raise self._error
-        # The others go on without a worker that died. Worker 0 is needed: it writes the common file.
-        dead = session.dead - {0} if session else ()
+        # The others go on without a worker that died, or left under notice; not without the one that writes for all.
+        dead = session.dead - {self._lead} if session else ()
         left = ", ".join(str(rank) for rank, one in enumerate(results) if not one and rank not in dead)
         if left:
-            raise CheckpointError(
+            raise _AbsentError(
                 f"worker {left} left the job and took no part in the checkpoint: call paceline.save, paceline.load and "
                 "store.save_optimizer_states on every worker, not on one alone"
             )
@@ -229,6 +242,12 @@ class _Telling:
             if one["error"] is not None:
                 raise CheckpointError(f"worker {rank} failed at {self._what}: {one['error']}")
         return [one["mine"] for one in answers] if session else [dict(self._mine)]
+
+
+def _rank_and_lead(store: KVStoreBase | None) -> tuple[int, int]:
+    """Return this worker's rank, and that of the worker that writes the common file."""
+    session = getattr(store, "session", None)
+    return 0 if store is None else store.rank, session.lead if session else 0
 
 
 def _own_kind(kind: str) -> str:
@@ -262,16 +281,29 @@ class _Part(msgspec.Struct):
     digest: str
 
 
+class _Common(msgspec.Struct):
+    """The manifest of a common file, as far as every kind has it."""
+
+    beside: dict[str, Any]
+    workers: int
+    step: int | None
+    own: dict[str, Any] | None
+    optimizer: str | None = None
+    groups: list[dict[str, Any]] | None = None
+
+
+#: What all workers know of it.
+_TOLD = ("beside", "step", "workers", "optimizer", "groups")
+
+
 def _check_parts(common: TensorFile) -> dict[str, _Part]:
-    """Return the files of other workers in a manifest.
+    """Return the files of other workers in the manifest of a common file.
 
     Raises:
-        CheckpointError: paceline has written no such list; a digest tells damage, and not who wrote a file.
+        CheckpointError: paceline has written no such manifest.
     """
-    try:
+    with tensor_file.understood(common.path):
         parts = msgspec.convert(common.manifest.get("beside"), dict[str, _Part])
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{common.path} does not list files of workers as paceline does: {error}") from None
     for one in parts.values():
         if not re.fullmatch(f"[^/]+{_END}", one.file, re.DOTALL):
             raise CheckpointError(f"{common.path} lists {one.file!r} as the file of a worker; that is none")
@@ -292,17 +324,18 @@ def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
 
 
 def _remove_leftovers(
-    path: str | os.PathLike[str], kind: str, rank: int, workers: int, before: set[str], names: set[str]
+    path: str | os.PathLike[str], kind: str, rank: int, workers: int | None, before: set[str], names: set[str]
 ) -> None:
     """Remove files of this path that no checkpoint in the folder lists: a copy of the common file may list some.
 
     They are those of the checkpoint before, and those that a killed save has left: of this rank, or of ranks beyond the
-    last worker's. No other process writes files of this rank and path meanwhile.
+    last worker's; only the worker that writes the common file gives their number. No other process writes files of this
+    rank and path meanwhile.
     """
     common = Path(os.path.realpath(path))
     form = re.compile(re.escape(common.name) + _END)
     found = {entry.name: int(match[1]) for entry in os.scandir(common.parent) if (match := form.fullmatch(entry.name))}
-    ours = {name for name, other in found.items() if other == rank or (rank == 0 and other >= workers)}
+    ours = {name for name, other in found.items() if other == rank or (workers is not None and other >= workers)}
     left = (ours | (before & found.keys())) - names
     if left:
         others = [entry.path for entry in os.scandir(common.parent) if entry.name not in found and entry.is_file()]

@@ -76,7 +76,7 @@ class ServerOptimizer:
             self._lifecycle.wait_for_own_requests()
             self._lifecycle.barrier()
         refused = b""
-        if self._session.rank == 0:
+        if self._session.is_lead:
             body = m.SetUpdater(self._name, msgspec.msgpack.encode(spec), fresh)
             try:
                 self._lifecycle.ask_all_servers(body, f"setting optimizer {spec.name!r}")

@@ -19,6 +19,7 @@ from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_policy import local_merge_of
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.options import no_optimizer, refuse_changes
 from paceline.net.call import Call
@@ -53,7 +54,7 @@ class DistStore(KVStore):
         self, store_type: str, session: Session, policy: Policy, name: str, mean: bool = False, clip_norm: float = 0.0
     ) -> None:
         self._type, self.session, self.policy, self.name = store_type, session, policy, name
-        local_merge = session.local_merge(policy)
+        local_merge = local_merge_of(session, policy)
         self.table = KeyTable(session, name, policy.merge == "all", local_merge)
         self.traffic = Traffic(session, name, self.table.blocks, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
@@ -70,6 +71,7 @@ class DistStore(KVStore):
         self._handed_on = self.traffic.codecs
         """Codecs of stores for further optimizers: not those that an optimizer sets for itself on this one."""
         session.stores.add(self.lifecycle)
+        session.notice.listen()
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
@@ -93,6 +95,11 @@ class DistStore(KVStore):
         """Number of workers of the job."""
         return self.session.settings.num_workers
 
+    @property
+    def leaving(self) -> bool:
+        """See :attr:`KVStoreBase.leaving`: after SIGTERM, ``paceline.notice()`` or ``paceline drain``."""
+        return bool(self.session.notice.why)
+
     def num_dead_nodes(self) -> int:
         """Return the number of members of the job that are known to be dead."""
         return len(self.session.deaths())
@@ -112,6 +119,7 @@ class DistStore(KVStore):
             self._set_merging(*wanted)
         if is_unused and wanted == (ours.mean, self.traffic.clip_norm):
             self._is_claimed, self._handed_on = True, dict(self.traffic.codecs)
+            self.table.mixes_kinds = True
             return self
         other = self.sibling("optimizer", *wanted)
         other._is_claimed = True
@@ -350,7 +358,7 @@ class DistStore(KVStore):
         Raises:
             CheckpointError: worker 0 raises the error of :meth:`set_optimizer_states`. No state changes.
         """
-        mine = states if self.rank == 0 else {}
+        mine = states if self.session.is_lead else {}
         collective.agree(self, "comparing states with keys", lambda: check_states(self.table, mine, self.spec))
         self.optimizer.replace_states(mine)
 
@@ -408,13 +416,11 @@ class DistStore(KVStore):
         """Wait until all workers of the store have called this; servers do not wait for their pushes meanwhile."""
         self.lifecycle.barrier()
 
-    def compare_weights(self, name: str, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Let the scheduler compare this worker's weights after a step with those of the others. Does not wait.
-
-        Only workers in lock step are compared. Name of the optimizer and number of the step are the same on all of them.
-        """
-        if self.policy.merge == "all" and self.num_workers > 1 and weights:
-            self.session.note_weights(m.WeightSums(name, step, sums_of(weights, step)))
+    def tell_step(self, name: str, step: int, weights: Mapping[str, torch.Tensor], batch: m.StepBatch | None) -> None:
+        """Let the scheduler compare this worker's weights, if in lock step, and batch with others'. Does not wait."""
+        sums = sums_of(weights, step) if weights and self.policy.merge == "all" else []
+        if self.num_workers > 1 and (sums or batch is not None):
+            self.session.to_tell.step(m.WorkerStep(name, step, sums, batch))
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""

@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.hetero import Choice
 from paceline.hetero.files import parse_choice, parse_measured
 from paceline.kvstore.store_options import OPTIONS
+from paceline.layout.local_merge import LocalMerge
 from paceline.worker.session import Session
 
 
@@ -69,6 +70,13 @@ def chosen(settings: Settings) -> Choice | None:
     except ValueError as error:
         raise ConfigError(f"{variable('measured')}: {error}") from error
     return found
+
+
+def local_merge_of(session: Session, policy: Policy) -> LocalMerge:
+    """Return the servers that merge the pushes of each host, for stores of a policy."""
+    workers, servers = ([one.host_id for one in members] for members in (session.workers, session.servers))
+    merges = session.settings.merges_locally(policy.merge)
+    return LocalMerge(workers, servers, policy.unit_of(len(workers)) if merges else range(len(workers)))
 
 
 def revises(settings: Settings) -> bool:

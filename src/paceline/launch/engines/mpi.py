@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import typed_options
@@ -17,7 +17,7 @@ from paceline.launch.host_list import LOCALHOST, Host
 from paceline.launch.job_spec import JobSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import command_words
-from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request
+from paceline.launch.remote import AgentBackend, RemoteRequest, remote_request, without_hosts
 
 _SIGNS = {"openmpi": ("Open MPI", "OpenRTE", "PRTE"), "mpich": ("HYDRA", "Intel(R) MPI")}
 
@@ -51,7 +51,8 @@ class MpiBackend(AgentBackend):
         def reach(host: Host, script: list[str]) -> list[str]:
             return [*mpirun_command(mpirun, kind, host), *script]
 
-        return remote_request(plan, machine, options.python, reach)
+        request = remote_request(plan, machine, options.python, reach)
+        return replace(request, without=lambda names: self.plan(without_hosts(spec, names), machine))
 
 
 def implementation(mpirun: Sequence[str]) -> str:

@@ -8,12 +8,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
 from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.supervise.child import FOR_WORKERS
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.worker_groups import WorkerGroup, amount, whole
 
@@ -34,6 +37,59 @@ SPEC_VARIABLE = "PACELINE_SPEC"
 
 #: Options that become directives of the same name, for every component.
 _DIRECTIVES = ("partition", "account", "qos", "time", "reservation", "constraint")
+
+#: Variables by which a user's ``srun`` would change an agent's: its streams, cores, memory, devices, node and end.
+#: Others of ``srun``'s count: prologs, containers, verbosity.
+_OF_SRUN = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        *("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE", "UNBUFFEREDIO", "OPEN_MODE", "EXPORT_ENV", "SRUN_MULTI"),
+        *(
+            "CPU_BIND",
+            "CPUS_PER_TASK",
+            "CPUS_PER_GPU",
+            "CORE_SPEC",
+            "EXACT",
+            "EXCLUSIVE",
+            "HINT",
+            "OVERCOMMIT",
+            "THREADS",
+        ),
+        *("THREADS_PER_CORE", "THREAD_SPEC", "MEM_BIND", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE", "MPI_TYPE"),
+        *("GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "GRES", "GRES_FLAGS", "STEP_GRES", "RESV_PORTS"),
+        *(
+            "DISTRIBUTION",
+            "DIST_PLANESIZE",
+            "HOSTFILE",
+            "NNODES",
+            "NPROCS",
+            "NTASKS",
+            "NTASKS_PER_CORE",
+            "NTASKS_PER_GPU",
+        ),
+        *(
+            "NTASKS_PER_NODE",
+            "NTASKS_PER_SOCKET",
+            "NCORES_PER_SOCKET",
+            "NSOCKETS_PER_NODE",
+            "SPREAD_JOB",
+            "USE_MIN_NODES",
+        ),
+        *("REMOTE_CWD", "WORKING_DIR", "KILL_BAD_EXIT", "WAIT", "TIMELIMIT", "SIGNAL", "IMMEDIATE", "TEST_EXEC"),
+    )
+) | {"SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"}
+
+#: How the user reached the login node. An agent would take it for the way to its own node.
+_OF_LOGIN = ("SSH_CONNECTION",)
+
+#: Variables of ``sbatch`` that are not named like the directive which they would replace, or that are more than one.
+_OF_SBATCH = {
+    "time": ("SBATCH_TIMELIMIT",),
+    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "output": ("SBATCH_OUTPUT", "SBATCH_ERROR"),
+}
+#: Those that would make several jobs of one, wait for its end, or replace its environment.
+_NEVER = ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_GET_USER_ENV")
 
 _PACKAGE = "slurm-client"
 _POLL_S = 0.5
@@ -112,13 +168,16 @@ class SlurmBackend:
     def _inside(self, spec: JobSpec, machine: Machine, options: SlurmOptions) -> RemoteRequest:
         spec, components = place_on_nodes(spec, machine.environ)
         plan = make_plan(spec, machine)
-        return remote_request(
+        own = {name: value for name, value in sorted(machine.environ.items()) if name in _OF_SRUN}
+        gone = [*own, *(name for name in _OF_LOGIN if name in machine.environ)]
+        request = remote_request(
             plan,
             machine,
             options.python,
-            lambda host, script: [*srun_command(host, components[host.name]), *script],
+            lambda host, script: [*srun_command(host, components[host.name], gone), *script],
             SPEC_VARIABLE,
         )
+        return replace(request, environ={**own, **request.environ})
 
     def render(self, request: SlurmBatch | RemoteRequest) -> str:
         """Return the batch script, or the processes and the commands that reach their nodes."""
@@ -132,7 +191,8 @@ class SlurmBackend:
         """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does."""
         if isinstance(request, RemoteRequest):
             return RemoteJob(request)
-        text = run_program(["sbatch", "--parsable"], _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)})
+        words = [*_without(overriding(request.script)), "sbatch", "--parsable"]
+        text = run_program(words, _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)}, name="sbatch")
         job_id = text.strip().partition(";")[0]
         path = Path(request.directory, output(request.spec, options_of(request.spec)).replace("%j", job_id))
         return SlurmJob(job_id, path, request.detach)
@@ -153,10 +213,13 @@ class SlurmJob(Job):
             return 0
         tail, patience = FileTail(self._path, sys.stdout), Patience(SILENCE_S)
         state, code = "PENDING", 0
-        while state in _RUNS:
-            state, code = patience.ask(self._state, (state, code))
-            tail.show()
-            time.sleep(_POLL_S if state in _RUNS else 0.0)
+        with _noted(*FOR_WORKERS) as came:
+            while state in _RUNS:
+                state, code = patience.ask(self._state, (state, code))
+                tail.show()
+                while came:
+                    self._pass_on(came.pop(0))
+                time.sleep(_POLL_S if state in _RUNS else 0.0)
         tail.show(is_over=True)
         self._release()
         if state not in ("COMPLETED", "FAILED"):
@@ -174,6 +237,14 @@ class SlurmJob(Job):
             )
         self._release()
 
+    def _pass_on(self, signum: int) -> None:
+        """Have Slurm signal the launcher inside, which passes it on to the workers that handle it."""
+        name = signal.Signals(signum).name
+        try:
+            run_program(["scancel", "--batch", f"--signal={name.removeprefix('SIG')}", self.id], _PACKAGE)
+        except LaunchError as error:
+            print(f"[launch] {name} did not reach Slurm job {self.id}: {error}", file=sys.stderr, flush=True)
+
     def _release(self) -> None:
         if self._canceller is not None:
             self._canceller.release()
@@ -186,6 +257,20 @@ class SlurmJob(Job):
             raise LaunchError(f"scontrol says nothing of the state of job {self.id}: {text!r}")
         code, _, signum = found["ExitCode"].partition(":")
         return found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
+
+
+@contextlib.contextmanager
+def _noted(*signums: int) -> Iterator[list[int]]:
+    """Yield a list of those signals that come in the block, unless they are handled or ignored."""
+    came: list[int] = []
+    free = [one for one in signums if signal.getsignal(one) is signal.SIG_DFL]
+    for signum in free:
+        signal.signal(signum, lambda signum, frame: came.append(signum))
+    try:
+        yield came
+    finally:
+        for signum in free:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def place_on_nodes(spec: JobSpec, environ: Mapping[str, str]) -> tuple[JobSpec, dict[str, str]]:
@@ -228,13 +313,20 @@ def expand_nodes(text: str) -> list[str]:
     return found
 
 
-def srun_command(host: Host, component: str) -> list[str]:
-    """Return the words that run one process on a node of the allocation, beside others."""
+def srun_command(host: Host, component: str, without: Iterable[str] = ()) -> list[str]:
+    """Return the words that run one process on a node of the allocation, beside others; variables do not count."""
     group = [f"--het-group={component}"] if component else []
     return [
+        *_without(without),
         *("srun", *group, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--cpu-bind=none"),
         *("--mem=0", "--unbuffered", "--kill-on-bad-exit=0", "--export=ALL"),
     ]
+
+
+def _without(names: Iterable[str]) -> list[str]:
+    """Return the words before a command that take variables away from it."""
+    unset = [f"--unset={name}" for name in names]
+    return ["env", *unset] if unset else []
 
 
 def _known(hosts: tuple[Host, ...], nodes: list[str]) -> tuple[Host, ...]:
@@ -268,6 +360,13 @@ def batch_script(spec: JobSpec, options: SlurmOptions, python: str, directory: s
     lines += [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
     lines.append(f"exec {shlex.quote(python)} -P -m paceline run")
     return "\n".join(lines) + "\n"
+
+
+def overriding(script: str) -> list[str]:
+    """Return the variables of ``sbatch`` that would override a batch script: to Slurm they count more than it."""
+    given = dict.fromkeys(re.findall(r"^#SBATCH --([\w-]+)", script, re.MULTILINE))
+    own = [_OF_SBATCH.get(name, (f"SBATCH_{name.upper().replace('-', '_')}",)) for name in given]
+    return [*(name for names in own for name in names), *_NEVER]
 
 
 def _word(text: str) -> str:

@@ -5,13 +5,14 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``agen
 
 | to the agent | |
 |---|---|
-| ``["address", interfaces, targets]`` | answered by ``address`` or ``refused``; checks the interfaces |
+| ``["address", interfaces, targets, ports]`` | answered by ``address`` or ``refused``; checks the interfaces |
 | ``["environ", {name: value}]`` | what every process inherits on top of the agent's own environment |
 | ``["start", role, rank, argv, env]`` | answered by ``started`` or ``not_started``; secrets travel here only |
 | ``["look", [member, ...]]`` | answered by ``runs`` for each; a member is ``[role, rank]`` |
 | ``["signal", number, [member, ...]]`` | to processes and all that they started |
+| ``["pass_on", number]`` | to those that handle it; SIGTSTP and SIGCONT to all |
 | ``["exited", ...]``, ``["runs", ...]`` | for the scheduler: an event of a process of another host |
-| ``["facts", interface, witness]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
+| ``["facts", witness, ports]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
 | ``["ping"]`` | from the launcher's pinger; answered by ``pong`` |
 
 | from the agent | |
@@ -36,7 +37,16 @@ more, names the cause first when a network fails. The time in which an end did n
 """
 
 from paceline.launch.remote.remote_job import AgentBackend, BrokeredJob, RemoteJob, copy_all, run_all
-from paceline.launch.remote.request import RemoteRequest, agent_here, agent_script, explain, forwarded, remote_request
+from paceline.launch.remote.request import (
+    RemoteRequest,
+    agent_here,
+    agent_script,
+    explain,
+    forwarded,
+    kept_back,
+    remote_request,
+    without_hosts,
+)
 
 __all__ = [
     "AgentBackend",
@@ -48,6 +58,8 @@ __all__ = [
     "copy_all",
     "explain",
     "forwarded",
+    "kept_back",
     "remote_request",
     "run_all",
+    "without_hosts",
 ]

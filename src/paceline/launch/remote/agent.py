@@ -34,7 +34,7 @@ from paceline.launch.remote.agent_link import (
     members,
     text,
 )
-from paceline.launch.supervise.child import SignalPipe
+from paceline.launch.supervise.child import ENDING, SignalPipe
 from paceline.launch.supervise.crew import LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, event_of, words_of
 from paceline.launch.supervise.guardian import Guardian
@@ -124,9 +124,10 @@ class Agent:
         self._say("closed", *member, stream)
 
     def _signalled(self, signals: SignalPipe) -> None:
-        """Check the children. Signals that end jobs are the launcher's business: engines send them to us as well."""
+        """Check the children. An engine signals all processes; what ends the job is the launcher's business."""
         for signum in signals.read():
-            self._say("signalled", signum)
+            if signum in ENDING:
+                self._say("signalled", signum)
         self._crew.check()
 
     def _listen(self) -> None:
@@ -147,11 +148,11 @@ class Agent:
             case ["environ", dict() as variables]:
                 self._environ.update(variables)
                 self._crew.inherit(self._environ)
-            case ["address", list() as wanted, list() as targets]:
-                self._say(*_addresses(wanted, targets))
-            case ["facts", str() as interface, str() as witness]:
-                self._listening = host_checks.listen()
-                self._say("facts", host_checks.facts(interface, witness), self._listening.getsockname()[1])
+            case ["address", list() as wanted, list() as targets, str() as ports]:
+                self._say(*_addresses(wanted, targets, ports))
+            case ["facts", str() as witness, str() as ports]:
+                self._listening = host_checks.listen(ports)
+                self._say("facts", host_checks.facts(witness), self._listening.getsockname()[1])
             case ["reach", list() as targets]:
                 self._say("reached", host_checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
@@ -160,6 +161,10 @@ class Agent:
                 self._crew.look(members(given))
             case ["status"]:
                 self._crew.ask_status()
+            case ["ends"]:
+                self._crew.say_ending()
+            case ["pass_on", int() as signum]:
+                self._crew.pass_on(signum)
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case _:
@@ -230,13 +235,13 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _addresses(wanted: list[str], targets: list[str]) -> list[Any]:
-    """Return this host's address: on the first interface, else the one from which it reaches a target."""
+def _addresses(wanted: list[str], targets: list[str], ports: str) -> list[Any]:
+    """Return this host's address, on the first interface, else the one from which it reaches a target; a free port."""
     try:
-        found = [address_of(one) for one in wanted]
+        found, port = [address_of(one) for one in wanted], free_port(ports)
     except PacelineError as error:
         return ["refused", str(error)]
-    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, free_port()]
+    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, port]
 
 
 def main() -> int:

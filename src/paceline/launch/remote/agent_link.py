@@ -34,12 +34,18 @@ _ERROR_LINES = 20
 #: First byte of a line that the next one continues.
 _CONTINUED = b"+"
 
+#: First word of the line that a login shell executes which has not run the command. To an agent it means nothing.
+_TYPED = b"exec "
+
+#: How long a host may take to greet before the command is typed.
+_TYPE_AFTER_S = 5.0
+
 #: Bytes of a line, and of what comes before the first one, that are kept: a host may never end its output.
 _LONGEST_LINE, _NOISE_BYTES = 16 << 20, 4096
 
 #: What an agent says of its host, by name: in its first line, and to ``paceline doctor``.
 _ABOUT = {"python": str, "version": str, "cores": int, "host": str, "reached_at": str, "clock": float, "pid": int}
-_FACTS = {"versions": dict, "address": str, "problem": str, "shared": bool}
+_FACTS = {"versions": dict, "shared": bool}
 _VERSIONS = {"paceline": str, "torch": str}
 
 #: Signs in the output of ssh that no answer came in time, or that the server has closed the connection at once.
@@ -113,7 +119,9 @@ class AgentLines:
         return [_line(line) for line in whole]
 
     def _joined(self, piece: bytes) -> bytes | None:
-        """Return the line that a piece completes; None: it is continued."""
+        """Return the line that a piece completes; None: it is continued, or was typed for a shell."""
+        if piece.startswith(_TYPED):
+            return None
         if piece.startswith(_CONTINUED):
             self._begun += piece[len(_CONTINUED) :]
             return None
@@ -194,7 +202,7 @@ class AgentLink:
         self.errors: deque[str] = deque(maxlen=_ERROR_LINES)
         """Last lines that the remote shell wrote to stderr."""
         self._selector, self._take, self._say = selector, take, say
-        self._child = Child(argv, os.environ, register, feeds_stdin=True)
+        self._child, self._command = Child(argv, os.environ, register, feeds_stdin=True), argv[-1]
         self._out, self._err = self._child.pipes()
         self._in: int | None = self._child.stdin()
         self._lines, self._err_text = AgentLines(MAGIC), b""
@@ -203,6 +211,8 @@ class AgentLink:
         self._open = {self._out, self._err}
         self.heard_at = now = time.monotonic()
         """When the host was heard last, or this link was made."""
+        self.type_at = now + _TYPE_AFTER_S
+        """When the command is typed, if no agent greets before."""
         self._own_time = OwnTime(now, LONGEST_TURN_S)
         selector.register(self._out, selectors.EVENT_READ, self._read)
         selector.register(self._err, selectors.EVENT_READ, self._read_errors)
@@ -227,6 +237,28 @@ class AgentLink:
         if self._in is not None:
             self._unsent += pieces(encode(*words))
             self._flush()
+
+    def ask_address(self, interfaces: Sequence[str], links: Iterable[AgentLink], ports: str) -> None:
+        """Ask the host for its address towards the others, which have greeted; interface and ports may be chosen."""
+        targets = [target for one in links if one is not self for target in one._targets()]
+        self.send("address", list(interfaces), targets, ports)
+
+    def _targets(self) -> list[str]:
+        """Return what may reach the host: how we reached it, its name, its addresses."""
+        reached = str(self.about["reached_at"])
+        name = self.host.rpartition("@")[2]
+        return [*([reached] if reached else []), name, *map(str, self.about["addresses"])]
+
+    def type_command(self, now: float) -> None:
+        """Type the command if it is time: a login shell's files may have started a shell that waits for one.
+
+        It is one word only where a login shell gets it.
+        """
+        if now >= self.type_at:
+            self.type_at = math.inf
+            if self._in is not None and not self.about and " " in self._command:
+                self._unsent.append(_TYPED + os.fsencode(self._command) + b"\n")
+                self._flush()
 
     def keep_alive(self, ping: Callable[[int], None]) -> None:
         """Have the pipe to the agent pinged from now on."""

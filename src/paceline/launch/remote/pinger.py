@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from paceline.host import forks
 from paceline.launch.remote.agent_link import PING_S, encode
-from paceline.launch.supervise.guardian import detach
+from paceline.launch.supervise.guardian import detach, fork
 
 #: Most pipes that arrive with one message.
 _FDS = 16
@@ -32,7 +32,7 @@ class Pinger:
     def __init__(self) -> None:
         with forks.held():
             self._socket, its_end = socket.socketpair()
-            self._pid = os.fork()
+            self._pid = fork()
             if self._pid == 0:
                 _main(its_end)
             its_end.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,19 @@ from paceline.launch.remote.agent_link import PING_S, AgentLink, data, members
 from paceline.launch.remote.pinger import Pinger
 from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.crew import Processes, serve
-from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, event_of, words_of
+from paceline.launch.supervise.events import (
+    Event,
+    Exited,
+    NotStarted,
+    Runs,
+    Started,
+    Stopped,
+    Unheard,
+    event_of,
+    words_of,
+)
 from paceline.launch.supervise.supervisor import Surroundings
+from paceline.observe.table import plural
 
 #: How long agents may take to end their processes, after the job.
 _FINISH_S = 5.0
@@ -26,18 +37,34 @@ _FINISH_S = 5.0
 #: Pause before a host is reached again: as long as the tries have taken, within these limits.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 
+#: Silence after which signals may not arrive. A host answers every ping.
+_UNHEARD_S = 3 * PING_S
+
 #: Exit code of processes whose host was lost.
 LOST_CODE = 255
+
+
+class HostsAbsentError(LaunchError):
+    """Hosts do not answer.
+
+    Attributes:
+        hosts: their names.
+    """
+
+    def __init__(self, text: str, hosts: Iterable[str]) -> None:
+        super().__init__(text)
+        self.hosts = tuple(hosts)
 
 
 class RemoteCrew(Processes):
     """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
-    Each host's own interpreter takes the place of the launcher's in commands.
+    Each host's own interpreter takes the place of the launcher's in commands. With ``waits`` any host that cannot be
+    reached is tried until the time for the start has passed: the job ran there before.
     """
 
-    def __init__(self, around: Surroundings, request: RemoteRequest) -> None:
-        self._around, self._request = around, request
+    def __init__(self, around: Surroundings, request: RemoteRequest, waits: bool = False) -> None:
+        self._around, self._request, self._waits = around, request, waits
         plan = self._plan = request.plan
         self._hosts = {host.name: host for host in plan.hosts}
         self._host_of = {process.member: process.host for process in plan}
@@ -72,9 +99,10 @@ class RemoteCrew(Processes):
             (one for one in self._links.values() if one.about and not one.address and one.code is not None), None
         )
         if ended is not None:
-            raise LaunchError(self._request.explain(self._hosts[ended.host], ended))
+            raise HostsAbsentError(self._request.explain(self._hosts[ended.host], ended), [ended.host])
         silent = [link for link in self._links.values() if not link.about]
         for link in silent:
+            link.type_command(now)
             if link.code is not None:
                 link.drain()
                 if not link.about:
@@ -85,10 +113,10 @@ class RemoteCrew(Processes):
         start_s = self._plan.graces.start_s
         late = [link.host for link in absent if now > (self._asked_at or link.heard_at) + start_s]
         if late:
-            raise LaunchError(
-                f"no answer from {', '.join(late)} within {start_s:g} s; the other "
-                f"{len(self._links) - len(absent)} hosts are ready; try: ssh {late[0]} true"
-            )
+            ready = len(self._links) - len(absent)
+            others = f"; {plural(ready, 'other host is', 'other hosts are')} ready" if ready else ""
+            said = f"no answer from {', '.join(late)} within {start_s:g} s{others}; try: ssh {late[0]} true"
+            raise HostsAbsentError(said, late)
         return bool(absent)
 
     def _reach_again(self, link: AgentLink, now: float) -> None:
@@ -97,8 +125,8 @@ class RemoteCrew(Processes):
         due = self._retry_at.get(link.host)
         if due is None:
             why = self._request.explain(self._hosts[link.host], link)
-            if not link.was_unanswered or tried_s > start_s:
-                raise LaunchError(why)
+            if tried_s > start_s or not (self._waits or link.was_unanswered):
+                raise HostsAbsentError(why, [one.host for one in self._links.values() if not one.about])
             self._around.console.say(f"{why}; trying again until {start_s:g} s have passed")
             self._retry_at[link.host] = now + min(max(tried_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         elif now >= due:
@@ -115,7 +143,8 @@ class RemoteCrew(Processes):
     def deadline(self) -> float | None:
         """Return when to look again: for hosts that fall silent, or while hosts have not reported."""
         first = min(link.heard_at for link in self._links.values()) + self._plan.graces.start_s
-        return min([self._check_at or first, *self._retry_at.values()])
+        typing = [link.type_at for link in self._links.values() if not link.about]
+        return min([self._check_at or first, *self._retry_at.values(), *typing])
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
@@ -141,6 +170,8 @@ class RemoteCrew(Processes):
                 self._left.pop(link.host, None)
             if link.host in self._lost:
                 self._lose(link)
+        late = {link.host for link in self._links.values() if link.about and now > link.heard_at + _UNHEARD_S}
+        self._around.take(Unheard(frozenset(member for member in self._running if self._host_of[member] in late)))
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Ask how much CPU time processes have used."""
@@ -152,10 +183,22 @@ class RemoteCrew(Processes):
         if SCHEDULER in self._host_of:
             self._links[self._host_of[SCHEDULER]].send("status")
 
+    def say_ending(self) -> None:
+        """Have the scheduler told that the job ends."""
+        if SCHEDULER in self._host_of:
+            self._links[self._host_of[SCHEDULER]].send("ends")
+
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
         for link, there in self._by_link(members):
             link.send("signal", signum, there)
+
+    def pass_on(self, signum: int) -> bool:
+        """Have every host give its processes a signal."""
+        for link in self._links.values():
+            if link.about:
+                link.send("pass_on", signum)
+        return True
 
     def _by_link(self, members: Collection[ProcessName]) -> list[tuple[AgentLink, list[ProcessName]]]:
         by_host = defaultdict(list)
@@ -193,11 +236,10 @@ class RemoteCrew(Processes):
 
     def _ask(self, now: float) -> None:
         """Ask every host for its address towards the others, once all can be named."""
-        self._asked_at = now
+        self._asked_at, ports = now, self._plan.setting("ports", self._request.environ)
         for link in self._links.values():
-            others = [target for one in self._links.values() if one is not link for target in _targets(one)]
             link.send("environ", dict(self._request.environ))
-            link.send("address", self._interfaces[link.host], others)
+            link.ask_address(self._interfaces[link.host], self._links.values(), ports)
 
     def _heard(self, link: AgentLink, line: list[Any]) -> None:
         stranger = next((one for one in _named(line) if one not in self._host_of), None)
@@ -280,9 +322,3 @@ def _interfaces(plan: JobPlan) -> dict[str, list[str]]:
         if isinstance(wanted, str) and wanted not in found[process.host]:
             found[process.host].append(wanted)
     return found
-
-
-def _targets(link: AgentLink) -> list[str]:
-    """Return what may reach a host: how we reached it, its name, its addresses."""
-    reached = str(link.about["reached_at"])
-    return [*([reached] if reached else []), link.host, *map(str, link.about["addresses"])]

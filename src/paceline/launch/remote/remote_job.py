@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import Backend
+from paceline.launch.plan import Late
 from paceline.launch.preflight import check_program
-from paceline.launch.remote.remote_crew import LOST_CODE, RemoteCrew
+from paceline.launch.remote.remote_crew import LOST_CODE, HostsAbsentError, RemoteCrew
 from paceline.launch.remote.request import RemoteRequest
 from paceline.launch.supervise.child import die_with_parent
 from paceline.launch.supervise.supervisor import SupervisedJob
+from paceline.naming import listed
 
 if TYPE_CHECKING:
     from paceline.launch.remote.shell import Broker  # a program, too: no module that runs before it may import it
@@ -27,14 +30,37 @@ class RemoteJob(SupervisedJob):
 
     def __init__(self, request: RemoteRequest) -> None:
         super().__init__(request.plan, partial(RemoteCrew, request=request))
-        self._copies = request.copies
+        self._remote = request
 
     def wait(self) -> int:
         """Copy the launcher's directory, if that is asked for, then run the job and return its exit code."""
-        failed = [f"host {host}: {why}" for host, why in copy_all(self._copies).items()]
+        failed = [f"host {host}: {why}" for host, why in copy_all(self._remote.copies).items()]
         if failed:
             raise LaunchError(f"the directory could not be copied: {'; '.join(failed)}")
         return super().wait()
+
+    def run_once(self, known: Mapping[Late, str]) -> tuple[int, bool]:
+        """Run the job once. When it starts again, hosts that do not come back in time are left out."""
+        if known[Late.RESTART] == "0":
+            return super().run_once(known)
+        while True:
+            self.make_crew = partial(RemoteCrew, request=self._remote, waits=True)
+            try:
+                return super().run_once(known)
+            except HostsAbsentError as error:
+                self._leave_out(error)
+
+    def _leave_out(self, absent: HostsAbsentError) -> None:
+        if self._remote.without is None:
+            raise absent
+        names = listed(absent.hosts)
+        try:
+            self._remote = self._remote.without(absent.hosts)
+        except ValueError as why:
+            raise LaunchError(f"{absent}; the job cannot go on without {names}: {why}") from absent
+        self.plan = self._remote.plan
+        where = listed(host.name for host in self.plan.hosts)
+        print(f"[launch] {absent}; the job goes on without {names}, on {where}", file=sys.stderr, flush=True)
 
 
 class BrokeredJob(RemoteJob):

@@ -6,10 +6,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from paceline.launch.host_list import Host
+from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPlan, describe
 from paceline.launch.planner import Machine
 from paceline.launch.process_environment import OWNED
@@ -24,22 +25,19 @@ Explain = Callable[[Host, AgentLink], str]
 #: Exit codes of the script below.
 NO_DIRECTORY, NO_PYTHON = 91, 92
 
-#: Its first line is a sign of life: on a busy host Python takes long to start.
-_SCRIPT = f"""echo
-cd "$1" || exit {NO_DIRECTORY}
-test -z "$2" || export PYTHONPATH="$2"
-shift 2
-for python in "$@"; do
-  if command -v "$python" >/dev/null 2>&1; then exec "$python" -P -m paceline agent; fi
-done
-echo "not found: $*" >&2
-exit {NO_PYTHON}"""
+#: Its first word is a sign of life: on a busy host Python takes long to start. It is one line: csh takes no more.
+_SCRIPT = (
+    f'echo; cd "$1" || exit {NO_DIRECTORY}; test -z "$2" || export PYTHONPATH="$2"; shift 2; for python in "$@"; do '
+    'if command -v "$python" >/dev/null 2>&1; then exec "$python" -P -m paceline agent; fi; done; '
+    f'echo "not found: $*" >&2; exit {NO_PYTHON}'
+)
 
 #: Variables of the launcher's shell that processes on other hosts get as well: these, and those with the prefixes.
 _FORWARDED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ"})
 _PREFIXES = (
     "PACELINE_", "MXNET_", "PS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMBA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_",
-    "PYTHON", "CUBLAS_", "HF_", "WANDB_", "AWS_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "PYTHON", "CUBLAS_", "HF_", "WANDB_", "AWS_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy",
+    "https_proxy", "all_proxy", "no_proxy",
 )  # fmt: skip
 
 
@@ -63,6 +61,19 @@ def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict
         for name, value in sorted(environ.items())
         if (name in _FORWARDED or name.startswith(_PREFIXES)) and name not in owned
     }
+
+
+#: Variables that every host has for itself.
+_OF_HOST = frozenset({
+    "HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "OLDPWD", "HOSTNAME", "TERM", "TMPDIR", "TMP", "TEMP", "MAIL",
+    "_", "SHLVL", "DISPLAY", "EDITOR", "PAGER", "COLUMNS", "LINES", "VIRTUAL_ENV", "CONDA_PREFIX",
+})  # fmt: skip
+
+
+def kept_back(environ: Mapping[str, str]) -> set[str]:
+    """Return the variables of the launcher's shell that neither go to other hosts nor are a host's own."""
+    own = {name for name in environ if name in _OF_HOST or name.startswith(("XDG_", "SSH_", "SLURM_"))}
+    return set(environ) - set(forwarded(environ)) - own - OWNED
 
 
 _KNOWN = (
@@ -130,6 +141,8 @@ class RemoteRequest:
     """Says why a remote shell ended."""
     copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Commands that run before the start, side by side, by host."""
+    without: Callable[[Collection[str]], RemoteRequest] | None = None
+    """Plans the job again without some hosts, a ``ValueError`` if it does not fit; None: an engine chose the hosts."""
 
     @property
     def text(self) -> str:
@@ -148,3 +161,20 @@ def remote_request(
     environ = forwarded(machine.environ, OWNED | {private})
     script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
     return RemoteRequest(plan, machine.python, lambda host: reach(host, script), environ)
+
+
+def without_hosts(spec: JobSpec, names: Collection[str]) -> JobSpec:
+    """Return a job that does not use some of its hosts.
+
+    Raises:
+        ValueError: none is left, or none of a group that names its hosts.
+    """
+
+    def left(hosts: Sequence[Host], whose: str) -> tuple[Host, ...]:
+        found = tuple(host for host in hosts if host.name not in names)
+        if hosts and not found:
+            raise ValueError(f"{whose} has no other host")
+        return found
+
+    groups = tuple(replace(one, hosts=left(one.hosts, f"group {one.name}")) for one in spec.groups)
+    return replace(spec, hosts=left(spec.hosts, "the job"), groups=groups)

@@ -30,6 +30,7 @@ scheduler says so. It counts as one when the scheduler ends, or does not respond
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -188,6 +189,9 @@ class Blame:
 
 _RULE = b"-" * 78
 
+#: What PyTorch puts before the lines of a traceback.
+_OF_RANK = re.compile(rb"^\[rank\d+\]:\s?")
+
 
 def describe(code: int, reason: str = "") -> str:
     """Return in words how a process ended, and what others saw of it."""
@@ -232,6 +236,7 @@ def _last_lines(tail: Sequence[bytes]) -> list[bytes]:
 
 
 def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:
+    tail = [_OF_RANK.sub(b"", line) for line in tail]
     if failure.code == 137:
         return [b"something outside the job killed it; if the machine ran out of memory, dmesg says so"]
     if failure.member.role == "worker" and any(b"address already in use" in line.lower() for line in tail):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from paceline.errors import LaunchError
-from paceline.host import forks
+from paceline.host import descriptors, forks
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -19,6 +21,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 class Child:
     """A process, and the pipes on which it prints; with ``feeds_stdin`` also the one from which it reads.
+
+    It ignores the signals ``ignored``.
 
     Its exit is observed without reaping it: as long as the launcher lives, the zombie keeps the id of the session
     from being given to an unrelated process that a later signal would hit.
@@ -34,6 +38,7 @@ class Child:
         register: Callable[[], None],
         pass_fds: Sequence[int] = (),
         feeds_stdin: bool = False,
+        ignored: Sequence[int] = (),
     ) -> None:
         launcher = os.getpid()
         with _held() as mask, forks.passing_on():
@@ -41,7 +46,7 @@ class Child:
             def prepare() -> None:
                 register()
                 _die_with(launcher)
-                _restore_in_child(mask)
+                _restore_in_child(mask, ignored)
 
             self._process = _popen(argv, env, prepare, pass_fds, subprocess.PIPE if feeds_stdin else subprocess.DEVNULL)
         self.code: int | None = None
@@ -113,8 +118,22 @@ def _popen(
             preexec_fn=prepare,  # noqa: PLW1509 - the launcher has one thread
         )
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise LaunchError(f"{argv[0]!r} cannot be run: {reason}") from error
+        raise LaunchError(f"{argv[0]!r} cannot be run: {why_none(error)}") from error
+
+
+def why_none(error: OSError | ValueError) -> str:
+    """Return why a process could not be started."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return f"{text}; raise the limit of {descriptors.limit()} (ulimit -Hn)"
+    if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
+        return text
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    number = "unlimited" if limit == resource.RLIM_INFINITY else limit
+    return (
+        f"there are as many processes and threads as may be: raise the user's limit (ulimit -u, which is {number}) or "
+        "that of the container or service (pids.max)"
+    )
 
 
 def die_with_parent() -> None:
@@ -131,11 +150,20 @@ def _die_with(launcher: int) -> None:
 
 
 #: Signals that end a job. One that is ignored when the launcher starts (``nohup``, ``&``) stays ignored.
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+#: Signals that are for scripts. The other processes live on when an engine signals all, as ``scancel --signal`` does.
+FOR_WORKERS = (signal.SIGUSR1, signal.SIGUSR2)
+
+#: Signals that are for the processes of a job. One that is handled or ignored when the launcher starts stays so.
+PASSED_ON = (*FOR_WORKERS, signal.SIGTSTP, signal.SIGCONT)
 
 
 class SignalPipe:
-    """Catches SIGCHLD and the signals that end a job, for as long as the ``with`` block runs (main thread only)."""
+    """Catches SIGCHLD, and the signals that end a job or are for its processes (main thread only).
+
+    It does so for as long as the ``with`` block runs.
+    """
 
     def __enter__(self) -> SignalPipe:
         self.fd, self._write_fd = os.pipe()
@@ -143,6 +171,8 @@ class SignalPipe:
         os.set_blocking(self._write_fd, False)
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         caught = [signum for signum in ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
+        caught += [signum for signum in PASSED_ON if signal.getsignal(signum) is signal.SIG_DFL]
+        self._caught = frozenset(caught)
         self._before = {signum: signal.signal(signum, _noted) for signum in (signal.SIGCHLD, *caught)}
         forks.in_children(self, SignalPipe._restore)
         return self
@@ -161,9 +191,9 @@ class SignalPipe:
         os.close(self._write_fd)
 
     def read(self) -> list[int]:
-        """Return the signals that end a job and came since the last call, in order, repeated ones included."""
+        """Return the signals that came since the last call, but SIGCHLD, in order, repeated ones included."""
         try:
-            return [signum for signum in os.read(self.fd, 4096) if signum in ENDING]  # a script may handle more
+            return [signum for signum in os.read(self.fd, 4096) if signum in self._caught]  # a script may handle more
         except BlockingIOError:
             return []
 
@@ -174,18 +204,19 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _held() -> Iterator[set[signal.Signals]]:
-    """Block the signals that end a job while a child is made; yields the mask that the child must restore."""
-    before = {signal.Signals(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)}
+    """Block the signals that are caught while a child is made; yields the mask that the child must restore."""
+    caught = (*ENDING, *PASSED_ON)
+    before = {signal.Signals(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, caught)}
     try:
         yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _restore_in_child(mask: set[signal.Signals]) -> None:
+def _restore_in_child(mask: set[signal.Signals], ignored: Sequence[int]) -> None:
     """Undo the launcher's changes to signals in a new child, so that none reaches the launcher's pipe."""
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, *ENDING):
+    for signum in (signal.SIGCHLD, *ENDING, *PASSED_ON):
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import selectors
 import socket
@@ -11,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from paceline.errors import LaunchError
+from paceline.config import port_range
+from paceline.errors import ConfigError, LaunchError
+from paceline.host.descriptors import raise_limit
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
-from paceline.launch.supervise.child import Child
+from paceline.launch.supervise.child import FOR_WORKERS, Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
@@ -71,9 +74,16 @@ class Processes(abc.ABC):
     def ask_status(self) -> None:  # noqa: B027 - not all crews hear the scheduler
         """Ask the scheduler how all members do; an event ``StatusSaid`` follows if it answers."""
 
+    def say_ending(self) -> None:  # noqa: B027 - not all crews hear the scheduler
+        """Tell the scheduler that SIGTERM, which the workers get next, ends the job."""
+
     @abc.abstractmethod
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
+
+    def pass_on(self, signum: int) -> bool:
+        """Give a signal that ends no job to processes; SIGUSR1 and SIGUSR2 are for workers only. False: it cannot."""
+        return False
 
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
@@ -106,6 +116,7 @@ class LocalCrew(Processes):
         environ: Mapping[str, str],
         take: Take,
     ) -> None:
+        raise_limit()  # each process has two pipes
         self._selector, self._output, self._register = selector, output, register
         self._environ, self._take = dict(environ), take
         self._children: dict[ProcessName, Child] = {}
@@ -171,9 +182,21 @@ class LocalCrew(Processes):
         if self._ended is not None:
             self._ended.ask_status()
 
+    def say_ending(self) -> None:
+        """Tell the scheduler, if it runs here, that the job ends."""
+        if self._ended is not None:
+            self._ended.say_ending()
+
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
         processes.send(signum, {self._children[member].pid for member in members if member in self._children})
+
+    def pass_on(self, signum: int) -> bool:
+        """Give a signal to processes that handle it; SIGTSTP stops the others, SIGCONT continues them."""
+        for_all = signum not in FOR_WORKERS
+        there = [member for member in self._children if for_all or member.role == "worker"]
+        processes.pass_on(signum, {self._children[member].pid for member in there})
+        return True
 
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
@@ -196,7 +219,8 @@ class LocalCrew(Processes):
     def _start(
         self, member: ProcessName, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
-        child = Child(argv, {**self._environ, **env}, self._register, pass_fds)
+        ignored = () if member.role == "worker" else FOR_WORKERS
+        child = Child(argv, {**self._environ, **env}, self._register, pass_fds, ignored=ignored)
         self._children[member] = child
         self._running.add(member)
         for stream, fd in zip((OUT, ERR), child.pipes(), strict=True):
@@ -263,8 +287,16 @@ def serve(selector: selectors.BaseSelector, limit_s: float, is_over: Callable[[]
             key.data()
 
 
-def free_port() -> int:
-    """Return a TCP port that is free now. It may be taken before it is bound."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_port(ports: str = "") -> int:
+    """Return a TCP port that is free now, of a range the last one: listening processes take the first ones.
+
+    It may be taken before it is bound.
+
+    Raises:
+        ConfigError: the range is none, or no port of it is free.
+    """
+    for port in reversed(port_range(ports)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise ConfigError(f"no port of {ports or 'this host'} is free on {socket.gethostname()}")

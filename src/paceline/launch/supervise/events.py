@@ -52,6 +52,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Unheard:
+    """The hosts of these processes, and of no others, have not been heard for a while; signals may not arrive there."""
+
+    members: frozenset[ProcessName]
+
+
+@dataclass(frozen=True)
 class Lost:
     """The scheduler says which process failed first, or which worker has died without ending the job."""
 
@@ -59,6 +66,13 @@ class Lost:
     reason: str
     goes_on: bool = False
     """The others go on."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """The scheduler says that a worker under notice has left the job: its exit code does not matter any more."""
+
+    member: ProcessName
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,9 @@ Event: TypeAlias = (
     | Ready
     | Exited
     | Stopped
+    | Unheard
     | Lost
+    | Left
     | Complete
     | Alone
     | Over
@@ -138,6 +154,7 @@ _WORDS: dict[str, type[Any]] = {
     "exited": Exited,
     "stopped": Stopped,
     "lost": Lost,
+    "left": Left,
     "complete": Complete,
     "alone": Alone,
     "over": Over,

@@ -22,8 +22,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from paceline.errors import LaunchError
 from paceline.host import forks
 from paceline.launch import processes
+from paceline.launch.supervise.child import ENDING, PASSED_ON, why_none
 
 _TRIES = 100
 _PAUSE_S = 0.02
@@ -39,7 +41,7 @@ class _Survivor:
     def __init__(self, act: Callable[[bytes], None]) -> None:
         with forks.held():
             read_fd, self.fd = os.pipe()
-            self._pid = os.fork()
+            self._pid = fork()
             if self._pid == 0:
                 _main(read_fd, self.fd, act)
             os.close(read_fd)
@@ -82,6 +84,18 @@ class Canceller(_Survivor):
             self.close()
 
 
+def fork() -> int:
+    """Fork.
+
+    Raises:
+        LaunchError: the system refuses one more process.
+    """
+    try:
+        return os.fork()
+    except OSError as error:
+        raise LaunchError(f"no process can be started: {why_none(error)}") from error
+
+
 def _main(read_fd: int, write_fd: int, act: Callable[[bytes], None]) -> None:
     """Run the child. Never returns, also after an error: it is a copy of the launcher."""
     try:
@@ -103,7 +117,7 @@ def _cancel(argv: Sequence[str], text: bytes) -> None:
 def detach(read_fd: int) -> None:
     """Leave the launcher's terminal, signals and open files; a pipe of the launcher would otherwise stay open."""
     os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+    for signum in (*ENDING, *PASSED_ON, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

@@ -45,6 +45,8 @@ Processes are left only if the kernel cannot end them within ``kill_s``.
 which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
 process after it is told its exit code: 0.2 s on an idle machine.
 
+**Notice.** A worker that has left under notice (``Left``) is done with, in whatever way its process ends.
+
 **Deaths that others survive.** The scheduler may decide that the others go on (``--on-worker-death``). Its verdict on a
 worker's death is waited for: as long as other workers run, which notice a scheduler that does not respond;
 ``leave_s`` after that, or if the scheduler is stopped. If the others go on, the job's exit code is ``WORKER_LOST`` when
@@ -81,12 +83,20 @@ class Phase(enum.Enum):
 #: How long servers and scheduler may stay if no worker is known to have joined: the news may be on its way.
 UNJOINED_S = 1.0
 
-#: What is wrong where workers of ``--ddp`` end with 0 and none has joined.
-_UNJOINED = (
-    "ended, and no worker has opened the backend paceline of --ddp: each trained alone, or over another backend. "
+#: Why a worker of ``--ddp`` may not join.
+_WHY_UNJOINED = (
     "Either the script calls no init_process_group, or import torch did not load paceline: is it installed for the "
     "Python that the script runs with, and does nothing set TORCH_DEVICE_BACKEND_AUTOLOAD to 0?"
 )
+
+#: What is wrong where workers of ``--ddp`` end with 0 and none has joined.
+_UNJOINED = (
+    "ended, and no worker has opened the backend paceline of --ddp: each trained alone, or over another backend. "
+    f"{_WHY_UNJOINED}"
+)
+
+#: CPU time after which a worker of ``--ddp`` that has not joined is named: several times that of ``import torch``.
+UNJOINED_CPU_S = 20.0
 
 #: What is wrong where other workers have ended without joining, and nobody has said more.
 _HOW_TO_JOIN = (
@@ -129,9 +139,14 @@ class JobLifecycle:
         self._began, self._start_clock = now, StartClock(now)
         self._is_complete = False
         """All members have joined."""
+        self._has_warned = False
+        """A worker of ``--ddp`` was named that has not joined."""
         self._alone = ""
         """The scheduler's word on workers that train without having joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
+        self._left: set[ProcessName] = set()
+        """Workers that have left under notice: their exit codes do not matter."""
+        self._unheard: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[e.Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
@@ -160,11 +175,18 @@ class JobLifecycle:
                 self._stopped = members
                 self._watch_stopped(now)
                 return []
+            case e.Unheard(members):
+                self._unheard = members
+                return []
             case e.Lost(member, reason, True):
                 return self._survived(member, reason, now)
             case e.Lost(member, reason):
-                self._fail(member, reason, now)
+                is_unjoined = self._must_join and "did not join" in reason
+                self._fail(member, f"{reason}. {_WHY_UNJOINED}" if is_unjoined else reason, now)
                 return self._terminate_idle(now)
+            case e.Left(member):
+                self._note_left(member, now)
+                return []
             case e.Exited():
                 return self._exited(event, now)
             case e.Complete():
@@ -203,8 +225,15 @@ class JobLifecycle:
         self.phase, self.deadline = Phase.RUNNING, None
         return [e.StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
+    def _note_left(self, member: ProcessName, now: float) -> None:
+        self._left.add(member)
+        if member not in self.alive:
+            self._finish_worker(member, now)
+
     def _exited(self, one: e.Exited, now: float) -> list[e.Action]:
         self.alive.pop(one.member, None)
+        if one.member in self._left:
+            one = e.Exited(one.member, 0)
         if self.phase in _GOING_WELL or self.phase is Phase.FAILING:
             self.blame.note_exit(one.member, one.code, now, one.detail)
             self._follow_blame(now)
@@ -282,6 +311,8 @@ class JobLifecycle:
         if self.phase is Phase.STARTING and one.member == SCHEDULER:
             self._start_clock.note(one.cpu_s, now, one.is_ready)
             self.deadline = now + max(0.0, self.graces.start_s - self._start_clock.counted_s(now))
+        if self._must_join and self.phase is Phase.RUNNING and not self._is_complete:
+            return self._watch_unjoined(one)
         if self._exits is None or self.phase is not Phase.LEAVING:
             return []
         self._exits.note(one, one.member in self._stopped, now)
@@ -294,6 +325,14 @@ class JobLifecycle:
             return [*warnings, *self._terminate(now)]
         self._fail(workers[0], why[workers[0]], now)
         return self._terminate(now)
+
+    def _watch_unjoined(self, one: e.Runs) -> list[e.Action]:
+        """Warn of a worker of ``--ddp`` that works on without the others."""
+        if self._has_warned or one.member.role != "worker" or one.cpu_s < UNJOINED_CPU_S:
+            return []
+        self._has_warned = True
+        known = f"{one.member} has used {one.cpu_s:.0f} s of CPU time, and not opened the backend paceline of --ddp"
+        return [e.ShowLine(f"{known}. {_WHY_UNJOINED}")]
 
     def _interrupted(self, signum: int, now: float) -> list[e.Action]:
         if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
@@ -352,7 +391,7 @@ class JobLifecycle:
             case Phase.TERMINATING:
                 return self._kill(now)
             case _:
-                return [e.ShowLine(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+                return [*self._left_over(), self._over()]
 
     def _terminate(self, now: float) -> list[e.Action]:
         self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s
@@ -361,6 +400,16 @@ class JobLifecycle:
     def _kill(self, now: float) -> list[e.Action]:
         self.phase, self.deadline = Phase.KILLING, now + self.graces.kill_s
         return [e.Signal(signal.SIGKILL, tuple(self._started))]
+
+    def _left_over(self) -> list[e.Action]:
+        """Say why processes have not ended after SIGKILL."""
+        stuck = [one for one in self.alive if one not in self._unheard]
+        gone = [one for one in self.alive if one in self._unheard]
+        reasons = (
+            (stuck, "cannot be killed (waiting in the kernel?)"),
+            (gone, "may run on: no word from there; an agent that misses the launcher ends what it has started"),
+        )
+        return [e.ShowLine(f"{', '.join(map(str, names))} {reason}") for names, reason in reasons if names]
 
     def _finish_if_empty(self) -> list[e.Action]:
         is_to_come = self.phase is Phase.LEAVING and bool(self._unfinished)  # a worker whose host is slow to say so

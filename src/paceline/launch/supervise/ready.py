@@ -4,7 +4,7 @@ The scheduler binds a port that is free at that moment and says which. It is not
 no moment in which another program can take it. Later it says that all members have joined, which process failed first,
 as the members saw it, which workers the others go on without, and that all workers have said goodbye. The launcher says
 which processes have ended, because only their parent knows their exit codes, and how much CPU time others have used.
-It also asks for the status of the job.
+It also asks for the status of the job, and says when it ends the job by SIGTERM, which is no notice to the workers.
 :mod:`paceline.scheduler.launcher` is the other side.
 """
 
@@ -97,6 +97,10 @@ class EndedPipe:
     def ask_status(self) -> None:
         """Ask for the status."""
         self._write(["status"])
+
+    def say_ending(self) -> None:
+        """Say that SIGTERM, which the workers get next, ends the job."""
+        self._write(["ends"])
 
     def _write(self, words: list[Any]) -> None:
         with contextlib.suppress(OSError):

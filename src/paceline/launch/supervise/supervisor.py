@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import selectors
 import shlex
 import signal
@@ -27,7 +28,7 @@ from paceline.launch.plan import SCHEDULER, JobPlan, Late, ProcessName
 from paceline.launch.processes import birth
 from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import failure_block, lost_block
-from paceline.launch.supervise.child import SignalPipe
+from paceline.launch.supervise.child import ENDING, FOR_WORKERS, SignalPipe
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import Processes, Take
 from paceline.launch.supervise.guardian import Guardian
@@ -103,6 +104,7 @@ class Supervisor:
         self._processes = {process.member: process for process in plan}
         self._plan = plan
         self._known = dict(known)
+        self._restart = int(known.get(Late.RESTART, "0"))
         self._make_crew = make_crew
         self._code: int | None = None
         self.interrupted = False
@@ -188,7 +190,9 @@ class Supervisor:
         with contextlib.suppress(OSError, LaunchError):
             runtime.write(replace(self._job, scheduler=scheduler or ""))
             if self._plan.scheduler is not None:
-                ring.note_hosts(self._job.id, self._job.key, [one for one in self._job.hosts if one != LOCALHOST])
+                ring.note_hosts(
+                    self._job.id, self._job.key, [one for one in self._job.hosts if one != LOCALHOST], self._restart
+                )
 
     def _forget(self) -> None:
         with contextlib.suppress(OSError, LaunchError):
@@ -206,7 +210,8 @@ class Supervisor:
             self._console.block(lost_block(death, *self._tail_and_host(death.member)))
         if blame.cause is not None:
             tail, host = self._tail_and_host(blame.cause.member)
-            story = self._plan.job_id if self._plan.scheduler is not None else ""
+            which = f" --start {self._restart}" if self._plan.max_restarts else ""
+            story = f"{self._plan.job_id}{which}" if self._plan.scheduler is not None else ""
             self._console.block(failure_block(blame.cause, tail, blame.aftermath, host, story))
 
     def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
@@ -265,9 +270,15 @@ class Supervisor:
         """Wait until the last lines are read, for a short time only after a signal; return one that ends the wait."""
         came: list[int] = []
         until = time.monotonic() + _UNREAD_S if self.interrupted else math.inf
-        self._await_reader(
-            lambda: bool(came) or self._console.waits_for is None, lambda: came.extend(self._signals.read()), until
-        )
+
+        def heed() -> None:
+            for signum in self._signals.read():
+                if signum in ENDING:
+                    came.append(signum)
+                elif signum == signal.SIGTSTP:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        self._await_reader(lambda: bool(came) or self._console.waits_for is None, heed, until)
         self._console.release()
         return came[0] if came else 0
 
@@ -314,6 +325,8 @@ class Supervisor:
                 case e.StartProcesses(members):
                     self._start(members)
                 case e.Signal(signum, members):
+                    if signum == signal.SIGTERM:
+                        self._crew.say_ending()
                     self._crew.send(signum, members)
                 case e.Look(members):
                     self._crew.look(members)
@@ -334,7 +347,19 @@ class Supervisor:
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
-            self._interrupt(signum)
+            if signum in ENDING:
+                self._interrupt(signum)
+            else:
+                self._pass_on(signum)
+
+    def _pass_on(self, signum: int) -> None:
+        """Give a signal to the processes of the job. Ctrl-Z stops them, then the launcher, until it is continued."""
+        is_passed_on = self._crew.pass_on(signum)
+        if signum in FOR_WORKERS:
+            what = "for the workers that handle it" if is_passed_on else "this launcher cannot pass it on"
+            self._console.say(f"{signal.Signals(signum).name}: {what}")
+        if signum == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def _interrupt(self, signum: int) -> None:
         self.interrupted = self._is_hurried = True
@@ -375,13 +400,18 @@ class SupervisedJob(Job):
 
     def wait(self) -> int:
         """Run the job until it ends well, is interrupted, or may not be started again; return its last exit code."""
+        page = secrets.token_urlsafe(24)  # a page that is open shows the job that starts again
         for restart in range(self.plan.max_restarts + 1):
-            known = {**self._known, Late.RESTART: str(restart)}
+            known = {**self._known, Late.RESTART: str(restart), Late.PAGE_TOKEN: page}
             if self.plan.needs(Late.JOB_KEY):
                 known[Late.JOB_KEY] = new_job_key()
-            supervisor = Supervisor(self.plan, known, self.make_crew)
-            code = supervisor.run()
-            if code in (0, WORKER_LOST) or supervisor.interrupted or restart == self.plan.max_restarts:
+            code, was_interrupted = self.run_once(known)
+            if code in (0, WORKER_LOST) or was_interrupted or restart == self.plan.max_restarts:
                 break
             print(f"[launch] restart {restart + 1} of {self.plan.max_restarts}", file=sys.stderr, flush=True)
         return code
+
+    def run_once(self, known: Mapping[Late, str]) -> tuple[int, bool]:
+        """Run the job once; return its exit code, and whether a signal ended it."""
+        supervisor = Supervisor(self.plan, known, self.make_crew)
+        return supervisor.run(), supervisor.interrupted

@@ -12,7 +12,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.mx.gluon.parameter import Replicas
 from paceline.optim.buffers import Buffers
-from paceline.optim.shared_tensors import Copies, addends, broadcast, buffers_of, set_all, shared_of
+from paceline.optim.shared_tensors import FollowingBuffers, addends, broadcast, set_all, shared_of
 
 
 class SharedBuffers:
@@ -29,15 +29,14 @@ class SharedBuffers:
         params = [one for net in nets for one in net.collect_params().values()]
         trained = [copy for one in params if one.is_taken for copy in one.tensors()]
         self._on_servers: Buffers | None = None
+        self._summed: FollowingBuffers | None = None
         if not (shared := shared_of(self._models, trained)):
             return
         if isinstance(store, DistStore):
             self._on_servers = Buffers(store, self._models, trained)
         else:
-            broadcast(store, self._keys(shared))
-
-    def _keys(self, tensors: Copies) -> Copies:
-        return {self._prefix + name: copies for name, copies in tensors.items()}
+            broadcast(store, {prefix + name: copies for name, copies in shared.items()})
+            self._summed = FollowingBuffers(self._models, store.rank)
 
     def publish(self) -> None:
         """Send rank 0's changed buffers to the other workers. Every worker calls it before it pushes."""
@@ -46,10 +45,9 @@ class SharedBuffers:
             if under_way is not None:
                 under_way.wait()
             self._on_servers.pushed()
-        elif not isinstance(self._store, DistStore) and (current := self._keys(buffers_of(self._models))):
-            values = addends(self._store, current)
-            self._store.pushpull(list(values), list(values.values()))
-            set_all(current, values)
+        elif self._summed is not None and (values := addends(self._store, self._summed.told())):
+            self._store.pushpull([self._prefix + name for name in values], list(values.values()))
+            set_all(self._summed.followed(values), values)
 
     def settled(self) -> None:
         """Note that the push that followed :meth:`publish` is answered. Every worker calls it."""

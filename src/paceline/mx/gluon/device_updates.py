@@ -108,7 +108,7 @@ class DeviceUpdates:
         if self._alike is not None:
             self._alike.note(trained)
         if self._shared is not None and is_due(step + 1):
-            self._shared.compare_weights(self._name, step + 1, {key: one.data() for key, one in trained.items()})
+            self._shared.tell_step(self._name, step + 1, {key: one.data() for key, one in trained.items()}, None)
 
     def _check_alike(self, trained: Mapping[str, Parameter]) -> None:
         for key in [] if self._alike is None else self._alike.unlike(trained):

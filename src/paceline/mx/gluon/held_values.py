@@ -73,7 +73,9 @@ class AlikeValues:
 
     def unlike(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """Return the keys of values that differ between devices."""
-        written = [key for key, one in parameters.items() if len(set(map(sub, _counts(one), self._counts[key]))) > 1]
+        counts = {key: (_counts(one), self._counts.get(key)) for key, one in parameters.items()}
+        # One that has not been noted was not trained in the last step: grad_req was "null".
+        written = [key for key, (now, then) in counts.items() if then is None or len(set(map(sub, now, then))) > 1]
         found = [key for key in written if not all(same_bits(*pair) for pair in _pairs(parameters[key].list_data()))]
         sums = {key: _sums_of(parameters[key], self._step) for key in _some(parameters, self._step)}
         return found + _different([(key, *pair) for key, some in sums.items() for pair in _pairs(some)])

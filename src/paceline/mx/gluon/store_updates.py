@@ -210,7 +210,7 @@ class ServerUpdates(StoreUpdates):
     def take(self, everything: Mapping[str, Parameter]) -> None:
         """Set the values of all parameters on the servers. Every worker calls it; rank 0's values are used."""
         self._servers.barrier()
-        if self._servers.rank == 0:
+        if self._servers.session.is_lead:
             self._servers.set_values(list(everything), [one.data() for one in everything.values()])
         self._servers.barrier()
         self._servers.pull(list(everything), [one.list_data() for one in everything.values()])

@@ -27,6 +27,7 @@ from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.store_choice import Traits, Updates, choose_store, choose_updates, share_of, update_on_store
 from paceline.mx.gluon.store_updates import ServerUpdates
 from paceline.torch_hooks.wrappers import refuse_wrapped
+from paceline.worker import notice
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -172,6 +173,7 @@ class Trainer:
         else:
             self._scaled_step(scaler, batch_size)
         gradients.use_up(self._trained())
+        notice.step()
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, in place, without an update: for clipping and the like.
@@ -196,6 +198,7 @@ class Trainer:
             updates.update(self._trained(), self._scale(batch_size), self._steps)
         self._steps += 1
         gradients.use_up(self._trained())
+        notice.step()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's state (safetensors with a manifest), wherever the optimizer runs.

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.wire.messages import fields
+from paceline.wire.messages.changes import *  # noqa: F403
 from paceline.wire.messages.common import *  # noqa: F403
 from paceline.wire.messages.data import *  # noqa: F403
 from paceline.wire.messages.fields import *  # noqa: F403
 from paceline.wire.messages.forwarding import *  # noqa: F403
 from paceline.wire.messages.meeting import *  # noqa: F403
 from paceline.wire.messages.membership import *  # noqa: F403
+from paceline.wire.messages.notice import *  # noqa: F403
 from paceline.wire.messages.pooling import *  # noqa: F403
+from paceline.wire.messages.status import *  # noqa: F403
 from paceline.wire.messages.tracing import *  # noqa: F403
 from paceline.wire.messages.training import *  # noqa: F403
 

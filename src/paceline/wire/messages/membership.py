@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,15 +14,20 @@ from paceline.wire.limits import (
     MAX_NUMEL,
     MAX_PARTS,
     MAX_REPORTS,
-    MAX_TEXT,
+    MAX_TOLD_STEPS,
     MAX_WINDOWS,
 )
+from paceline.wire.messages.changes import Dealt
 from paceline.wire.messages.fields import (
+    OF_KEYS,
+    OF_MEMBERS,
     Amount,
     Count,
+    Counts,
     Digest,
     FigureName,
     Finite,
+    Groups,
     HostName,
     KeyName,
     Letter,
@@ -32,10 +37,12 @@ from paceline.wire.messages.fields import (
     Name,
     Number,
     Rank,
+    Ranks,
     Reply,
     Request,
     Role,
     Saying,
+    Shape,
     Text,
 )
 from paceline.wire.messages.tracing import TraceEvents
@@ -79,7 +86,7 @@ class Welcome(Reply, tag=2):
     """All members are there: the rank of the new member, and all members."""
 
     rank: Rank
-    members: list[Member]
+    members: Annotated[list[Member], OF_MEMBERS]
     scheduler_pid: Number = 0
     """Process id of the scheduler; 0: not known."""
     scheduler_host_id: Name = ""
@@ -173,13 +180,34 @@ class StepsLeft(Message):
     """Seconds that it still takes; None: not known yet."""
 
 
-class WeightSums(Message):
-    """Sums of a worker's weights after a step, for the comparison with other workers."""
+Way = Literal["", "given", "inputs", "dealt", "equal", "unknown", "sum", "each"]
+"""How a worker weighs: see :mod:`paceline.membership.weighing`. Empty: it has no samples."""
+
+
+class StepBatch(Message):
+    """The batch of a worker in one step, and how it weighs."""
+
+    way: Way
+    samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """The weight of the worker."""
+    rows: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """How many samples there may be."""
+    loss: Finite | None = None
+    """Sum of the losses whose gradients it has; None: not known."""
+    shapes: Line = ""
+    """Of the model's inputs, where the number of samples is not known; empty: not known either."""
+    why: Line = ""
+    """Why the number of samples is not known."""
+
+
+class WorkerStep(Message):
+    """What a worker tells of one of its steps, for the comparison with other workers."""
 
     store: Name
     step: Number
-    sums: list[tuple[Name, float, float]]
-    """Of each parameter its name, the sum, and by how much rounding may have changed that."""
+    sums: Annotated[list[tuple[Name, float, float]], OF_KEYS] = msgspec.field(default_factory=list)
+    """Of each parameter its name, the sum of its weights, and by how much rounding may have changed that."""
+    batch: StepBatch | None = None
 
 
 class Heartbeat(Request, tag=3):
@@ -203,14 +231,16 @@ class Heartbeat(Request, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
-    weights: list[WeightSums] = msgspec.field(default_factory=list)
-    """From a worker that steps on its own weights: their sums, after some of the steps since the last heartbeat."""
+    steps: Annotated[list[WorkerStep], Meta(max_length=MAX_TOLD_STEPS)] = msgspec.field(default_factory=list)
+    """What a worker tells of some of the steps since its last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
     progress: StepsLeft | None = None
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
+    dealt: Annotated[list[Dealt], Meta(max_length=MAX_WINDOWS)] = msgspec.field(default_factory=list)
+    """Samples that were dealt since the last heartbeat."""
     work: Number = 0
     """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
@@ -227,25 +257,27 @@ class Death(Message):
 class News(Reply, tag=4):
     """The scheduler's answer to a heartbeat; also sent unasked when something happens."""
 
-    deaths: list[Death]
+    deaths: Annotated[list[Death], OF_MEMBERS]
     shutdown: bool
     """All workers have left; servers exit."""
-    left: list[Rank] = msgspec.field(default_factory=list)
+    left: Ranks = msgspec.field(default_factory=list)
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
-    suspects: list[SilentMember] = msgspec.field(default_factory=list)
+    suspects: Annotated[list[SilentMember], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Silent members on the receiver's host."""
-    lost: list[Death] = msgspec.field(default_factory=list)
+    lost: Annotated[list[Death], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
     generation: Number = 0
-    """Generation of the groups; 0: those of the start."""
-    groups: list[list[Rank]] = msgspec.field(default_factory=list)
-    """The groups that fit the measured speeds, from generation 1 on."""
+    """Generation in which the groups have changed last; 0: they are those of the start."""
+    groups: Groups = msgspec.field(default_factory=list)
+    """The groups that fit the measured speeds since then."""
     at: Amount = 0.0
     """In an answer: the scheduler's clock."""
     trace: Number = 0
     """Number of the trace for which heartbeats bring events; 0: none."""
     fastest_s: Amount = 0.0
     """In an answer: seconds of a step of the fastest worker; 0: not known."""
+    leave: Line = ""
+    """Why the receiver is to end its step and leave; empty: it is not."""
 
 
 class Bye(Request, tag=5):
@@ -283,7 +315,7 @@ class KeySpec(Message):
     """Name, shape and tag of a key."""
 
     name: KeyName
-    shape: list[Count]
+    shape: Shape
     tag: Number
 
 
@@ -292,9 +324,9 @@ class BlockSpec(Message):
 
     block: Number
     dtype: Name
-    keys: list[KeySpec]
-    loads: list[Count]
-    speeds: list[Amount]
+    keys: Annotated[list[KeySpec], OF_KEYS]
+    loads: Counts
+    speeds: Annotated[list[Amount], OF_MEMBERS]
     bound: Count
     policy: Name
     whole: bool
@@ -310,7 +342,7 @@ class Publish(Request, tag=8):
     """Rank 0 publishes where keys are."""
 
     store: Name
-    blocks: list[BlockSpec]
+    blocks: Annotated[list[BlockSpec], OF_KEYS]
     goes_on: bool = False
     """The workers can go on if one of them dies."""
     auto: Name = ""
@@ -321,85 +353,13 @@ class Lookup(Request, tag=9):
     """Ask where keys are; answered when all of them are published. No keys: ask for all that are published."""
 
     store: Name
-    keys: list[KeyName]
+    keys: Annotated[list[KeyName], OF_KEYS]
 
 
 class Found(Reply, tag=10):
     """The blocks that hold the keys asked for."""
 
-    blocks: list[BlockSpec]
-
-
-class AskStatus(Request, tag=11):
-    """Ask the scheduler for all members and their state."""
-
-
-class MemberState(Message):
-    """How a member does."""
-
-    round: Number
-    pace: Finite
-    """Rounds per second, of late."""
-    silent_s: Finite
-    """Seconds since its last message."""
-    memory: Number
-    """Bytes."""
-    sent: Number
-    received: Number
-    """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|left|dead)\Z")]
-    waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
-    """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
-    step_s: Amount = 0.0
-    """Seconds that a worker computes in a step, without its waits; 0: not known."""
-    recent: Annotated[list[Window], Meta(max_length=1)] = msgspec.field(default_factory=list)
-    """The account of its last rounds in one window; none: it has said nothing yet."""
-    whole: list[Window] = msgspec.field(default_factory=list)
-    """The same of all its rounds so far."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures that its script has reported, each with its step."""
-    came_last: Number = 0
-    """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
-    late_s: Amount = 0.0
-    held: tuple[Count, Count] = (0, 0)
-    """Of a server: its values, and the buckets that they are in."""
-    progress: StepsLeft | None = None
-    """None: its script has told no total of steps."""
-    still_s: Amount | None = None
-    """Seconds since it got on: took a step, or sent or received a part of a tensor. None: it never did."""
-
-
-class Told(Message):
-    """A line about a process that became slow, or is so no more."""
-
-    role: Role
-    rank: Rank
-    ago_s: Amount
-    text: Line
-
-
-class Status(Reply, tag=12):
-    """Members, how each does, and the deaths."""
-
-    members: list[Member]
-    states: list[MemberState]
-    deaths: list[Death]
-    auto: list[Line] = msgspec.field(default_factory=list)
-    """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
-    verdicts: list[Line] = msgspec.field(default_factory=list)
-    """The processes that are slow now: why, since when, what it costs, and what to do."""
-    told: list[Told] = msgspec.field(default_factory=list)
-    """The last changes of these, the oldest first."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
-    """The last figures of the job, each with its step: means over the workers, weighted by samples."""
-    cohorts: Number = 0
-    """Cohorts of several workers that servers have merged."""
-    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
-    """How many updates of servers had which staleness so far."""
-
-    def __post_init__(self) -> None:
-        if len(self.members) != len(self.states):
-            raise ValueError(f"{len(self.members)} members with {len(self.states)} states")
+    blocks: Annotated[list[BlockSpec], OF_KEYS]
 
 
 class AskAbsent(Request, tag=13):
@@ -421,10 +381,10 @@ class Gather(Request, tag=14):
 class Gathered(Reply, tag=15):
     """The bytes that every worker sent, by rank; empty for a worker that had left or died before."""
 
-    payloads: list[Saying]
-    gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    payloads: Annotated[list[Saying], OF_MEMBERS]
+    gone: Annotated[list[tuple[Rank, Number]], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
-    dead: list[Rank] = msgspec.field(default_factory=list)
-    """Those of them that have died."""
+    dead: Ranks = msgspec.field(default_factory=list)
+    """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""

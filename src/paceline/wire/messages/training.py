@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from paceline.wire.messages.fields import Count, Digest, HostName, Number, Rank, Request
 
-#: Calls of a model whose inputs are compared.
+#: Backward passes whose inputs of the model are compared.
 MAX_INPUTS = 3
 
 
@@ -34,6 +34,10 @@ class Training(Request, tag=96):
     samples: Count = 0
     """Samples of the data set that its loader walks as a whole; 0: no such loader is known."""
     data: Digest = b""
-    """Digest of that data set's content; empty: not known."""
+    """Digest of that data set's content, and of the batches that the loop had at its first pass; empty: not known."""
+    order: Number = 0
+    """Equal numbers: walks in the same order; 0: not known."""
     inputs: Annotated[list[Number], Meta(max_length=MAX_INPUTS)] = msgspec.field(default_factory=list)
-    """Checksums of the first inputs of its model in training."""
+    """Checksums of the inputs of its model before each of the first passes; empty: not known, or always the same."""
+    losses: Annotated[list[Number], Meta(max_length=MAX_INPUTS)] = msgspec.field(default_factory=list)
+    """Checksums of the losses of these passes; without weights and chance that are alike, they prove nothing alone."""

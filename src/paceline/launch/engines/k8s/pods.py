@@ -31,8 +31,8 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _RANKS = (config.variable("rank"), "RANK")
 #: Entry of the Secret.
 KEY = "job-key"
-#: The pipes to the launcher, which is not on the host of the scheduler here.
-_PIPES = (Late.READY_FD, Late.ENDED_FD)
+#: Late values of launchers that start the scheduler themselves: its pipes to them, and the secret of its page.
+_NOT_HERE = (Late.READY_FD, Late.ENDED_FD, Late.PAGE_TOKEN)
 
 #: How long a process may take to end after SIGTERM. It is not process 1 of its namespace, which would ignore the signal
 #: unless it handles it: hence ``shareProcessNamespace``.
@@ -185,7 +185,7 @@ def _env(part: JobPart, process: ProcessSpec, indexed: bool, secret: str, port: 
     }
     env: list[Object] = list(places.needs) if part.role != "scheduler" else []
     for name, value in process.env.items():
-        if value in _PIPES or (indexed and name in _RANKS and part.role != "scheduler"):
+        if value in _NOT_HERE or (indexed and name in _RANKS and part.role != "scheduler"):
             continue
         if value is Late.JOB_KEY:
             env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": KEY}}})
