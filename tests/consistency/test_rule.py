@@ -150,7 +150,7 @@ class Model(RuleBasedStateMachine):
         self.take(self.rule.leave(worker))
         self.open_barrier()
 
-    @precondition(lambda self: self.settings.grace_s)
+    @precondition(lambda self: self.graced & self.open.keys())
     @rule(data=st.data())
     def end_grace(self, data: st.DataObject) -> None:
         cohort = data.draw(st.sampled_from([*sorted(self.graced & self.open.keys()), 99]))
@@ -261,11 +261,10 @@ class Model(RuleBasedStateMachine):
                 assert len(cohort) == self.settings.first or not self.active
                 assert 1 <= len(cohort) <= self.settings.first
             case "first":
-                assert len(cohort) >= min(self.settings.first, len(self.active))
                 if self.settings.grace_s:
                     assert number == self.over or self.active <= set(cohort)
                 else:
-                    assert len(cohort) <= self.settings.first
+                    assert min(self.settings.first, len(self.active)) <= len(cohort) <= self.settings.first
 
     def weight(self, age: int) -> float:
         match self.settings.weighting:
@@ -387,11 +386,12 @@ class FirstK(Model):
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
         age = data.draw(AGES)
         first = data.draw(st.integers(1, num_workers if age is None else 3 * num_workers))
-        grace_s = data.draw(st.sampled_from([0.0, 2.0])) if age is None else 0.0
-        weighting = data.draw(WEIGHTINGS)
-        return Policy(
-            "first", first=first, bound=data.draw(BOUNDS), weighting=weighting, age=age, grace_s=grace_s
-        )  # fmt: skip
+        return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=age)
+
+
+class FirstKWithGrace(Model):
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        return Policy("first", first=data.draw(st.integers(1, num_workers)), bound=data.draw(BOUNDS), grace_s=2.0)
 
 
 class Barriers(Model):
@@ -400,16 +400,18 @@ class Barriers(Model):
     with_barriers = True
 
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
-        return data.draw(st.sampled_from([All, Each, Groups, FirstK])).policy(self, data, num_workers)
+        return data.draw(st.sampled_from([All, Each, Groups, FirstK, FirstKWithGrace])).policy(self, data, num_workers)
 
 
 TestAll = All.TestCase
 TestEach = Each.TestCase
 TestGroups = Groups.TestCase
 TestFirstK = FirstK.TestCase
+TestFirstKWithGrace = FirstKWithGrace.TestCase
 TestBarriers = Barriers.TestCase
 TestAll.settings = TestEach.settings = TestGroups.settings = TestFirstK.settings = QUICK
-TestBarriers.settings = settings(QUICK, max_examples=60)
+TestFirstKWithGrace.settings = settings(QUICK, max_examples=60)
+TestBarriers.settings = TestFirstKWithGrace.settings
 
 
 # ---- by example: the table of the consistency models ----------------------------------------------------------------
@@ -588,6 +590,17 @@ def test_first_k_with_grace_takes_those_who_come_a_little_later_and_waits_for_no
     assert rule.push(1, 2) == [Merge(1, 1), Grace(1), Release((1,), 1)]
     rule.push(2, 2)
     assert updates(rule.push(3, 1)) == [Apply(1, (0, 1, 2, 3), 4.0, 2, 1.0, 2)], "all have come"
+
+
+def test_time_of_grace_that_has_begun_ends_although_more_workers_are_active_by_then() -> None:
+    rule = CheckedRule(Policy("first", first=3, grace_s=3.0), 4)
+    rule.pause(2)
+    rule.pause(3)
+    rule.push(2, 1)
+    assert Grace(0) in rule.push(0, 1), "two are active, and two pushes are enough"
+    rule.come_back(2, 0)
+    rule.come_back(3, 0)
+    assert updates(rule.end_grace(0)) == [Apply(0, (2, 0), 2.0, 1, 1.0, 1)]
 
 
 def test_first_k_with_a_bound_names_the_slowest() -> None:

@@ -371,9 +371,8 @@ class Rule:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
-            return self._has_enough(cohort) and (
-                not self.policy.grace_s or cohort.is_over or self._activity.workers <= cohort.samples.keys()
-            )
+            waits = self.policy.grace_s and not self._activity.workers <= cohort.samples.keys()
+            return cohort.is_over or (self._has_enough(cohort) and not waits)
         required = self._activity.of_unit(cohort.unit, cohort.phase)
         return len(cohort.samples) >= len(required) and required <= cohort.samples.keys()
 

@@ -15,6 +15,7 @@ What else happens to it:
 
 | event | effect |
 |---|---|
+| it is the K-th of a cohort with a time of grace | the cohort is open until that has ended: `end_graces` |
 | it comes again, unanswered | it is not merged; the later request is answered instead of the first |
 | it comes again, answered | it is not merged, but answered again |
 | its worker leaves | its request is dropped; its earlier pushes still count, and no worker waits for more |

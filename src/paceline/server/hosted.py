@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.layout.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.observe import meter
-from paceline.server.bucket_store import BucketStore
 from paceline.server.forward import AskFn, ForwardStore
 from paceline.server.meetings import Board, Meetings
 from paceline.server.members import Asker, Members
@@ -122,15 +120,13 @@ class ServerState:
     board: Board = field(default_factory=Board)
     unconfirmed: Counter[int] = field(default_factory=Counter)
     """By worker that was taken out: owners that have not confirmed it."""
-    graced: weakref.WeakSet[BucketStore] = field(default_factory=weakref.WeakSet)
-    """Stores whose updates wait for further pushes for a while."""
-
-    def end_graces(self, now: float) -> float:
-        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
-        return min((store.end_graces(now) for store in self.graced), default=math.inf)
 
     def __post_init__(self) -> None:
         self.meetings = Meetings(len(self.members.worker_hosts))
+
+    def end_graces(self, now: float) -> float:
+        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
+        return min((hosted.own.store.end_graces(now) for hosted in self.stores.values()), default=math.inf)
 
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None

@@ -43,8 +43,6 @@ def _new_store(host: ServerState, body: m.OpenStore) -> HostedStore:
     share = host.settings.shared_memory and members.has_neighbours
     hosts, clips = members.worker_hosts, body.clip_norm != 0
     own = OwnStore(body.store, policy, body.mean, num_workers, allowed, share, hosts, clips)
-    if policy.grace_s:
-        host.graced.add(own.store)
     merge = members.local_merge(policy.unit_of(num_workers) if body.local_merge else range(num_workers))
     forward = None
     if any(merge.forwarded_by(members.rank, worker) for worker in range(num_workers)):
