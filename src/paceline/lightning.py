@@ -51,7 +51,7 @@ _REDUCTIONS = {
 
 
 class PacelineEnvironment(ClusterEnvironment):
-    """Gives Lightning this process's rank and the number of workers: those of the paceline job."""
+    """Gives Lightning this process's rank and the number of workers, from the paceline job."""
 
     def __init__(self) -> None:
         self._settings = config.from_environment()
@@ -105,7 +105,7 @@ class PacelineEnvironment(ClusterEnvironment):
 class PacelineStrategy(ParallelStrategy):
     """Trains a LightningModule on all workers of a job: its optimizers become :class:`DistributedOptimizer`.
 
-    Ranks are those of the job, so rank 0 logs and writes checkpoints, and Lightning gives every worker its part of the
+    Ranks are the job's, so rank 0 logs and writes checkpoints, and Lightning gives every worker its part of the
     samples (``DistributedSampler``). ``sync_dist=True``, ``all_gather``, early stopping and the choice of checkpoints
     exchange values through the scheduler. These may be a few numbers, not tensors of the size of a model. Metrics of
     ``torchmetrics`` only synchronise through ``torch.distributed``, so here each worker has its own.
