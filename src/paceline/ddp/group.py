@@ -19,7 +19,7 @@ from torch import distributed as dist
 
 from paceline.collectives.errors import CollectiveError, RankEndedError
 from paceline.collectives.planes.base import SUM, Alone, Reduction
-from paceline.collectives.planes.hosts import HostsPlane
+from paceline.collectives.planes.hosts import GroupPlanes
 from paceline.collectives.planes.servers import FarPlane
 from paceline.ddp.described import DescribedGroup
 from paceline.ddp.host_copy import (
@@ -81,10 +81,10 @@ class PacelineGroup(DescribedGroup):
         self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         alone = len(members) == 1
         try:
-            self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
+            self._hosts = None if alone else GroupPlanes(session, self._key, self._members, self._timeout_s)
         except PacelineError as error:
             raise self._explained(error, "the start", self._timeout_s) from error
-        self._plane = self._hosts or Alone()
+        self._plane = self._hosts.plane if self._hosts is not None else Alone()
         self._runner = Runner(f"paceline-{name}")
 
     def set_timeout(self, timeout: timedelta) -> None:
