@@ -19,7 +19,7 @@ from paceline.collectives.execute import Operation
 from paceline.collectives.negotiation.messages import OperationRequest
 from paceline.collectives.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
-from paceline.collectives.sparse import check_indices
+from paceline.collectives.sparse import added
 from paceline.worker import alone
 
 __all__ = [
@@ -275,10 +275,8 @@ def sparse_allreduce_async(
 
     def wait() -> torch.Tensor:
         (found, content), (counts, _) = synchronize(handle)
-        check_indices(found, counts, shape, members, rank)
-        if number == Average:
-            content = content / len(members)
-        return torch.sparse_coo_tensor(found.t(), content, shape, device=content.device, check_invariants=False)
+        content = content / len(members) if number == Average else content
+        return added(found, content, counts, shape, members, rank)
 
     return wait
 
