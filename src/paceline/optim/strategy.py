@@ -66,7 +66,7 @@ class MergeChoices:
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', not {self.reduction!r}")
         if self.passes < 1 or self.passes != int(self.passes):
-            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be a whole number, at least 1")
+            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be an integer, at least 1")
         if self.on_nan not in get_args(OnNan):
             raise ValueError(f"on_nan is 'error', 'skip' or 'pass', not {self.on_nan!r}")
         for name, limit in (("clip_grad_norm", self.clip_norm), ("clip_grad_value", self.clip_value)):

@@ -74,7 +74,7 @@ def _telling(original: Callable[..., None]) -> Callable[..., None]:
 class HeardLosses:
     """The losses of the backward passes of some steps: the first ones, and some after each new size of a batch.
 
-    To read a loss waits for its device, so it is done only where batches of unlike size are to be compared.
+    To read a loss waits for its device, so it is done only where batches of different size are to be compared.
     """
 
     def __init__(self) -> None:
