@@ -48,12 +48,11 @@ def test_there_are_twenty_and_each_names_its_test() -> None:
         assert f"def {name}(" in (ROOT / path).read_text()
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if OWN not in row[3]], ids=lambda row: row[0])
-def test_lines_of_other_tests_are_those_that_they_expect(row: list[str]) -> None:
-    [(path, _)] = named_tests(row[3])
-    text = re.sub(r'"\n\s*f?"', "", (ROOT / path).read_text())
-    for piece in LINES[row[0]]:
-        assert piece in text
+def test_lines_of_other_tests_are_those_that_they_expect() -> None:
+    for row in [row for row in ROWS if OWN not in row[3]]:
+        [(path, _)] = named_tests(row[3])
+        text = re.sub(r'"\n\s*f?"', "", (ROOT / path).read_text())
+        assert [piece for piece in LINES[row[0]] if piece not in text] == [], row[0]
 
 
 def test_lines_about_a_job_are_soon_there() -> None:
