@@ -6,7 +6,6 @@ process that trains on both batches: on the mean over all samples, or on the mea
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -547,7 +546,6 @@ def check(name: str, found: list[tuple[list[float], Told]]) -> None:
     assert [one.split()[0] for one in warnings] == ["inputs"] * row.says + ["losses"] * row.grows, warnings
 
 
-@functools.cache
 def outcomes(update: str) -> dict[str, Any]:
     """Run rows in one job; returns by row what the workers found."""
     names = ON_SERVERS if update == "server" else list(ROWS)
@@ -556,14 +554,24 @@ def outcomes(update: str) -> dict[str, Any]:
         return {name: [worker.heard() for worker in workers] for name in names}
 
 
+@pytest.fixture(scope="module")
+def on_workers() -> dict[str, Any]:
+    return outcomes("worker")
+
+
+@pytest.fixture(scope="module")
+def on_servers() -> dict[str, Any]:
+    return outcomes("server")
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(name: str) -> None:
-    check(name, outcomes("worker")[name])
+def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(on_workers: dict[str, Any], name: str) -> None:
+    check(name, on_workers[name])
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-def test_weights_are_likewise_where_servers_step(name: str) -> None:
-    check(name, outcomes("server")[name])
+def test_weights_are_likewise_where_servers_step(on_servers: dict[str, Any], name: str) -> None:
+    check(name, on_servers[name])
 
 
 ALL_REDUCED = (
