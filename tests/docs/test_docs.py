@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -28,12 +27,7 @@ def run(script: str, launch: str, folder: Path) -> str:
 
 
 def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
-    """The one launch here whose programs are all started as a reader starts them."""
-    (tmp_path / "train.py").write_text(blocks("README.md", "python")[0])
-    command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    shown = done.stdout
+    shown = run(blocks("README.md", "python")[0], "-n 2 -s 1", tmp_path)
     first, _, last = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", shown)]
     assert last < first
 
