@@ -39,7 +39,7 @@ class Activity:
     def __init__(self, live: set[int], paused: set[int], away: set[int], units: Units, finished: list[int]) -> None:
         self._live, self._paused, self._away, self._units, self._finished = live, paused, away, units, finished
         self.level = [0] * len(finished)
-        """Finished rounds from which the bound counts, per worker: those of the last barrier, or :meth:`come_back`."""
+        """Finished rounds from which the bound counts, per worker: at the last barrier, or :meth:`come_back`."""
         self.phase = [0] * len(finished)
         """Per worker, the phase that it has come back in last."""
         self.change()

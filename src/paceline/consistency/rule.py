@@ -214,7 +214,7 @@ class Rule:
         return self._settle()
 
     def come_back(self, worker: int, phase: int) -> list[Action]:
-        """Note that a worker steps with those of its unit that are in a phase, from its next round on.
+        """Note that a worker steps with the workers of its unit that are in a phase, from its next round on.
 
         All slots must get this before that round, and after the answers to earlier ones.
 
@@ -407,7 +407,7 @@ class Rule:
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _releases(self, workers: Collection[int]) -> list[Action]:
-        """Release those of the workers that wait and may go on."""
+        """Release the workers that wait and may go on."""
         ready: dict[int, list[int]] = {}
         for worker in sorted(workers):
             if self.pushed[worker] > self.answered[worker] and self._may_go_on(worker):

@@ -6,7 +6,7 @@ A round of a worker::
 
 With a period it computes several steps in a round, on weights of its own, and some more while the answer is on its way.
 
-All servers are alike, with 1/S of every key on each. So one of them stands for all: it has 1/S of the bytes and of the
+All servers are equal, with 1/S of every key on each. So one of them stands for all: it has 1/S of the bytes and of the
 work. A message takes as long as the slower of the worker's link and its share of the server's.
 
 The rule is :class:`paceline.consistency.Rule`, the one that servers run. Its actions are carried out in order; the
