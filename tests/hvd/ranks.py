@@ -107,15 +107,21 @@ Call: TypeAlias = Callable[..., Any] | tuple[Any, ...]
 
 
 def run_in_turn(size: int, *calls: Call, **options: Any) -> dict[str, list[Any]]:
-    """Run functions of one file in the same processes, with ``hvd.shutdown()`` after each.
+    """Run functions of one file in the same processes; returns the results of all ranks, by name and arguments."""
+    ranks, names = started_in_turn(size, *calls, **options)
+    return {name: list(found) for name, *found in zip(names, *ranks.results(), strict=True)}
+
+
+def started_in_turn(size: int, *calls: Call, **options: Any) -> tuple[Ranks, list[str]]:
+    """Start functions of one file in the same processes, with ``hvd.shutdown()`` after each.
 
     Returns:
-        The results of all ranks, by name of the function and its arguments.
+        The ranks, each of which prints a name before its call; and the names: of the functions with their arguments.
     """
     given = [call if isinstance(call, tuple) else (call,) for call in calls]
     listed = [[function.__name__, *arguments] for function, *arguments in given]
-    results = run(call_in_turn, size, given[0][0].__code__.co_filename, listed, **options)
-    return {" ".join(map(str, one)): list(found) for one, *found in zip(listed, *results, strict=True)}
+    ranks = Ranks(call_in_turn, size, given[0][0].__code__.co_filename, listed, **options)
+    return ranks, [" ".join(map(str, one)) for one in listed]
 
 
 def call_in_turn(file: str, calls: list[list[Any]]) -> list[Any]:
@@ -123,6 +129,7 @@ def call_in_turn(file: str, calls: list[list[Any]]) -> list[Any]:
     module = sys.modules[load_function(file, calls[0][0]).__module__]
     found = []
     for name, *arguments in calls:
+        print(name, *arguments, flush=True)
         found.append(getattr(module, name)(*arguments))
         hvd.shutdown()
     return found
