@@ -22,6 +22,10 @@ class Cohort:
     """Contributors, in the order of arrival."""
     samples: dict[int, float] = field(default_factory=dict)
     """Per contributor."""
+    has_grace: bool = False
+    """It has K pushes, and its time of grace has begun."""
+    is_over: bool = False
+    """That has ended."""
 
     def join(self, worker: int, samples: float, read: int) -> None:
         """Count a push."""

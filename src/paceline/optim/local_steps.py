@@ -166,7 +166,7 @@ class LocalSteps(Strategy):
         """Make the fragment of some parameters; every worker does, in the same order."""
         params = [param for _, param, _ in part]
         shadows = [torch.nn.Parameter(one.detach().clone(), one.requires_grad) for one in params]
-        outer = self._local.optimizer(shadows, self.store.num_workers)
+        outer = self._local.optimizer(shadows, self.store.num_workers, self._merge)
         return self._fragment([name for name, _, _ in part], shadows, lambda: [one.data for one in params], outer)
 
     def _share_the_rest(self, model: torch.nn.Module) -> None:
@@ -185,9 +185,15 @@ class LocalSteps(Strategy):
             now = following.current()
             return [now[name][0] if name in now else shadow.data for name, shadow in zip(names, shadows, strict=True)]
 
-        merge = self.store.policy.merge if isinstance(self.store, DistStore) else "all"
-        outer = torch.optim.SGD(shadows, lr=1 / self.store.num_workers if merge == "each" else 1.0)
-        self._fragments.append(self._fragment(names, shadows, live, outer, is_buffers=True))
+        self._fragments.append(self._fragment(names, shadows, live, self._mean(shadows), is_buffers=True))
+
+    @property
+    def _merge(self) -> str:
+        return self.store.policy.merge if isinstance(self.store, DistStore) else "all"
+
+    def _mean(self, shadows: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the outer optimizer that makes weights the mean of all workers'."""
+        return torch.optim.SGD(shadows, lr=1 / self.store.num_workers if self._merge == "each" else 1.0)
 
     def _fragment(
         self,
@@ -317,7 +323,7 @@ class LocalSteps(Strategy):
             assert one.store is not None
             one.store.set_gradient_compression({"type": plan.codec, "leg": "both"})
             if plan.codec == "chunktopk" and self._local.outer is None:  # its error feedback is momentum enough
-                one.outer = torch.optim.SGD(one.shadows, lr=1.0)
+                one.outer = self._mean(one.shadows)
                 one.store.set_spec(make_spec(one.outer))
         self.outer = [one.outer for one in self._fragments[: len(self.outer)]]
 

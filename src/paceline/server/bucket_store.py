@@ -15,6 +15,7 @@ What else happens to it:
 
 | event | effect |
 |---|---|
+| it is the K-th of a cohort with a time of grace | the cohort is open until that has ended: `end_graces` |
 | it comes again, unanswered | it is not merged; the later request is answered instead of the first |
 | it comes again, answered | it is not merged, but answered again |
 | its worker leaves | its request is dropped; its earlier pushes still count, and no worker waits for more |
@@ -29,6 +30,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -38,6 +41,7 @@ import torch
 from paceline.consistency import (
     Action,
     Apply,
+    Grace,
     Groups,
     Merge,
     Policy,
@@ -110,6 +114,8 @@ class BucketStore:
         self._scratch = Scratch()
         # With ``first`` a worker goes on at once, and may overwrite values that are not summed yet.
         self._copies_borrowed = policy.merge == "first"
+        self._graces: deque[tuple[float, StoredBucket, m.Span, int]] = deque()
+        """Times of grace, the first to end first: when that is, and whose: a range may be cut into slots meanwhile."""
 
     def __iter__(self) -> Iterator[StoredBucket]:
         return iter(self._buckets.values())
@@ -242,6 +248,9 @@ class BucketStore:
                     self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
                     meter.active.leave(before)
                     meter.active.note_update()
+                elif isinstance(action, Grace):
+                    until = meter.active.now() + self.policy.grace_s
+                    self._graces.append((until, bucket, slot.span, action.cohort))
                 elif isinstance(action, Release):
                     self.sink.release(bucket, slot, action)
         except Exception as error:  # noqa: BLE001 - process border: all workers of the round get it, not only the last
@@ -266,6 +275,14 @@ class BucketStore:
             if rule.units.has(unit, worker):
                 found.setdefault(self._hosts[worker], []).append(worker)
         return list(found.values())
+
+    def end_graces(self, now: float) -> float:
+        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
+        while self._graces and self._graces[0][0] <= now:
+            _, bucket, span, cohort = self._graces.popleft()
+            for slot in bucket.slots_over(span):
+                self._perform(bucket, slot, slot.rule.end_grace(cohort), None)
+        return self._graces[0][0] - now if self._graces else math.inf
 
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 

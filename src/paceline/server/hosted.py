@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -122,6 +123,10 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.meetings = Meetings(len(self.members.worker_hosts))
+
+    def end_graces(self, now: float) -> float:
+        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
+        return min((hosted.own.end_graces(now) for hosted in self.stores.values()), default=math.inf)
 
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None

@@ -125,9 +125,10 @@ class Server:
 
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
+        next_s = IDLE_S
         while True:
             before = meter.active.enter(RECEIVE)
-            arrived = self._listener.receive(_LOOK_S if self._held else IDLE_S)
+            arrived = self._listener.receive(min(_LOOK_S if self._held else IDLE_S, next_s))
             meter.active.leave(before)
             held, self._held = self._held, []
             for peer, seq, body, frames in first_layers_first(chain(held, self._taken(arrived))):
@@ -136,6 +137,7 @@ class Server:
                     continue
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
+            next_s = max(0.0, self._requests.end_graces(meter.active.now()))
             if self._owners.channels:
                 self._owners.poll()
             meter.active.end_turn()

@@ -109,11 +109,13 @@ def _policy(body: m.OpenStore) -> Policy:
     groups = tuple(tuple(group) for group in body.groups)
     bound = None if body.bound < 0 else body.bound
     age = None if body.age < 0 else body.age
-    return Policy(body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale)  # type: ignore[arg-type]
+    how = body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale, body.grace_s
+    return Policy(*how)  # type: ignore[arg-type]
 
 
 def _describe(body: m.OpenStore) -> str:
-    merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
+    first = f"the first {body.first}" + (f" and those of {body.grace_s:g} s more" if body.grace_s else "")
+    merged = {"groups": f"groups {body.groups}", "first": first}.get(body.merge, body.merge)
     bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
     age = "no age limit" if body.age < 0 else f"age {body.age}"
     how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"
