@@ -210,6 +210,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def samples(self) -> float | None:
         """Samples in a local batch; None: those that a sampler of paceline dealt, or that ``batch_dim`` counts.
 
+        Set before each of the passes that a step accumulates, numbers are added up; set once, it is that of the step.
+
         Raises:
             ValueError: the number is negative or not finite.
         """
