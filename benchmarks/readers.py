@@ -35,8 +35,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.data import Records, RecordWriter
+from paceline.data.ledger import epoch_order
 from paceline.data.record_files import ImageHeader, pack, unpack
-from paceline.data.sampler import epoch_order
 
 BATCH = 32
 

@@ -34,6 +34,7 @@ from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.observe import reports, tracking
+from paceline.observe.job_view import JobView
 from paceline.optim import DistributedOptimizer
 from paceline.wire import messages as m
 from paceline.worker.current import current_session
@@ -249,7 +250,7 @@ class PacelineStrategy(ParallelStrategy):
         status = current_session().call_scheduler(m.AskStatus(), "asking for the status")
         assert isinstance(status, m.Status)
         job = {name: value for name, (_, value) in status.figures.items()}
-        figures = {f"paceline/{name}": value for name, value in (job | tracking.overview(status)[1]).items()}
+        figures = {f"paceline/{name}": value for name, value in (job | tracking.overview(JobView(status))[1]).items()}
         for logger in trainer.loggers if figures else ():
             logger.log_metrics(figures, step)
 

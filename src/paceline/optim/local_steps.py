@@ -140,7 +140,11 @@ class LocalSteps(Strategy):
             store.session.is_local = True
             store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
-        self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
+        self._told = ToldBatches(
+            setup.samples, self._fragments[0].exchange.merge if self._fragments else "each", store.rank
+        )
+        if store.num_workers > 1:
+            setup.samples.read_losses(store.rank)
         self._delay, self._own_s = local.delay if isinstance(store, DistStore) else 0, 0.0
         """Steps of delay now (other stores answer at once), and seconds of own work for exchanges in this period."""
         self._auto = self._new_auto() if local.period.is_auto and isinstance(store, DistStore) else None
@@ -256,6 +260,10 @@ class LocalSteps(Strategy):
         count = self._samples.take(lambda: True)
         for one in self._fragments:
             one.samples, one.rows = one.samples + count.samples, one.rows + count.rows
+
+    def zeroed(self) -> None:
+        """Note that the gradients of passes since the last step were dropped."""
+        self._samples.forget()
 
     def ended_step(self) -> None:
         """Tell how this worker weighs."""

@@ -68,19 +68,22 @@ class OwnerClient:
 
     No request has a deadline: the workers behind it have theirs, and ask who is missing when it has passed. The
     scheduler tells everybody of the death of a server.
+
+    Attributes:
+        channels: the connections, by rank.
     """
 
     def __init__(self, hub: SocketHub, me: m.Member, servers: Sequence[m.Member]) -> None:
         self._me, self._servers = me, servers
         self._client = Client(hub)
-        self._channels: dict[int, int] = {}
+        self.channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
         """Send a request; those to one server arrive in order. Frames stay unchanged until the answer."""
-        if server not in self._channels:
-            self._channels[server] = self._connect(self._servers[server])
+        if server not in self.channels:
+            self.channels[server] = self._connect(self._servers[server])
         what = type(body).__name__
-        self._client.ask(self._channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
+        self._client.ask(self.channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
 
     def _connect(self, server: m.Member) -> int:
         address = address_for(server, self._me.host_id, False)
@@ -90,8 +93,7 @@ class OwnerClient:
 
     def poll(self) -> None:
         """Use the answers that have arrived, without waiting."""
-        if self._channels:
-            self._client.poll()
+        self._client.poll()
 
 
 class Server:
@@ -136,7 +138,8 @@ class Server:
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
             next_s = max(0.0, self._requests.end_graces(meter.active.now()))
-            self._owners.poll()
+            if self._owners.channels:
+                self._owners.poll()
             meter.active.end_turn()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)

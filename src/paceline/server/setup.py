@@ -84,15 +84,14 @@ def map_arena(host: ServerState, asker: Asker, body: m.MapArena, frames: Frames)
     """Map a worker's shared memory for a block."""
     host.members.check_memory(asker.rank, body.pid)
     hosted = host.stores[body.store]
-    held = [part.store.buckets for part in hosted.parts]
-    for buckets in [one for one in held if one.has_block(body.block)] or held[:1]:
-        buckets.map_arena(asker.rank, body)
+    for part in [one for one in hosted.parts if one.has_block(body.block)] or [hosted.own]:
+        part.map_arena(asker.rank, body)
     return m.Done()
 
 
 def ask_values(host: ServerState, asker: Asker, body: m.AskValues, frames: Frames) -> m.Reply:
     """Answer where in shared memory the values of a block are."""
-    fd, starts = host.stores[body.store].own.store.buckets.values_at(body.block) or (0, [])
+    fd, starts = host.stores[body.store].own.values_at(body.block) or (0, [])
     return m.ValuesAt(os.getpid(), fd, starts)
 
 
@@ -102,7 +101,7 @@ def forward_buckets(host: ServerState, asker: Asker, body: m.ForwardBuckets, fra
     if forward is None:
         raise ProtocolError(f"store {body.store!r} forwards nothing from server {host.members.rank}")
     forward.add_buckets(asker.rank, body)
-    fd, starts = forward.store.buckets.values_at(body.block) or (0, [])
+    fd, starts = forward.values_at(body.block) or (0, [])
     return m.ValuesAt(os.getpid(), fd, starts)
 
 

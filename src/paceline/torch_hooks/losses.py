@@ -84,6 +84,11 @@ class HeardLosses:
         self._steps, self._due = 0, _FIRST
         self._told = tell_losses(self._note)
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether no further step is told."""
+        return self._steps >= _LAST
+
     def _note(self, losses: Losses) -> None:
         for one in losses:
             if one.numel() == 1 and not one.is_complex():
@@ -99,7 +104,7 @@ class HeardLosses:
         if size not in self._sizes:
             self._sizes.add(size)
             self._due = max(self._due, _AFTER_NEW_SIZE)
-        if self._steps == _LAST:
+        if self.have_ended:
             _forget(self._told)
         if not (losses and are_numbers and self._due and self._steps <= _LAST):
             return None

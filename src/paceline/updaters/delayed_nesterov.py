@@ -20,12 +20,12 @@ class DelayedNesterov(Formula):
     ``every=1`` it is torch's SGD with ``nesterov=True``.
 
     Raises:
-        ValueError: ``every`` is no whole number of at least 1.
+        ValueError: ``every`` is no integer, at least 1.
     """
 
     def __init__(self, params: Any, lr: float = 0.7, momentum: float = 0.9, every: int = 1) -> None:
         if every < 1 or every != int(every):
-            raise ValueError(f"DelayedNesterov needs a whole number of gradients, at least 1, not every={every}")
+            raise ValueError(f"DelayedNesterov needs an integer number of gradients, at least 1, not every={every}")
         super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
 
     def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
