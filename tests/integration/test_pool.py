@@ -58,26 +58,3 @@ def test_samples_of_a_worker_that_leaves_go_to_the_others():
     assert 8 <= len(results[2][0]) < 16
     assert sorted(index for one in results for index in one[0]) == list(range(LENGTH))
     assert sorted(index for one in results[:2] for index in one[1]) == list(range(LENGTH))
-
-
-def refuse():
-    store = paceline.kvstore.create("dist_sync")
-    with pytest.raises(ValueError, match="SharedBatchSampler gives them"):
-        paceline.data.PooledBatchSampler(10, store, batch_size=2)
-    bounded = paceline.kvstore.create("dist_gsync", groups=[[0]], staleness=1)
-    with pytest.raises(ValueError, match="with a bound has no pool"):
-        paceline.data.PooledBatchSampler(10, bounded, batch_size=2)
-    with pytest.raises(ValueError, match="needs a distributed store"):
-        paceline.data.PooledBatchSampler(10, paceline.kvstore.create("local"), batch_size=2)
-    free = paceline.kvstore.create("dist_async")
-    with pytest.raises(ValueError, match="batch_size 0"):
-        paceline.data.PooledBatchSampler(10, free, batch_size=0)
-    first = [len(one) for one in paceline.data.PooledBatchSampler(10, free, batch_size=4)]
-    with pytest.raises(ValueError, match=r"'length': 11.* cannot share it; give it a name of its own"):
-        paceline.data.PooledBatchSampler(11, free, batch_size=4)
-    return first
-
-
-def test_lock_step_and_other_data_are_refused():
-    with LocalJob(num_workers=1, num_servers=1) as job:
-        assert job.run(refuse) == [[4, 4, 2]]
