@@ -72,6 +72,7 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "come back": lambda worker, phase: f"worker {worker} came back in phase {phase}",
     "open": lambda: "all live workers are at the barrier: it opens",
     "regroup": lambda worker, generation: f"worker {worker} moved to the groups of generation {generation}",
+    "rejoin": lambda worker, phase: f"worker {worker} joined again, as another process, in phase {phase}",
     "leave": lambda worker: f"worker {worker} left",
     "join": lambda: "this range was joined with its neighbour, which had other events before",
 }
