@@ -15,7 +15,7 @@ none of these; others wait only for them. ``k`` is the last round that the worke
     go away         not gone     away               settle
     come back       not gone     active             settle; its later pushes join cohorts of that phase
     leave           any          gone               settle; the barrier may open
-    rejoin          gone         active             settle; its rounds count from 1, its pushes join cohorts of that phase
+    rejoin          gone         active             settle; its rounds count from 1, in cohorts of that phase
     regroup         idle         (unchanged)        settle; its later pushes join cohorts of its new group
     regroup         waiting      (unchanged)        Refuse
     pull            any          (unchanged)        none; the worker has read this version, its unit's with groups

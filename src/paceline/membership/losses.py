@@ -34,6 +34,8 @@ class Losses:
         """By rank, the deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone or has left."""
+        self.history: list[m.Death] = []
+        """All deaths without which the job went on, those of replaced workers too."""
         self.noticed: set[int] = set()
         """Workers that have left under notice."""
         self._found: dict[int, dict[int, int]] = {}
@@ -53,9 +55,21 @@ class Losses:
         """Whether the job goes on when a worker dies."""
         return self._wishes == {True} if not self._choice else self._choice == "continue"
 
+    @property
+    def is_lock_step(self) -> bool:
+        """Whether a store has all workers in lock step."""
+        return False in self._wishes
+
+    def rejoin(self, worker: int) -> None:
+        """Note that another process has the rank of a worker that was gone, and counts."""
+        self.rounds.pop(worker, None)
+        self.deaths.pop(worker, None)
+        self.noticed.discard(worker)
+
     def add(self, death: m.Death) -> None:
         """Note that a worker has died, and that the job goes on."""
         self.deaths[death.rank] = death
+        self.history.append(death)
         self._found[death.rank] = {}
 
     def taken_out(self, server: int, found: Iterable[tuple[int, int]]) -> None:

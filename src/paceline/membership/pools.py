@@ -118,6 +118,13 @@ class Pools:
         answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.leave(rank, round)]
         return [action for name, answer in answers for action in self._later(name, answer)]
 
+    def rejoin(self, rank: int, phase: int) -> None:
+        """Let another process of a worker that was gone take samples; all step with it from their next samples on."""
+        self._left.pop(rank, None)
+        self._phase = phase
+        for pool in self._pools.values():
+            pool.rejoin(rank)
+
     def clear(self) -> list[Waiting]:
         """Forget the requests that wait; returns them."""
         waiting = list(self._waiting.values())

@@ -92,6 +92,15 @@ class Buffers:
         if self._rank == 0:
             self._published = Published({name: one.detach().clone() for name, one in first.items()})
 
+    def counts(self) -> Any:
+        """Return how far this worker has counted the rounds."""
+        return self._rounds.counts()
+
+    def stand(self, counts: Any) -> None:
+        """Be where the others are: this worker's buffers are older than rank 0's."""
+        self._rounds.stand(counts)
+        self._is_old = True
+
     # ---- a round ---------------------------------------------------------------------------------------------------
 
     def publish(self) -> Publication | None:

@@ -110,6 +110,10 @@ class Meetings:
         if not meetings:
             del self._groups[group]
 
+    def rejoin(self, worker: int) -> None:
+        """Let another process of a worker that was gone come."""
+        self._gone.discard(worker)
+
     def take_out(self, workers: Iterable[int]) -> None:
         """Wait no more for workers that are gone."""
         self._gone.update(workers)

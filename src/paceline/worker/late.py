@@ -1,4 +1,4 @@
-"""Whom a late request waits for, and whether they get on. Pure.
+"""Whom a late request waits for, and whether they get on.
 
 A deadline judges those who do not move, not those who are slow: a worker within its local steps, a push on a slow link.
 
@@ -11,10 +11,15 @@ A deadline judges those who do not move, not those who are slow: a worker within
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from paceline.errors import PacelineError
+from paceline.net.call import Call
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
 
 
 def questions_about(request: m.Request | None) -> list[m.Request]:
@@ -64,3 +69,30 @@ def _said(member: m.Member, state: m.MemberState) -> str:
     where = f"{member.role} {member.rank} on {member.host} (pid {member.pid})"
     heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
     return f"{where}, which is at round {state.round} and {heard}"
+
+
+def whom_it_waits_for(
+    late: Call,
+    ask: Callable[[int, Sequence[m.Request]], tuple[list[m.Body | None], m.Body | None]],
+    between: tuple[int, int],
+) -> tuple[Awaited, str]:
+    """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
+
+    The story of the push goes to the log, at level DEBUG.
+
+    Args:
+        late: the request.
+        ask: returns a channel's answers to questions, none if they are late, and the status.
+        between: rank of the asker, and of the server that it has asked.
+    """
+    try:
+        answers, status = ask(late.channel, questions_about(late.request if late.seq else None))
+    except PacelineError as error:
+        return Awaited(), f" ({error})"
+    assert isinstance(status, m.Status)
+    missing, stories = missing_in(answers)
+    for story in stories:
+        logger.debug("worker %d: %s", between[0], story)
+    wanted = [("worker", rank) for rank in missing] or [("worker", between[0]), ("server", between[1])]
+    found = Awaited.of(status, wanted)
+    return found, f"; it waits for {found if missing else 'nobody'}" if answers else ""

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.config import Settings
 from paceline.errors import DeadlineError, PacelineError
@@ -32,7 +32,8 @@ from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker import alone, notice
-from paceline.worker.late import Awaited, missing_in, questions_about
+from paceline.worker.joining import Joining, Part
+from paceline.worker.late import whom_it_waits_for
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 from paceline.worker.to_tell import ToTell
@@ -103,6 +104,10 @@ class Session:
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
         self.notice = notice.Notice(self, self._lifeline.ask_to_leave)
         self.to_tell = ToTell(self._lifeline.beat_soon)
+        self.came: list[int] = []
+        """Replacements that were let in by the last gather."""
+        self.joining = Joining(self, settings.incarnation > 0)
+        self.joining.add("gathers", Part(self._give_gathers, self._take_gathers))
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -118,7 +123,7 @@ class Session:
         for server in self.servers:
             address = address_for(server, self.host_id, self.settings.unix_sockets)
             channels.append(client.connect(address, "worker", f"server {server.rank}", f"on {server.host}", bulk=True))
-        claim = m.Claim("worker", self.rank, self._lifeline.me.token)
+        claim = m.Claim("worker", self.rank, self._lifeline.me.token, self.settings.incarnation)
         self.wait([client.claim(channel, claim) for channel in channels])
 
     # ---- members ---------------------------------------------------------------------------------------------------
@@ -135,7 +140,9 @@ class Session:
 
     @property
     def lead(self) -> int:
-        """The lowest rank of those that were not gone at the last gather or barrier; the same on all workers."""
+        """The lowest rank of those that were not gone at the last gather or barrier; -1: this worker joins them."""
+        if self.joining.is_on:
+            return -1
         return next(rank for rank in range(self.settings.num_workers) if rank not in self.gone)
 
     @property
@@ -189,6 +196,7 @@ class Session:
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
+        round += self.joining.round
         if round > self._lifeline.round:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
@@ -226,7 +234,8 @@ class Session:
                 order of their arrival.
         """
         self._check_open(getattr(body, "store", ""))
-        return self._client.ask(_FIRST_SERVER + server, body, what, frames, on_answer)
+        here = self.joining.answered_here(body, f"server {server}", what)
+        return here or self._client.ask(_FIRST_SERVER + server, body, what, frames, on_answer)
 
     def ask_scheduler(self, body: m.Request, what: str) -> Call:
         """Send a request to the scheduler, and do not wait."""
@@ -306,36 +315,21 @@ class Session:
         waited_s = 0.0
         while (late := self._client.wait(calls, rest_s)) is not None:
             waited_s += rest_s
-            whom, text = self._whom_it_waits_for(late)
+            whom, text = whom_it_waits_for(late, self._ask_about, (self.rank, late.channel - _FIRST_SERVER))
             rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
                 after = f"was not answered within {waited_s:.3g} s"
                 raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
 
-    def _whom_it_waits_for(self, late: Call) -> tuple[Awaited, str]:
-        """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
-
-        The story of the push goes to the log, at level DEBUG.
-        """
-        questions = questions_about(late.request if late.seq else None)
-        try:
-            asked = [self._client.ask(late.channel, one, "asking who is missing") for one in questions]
-            status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-            self.wait([status], _MISSING_TIMEOUT_S)
-            # A question waits until the message has left that is under way on its connection.
-            is_told = bool(asked) and self._client.wait(asked, _MISSING_TIMEOUT_S) is None
-        except PacelineError as error:
-            return Awaited(), f" ({error})"
-        assert isinstance(status.body, m.Status)
-        missing, stories = missing_in(one.body for one in asked)
-        for story in stories:
-            logger.debug("worker %d: %s", self.rank, story)
-        if missing:
-            found = Awaited.of(status.body, [("worker", rank) for rank in missing])
-        else:
-            found = Awaited.of(status.body, [("worker", self.rank), ("server", late.channel - _FIRST_SERVER)])
-        return found, f"; it waits for {found if missing else 'nobody'}" if is_told else ""
+    def _ask_about(self, channel: int, questions: Sequence[m.Request]) -> tuple[list[m.Body | None], m.Body | None]:
+        """Return a peer's answers to questions, none if they do not come in time, and the scheduler's status."""
+        asked = [self._client.ask(channel, one, "asking who is missing") for one in questions]
+        status = self.ask_scheduler(m.AskStatus(), "asking for the status")
+        self.wait([status], _MISSING_TIMEOUT_S)
+        # A question waits until the message has left that is under way on its connection.
+        is_told = bool(asked) and self._client.wait(asked, _MISSING_TIMEOUT_S) is None
+        return [call.body for call in asked] if is_told else [], status.body
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -345,13 +339,17 @@ class Session:
         ``pauses``: the servers know that this worker pauses. Returns whether they know it of some of the workers, and
         of others not.
         """
+        if self.joining.is_on:
+            return False
         answer = self.call_scheduler(m.Enter(name, store, self.round, pauses), f"barrier {name!r}")
         if not isinstance(answer, m.Gathered):
             return False
         self.gone, self.dead = dict(answer.gone), frozenset(answer.dead)
         return answer.mixed
 
-    def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def gather(
+        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False
+    ) -> list[bytes]:
         """Return the payloads of all workers, by rank.
 
         Collective: all live workers call it, in the same order per name.
@@ -360,6 +358,7 @@ class Session:
             name: purpose of the call. It need not be unique: calls with the same name are counted.
             payload: this worker's payload; those of all workers together have at most 8 MiB.
             timeout_s: longest wait for all workers, in seconds; by default as for any request.
+            lets_in: all workers are between the same two rounds: others may be let in, which are then in :attr:`came`.
 
         Returns:
             One entry for each rank; empty for a worker that left the job without an error before it called.
@@ -375,11 +374,28 @@ class Session:
                 f"gather {name!r}: the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
             )
         self._gathers[name] += 1
+        if self.joining.is_on:
+            return [bytes(payload)] * self.settings.num_workers
         full = f"gather/{name}/{self._gathers[name]}"
-        gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
+        body = m.Gather(full, bytes(payload), self.round, lets_in)
+        gathered = self.call_scheduler(body, f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
-        self.gone, self.dead = dict(gathered.gone), frozenset(gathered.dead)
+        self.gone, self.dead, self.came = dict(gathered.gone), frozenset(gathered.dead), gathered.came
+        self.stores.come_back(gathered.phase)
         return gathered.payloads
+
+    def welcome(self) -> None:
+        """Give those that the last gather has let in their state, if this worker is to; all its parts know of them."""
+        came, self.came = self.came, []
+        self.joining.welcome(came, range(self.settings.num_workers), self.gone, self.stores.phase)
+
+    def _give_gathers(self) -> dict[str, int]:
+        return dict(self._gathers)
+
+    def _take_gathers(self, gathers: Mapping[str, int] | None) -> None:
+        """Be where the others are that have been there before."""
+        self._gathers = Counter(gathers or self._gathers)
+        self.stores.phase, self._lifeline.round = self.joining.phase, self.joining.round
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
