@@ -19,7 +19,7 @@ PURE = */paceline/consistency/*,*/paceline/layout/placement.py,*/paceline/host/s
 # Processes that are killed, stopped, cut off, lied to, or change their speed, and whole jobs that take long: mostly waits.
 FAULTS = tests/soak tests/launch/supervise/test_starting.py tests/cli/test_profiling.py tests/net/test_connections.py \
   tests/examples/test_train_mnist_devices.py $(patsubst %,tests/integration/test_%.py,auto_revised blame damage \
-  ddp_hosts eavesdropper failures fork fuzz pool_resume regroup relayed saving_after_a_failure strangers tampering \
+  ddp_hosts eavesdropper failures fork fuzz holders pool_resume regroup relayed saving_after_a_failure strangers tampering \
   worker_death)
 # The same, with limits of a few seconds for noticing: nothing else runs beside them.
 TIMED_FAULTS = $(patsubst %,tests/integration/test_%.py,hosts local_merge noticing)

@@ -11,7 +11,9 @@ import pytest
 from paceline import extensions
 from paceline.compression import make
 from paceline.consistency.weighting import find_weighting
+from paceline.errors import ConfigError
 from paceline.launch import backend, names
+from paceline.observe import tracking
 from paceline.updaters import is_whole_tensor, known_names, make_spec
 from paceline.updaters.classes import find_class, name_of_class
 
@@ -31,6 +33,23 @@ class Launcher:
     submit = None
 """
 
+_RAISING = """
+class Mute(Exception):
+    def __str__(self):
+        raise OSError
+
+if KIND == "mute":
+    raise Mute
+if KIND == "exits":
+    raise SystemExit("bye")
+if KIND == "raises":
+    raise RuntimeError("no licence")
+
+class Tool:
+    def __init__(self, *arguments):
+        raise RuntimeError("not today")
+"""
+
 _ENTRY_POINTS = """
 [paceline.weightings]
 root = found_extras:root
@@ -42,6 +61,13 @@ Lion9 = found_extras:Lion
 
 [paceline.launchers]
 balloon = found_extras:Launcher
+mute = found_mute:Tool
+exits = found_exits:Tool
+raises = found_raises:Tool
+refuses = found_refuses:Tool
+
+[paceline.trackers]
+refuses = found_refuses:Tool
 """
 
 
@@ -49,6 +75,8 @@ balloon = found_extras:Launcher
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with entry points, installed in a folder."""
     (tmp_path / "found_extras.py").write_text(_MODULE)
+    for kind in ("mute", "exits", "raises", "refuses"):
+        (tmp_path / f"found_{kind}.py").write_text(f"KIND = '{kind}'\n{_RAISING}")
     folder = tmp_path / "found_extras-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: found-extras\nVersion: 1.0\n")
@@ -90,6 +118,35 @@ def test_name_of_ours_is_not_taken_by_a_package() -> None:
 def test_entry_point_that_leads_nowhere_is_named_with_its_package() -> None:
     with pytest.raises(ValueError, match="weighting 'lost' of the package found-extras cannot be imported"):
         find_weighting("lost")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mute", r"package found-extras cannot be imported: found_mute.Mute: .* \(.*found_mute.py, line 8\)"),
+        ("exits", r"cannot be imported: SystemExit: bye \(.*found_exits.py, line 10\)"),
+        ("raises", r"cannot be imported: RuntimeError: no licence \(.*found_raises.py, line 12\)"),
+        ("refuses", r"launcher 'refuses' cannot be used: RuntimeError: not today \(.*found_refuses.py, line 16\)"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_error_of_a_package_is_told_with_its_place(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        backend(name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_tracker_that_cannot_be_made_is_told_with_its_place() -> None:
+    with pytest.raises(ValueError, match=r"tracker 'refuses' cannot be used: RuntimeError: not today \(.*, line 16\)"):
+        tracking.make("refuses:there")
+
+
+def test_errors_of_ours_are_not_explained_again() -> None:
+    def refuse() -> None:
+        raise ConfigError("as it is")
+
+    with pytest.raises(ConfigError, match=r"^as it is$"):
+        extensions.made("a tool", refuse)
 
 
 def test_unknown_name_gets_the_nearest_one_and_the_ways_to_add_it() -> None:

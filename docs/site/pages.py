@@ -26,7 +26,7 @@ CONTENTS: dict[str, list[str]] = {
     "Ten minutes with": ["tutorials/*"],
     "Guides": [
         *["stores", "launching", "launching/*", "observing", "saving"],
-        *["weights", "unequal", "slow-networks", "planning", "failures", "security"],
+        *["weights", "unequal", "slow-networks", "planning", "mistakes", "failures", "security"],
     ],
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
     "Reference": ["reference/*", "settings", "extending", "changes", "releases", "reporting"],

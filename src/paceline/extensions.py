@@ -25,10 +25,12 @@ import importlib
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline.errors import PacelineError
 from paceline.naming import suggestion
 
 if TYPE_CHECKING:
@@ -182,9 +184,35 @@ def _load(path: str, what: str) -> Any:
         found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what} cannot be imported: {error}") from error
+    except PacelineError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{what} cannot be imported: {_why(error)}") from error
     return found
+
+
+def made(what: str, thing: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a class or function of a package makes.
+
+    Raises:
+        PacelineError: it says what is wrong.
+        ValueError: it raised anything else; the text begins with ``what``.
+    """
+    try:
+        return thing(*arguments)
+    except PacelineError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{what} cannot be used: {_why(error)}") from error
+
+
+def _why(error: BaseException) -> str:
+    """Return the text of an error of foreign code, also of one that has none, and its place."""
+    text = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, (ImportError, AttributeError)):  # a name is missing
+        return text
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({place.filename}, line {place.lineno})"
 
 
 def _origin(thing: Any) -> str:

@@ -39,6 +39,21 @@ def test_json_has_what_the_tables_show(capsys: pytest.CaptureFixture[str]) -> No
     assert 0.38 < one["efficiency"] < 0.40
 
 
+def test_slow_network_is_advised_to_take_local_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "resnet50", "--gpus", "4", "--rate", "100", "--nic", "200Mbit"]
+    assert main(["plan", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "Local steps, at some loss: periods of 16 steps, int8 both ways, answers up to 4 steps late: 95% of the time "
+        "is computation.",
+        '  paceline.DistributedOptimizer(..., local_steps="16 by speed", delay=4, '
+        'compression={"type": "int8", "leg": "both"})',
+    ]
+    for nic, codec in (("200Mbit", "int8"), ("25Gbit", None)):
+        assert main(["plan", *words[:-1], nic, "--json"]) == 0
+        local = json.loads(capsys.readouterr().out)["local"]
+        assert (local and local["codec"]) == codec
+
+
 def test_speeds_of_a_profile_are_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "speeds"
     path.write_text("0 0.100\n1 0.102\n2 0.101\n")

@@ -34,7 +34,9 @@ def test_types_of_stores_are_compared_and_drawn(
     stores = ["--kv-store", "dist_sync", "--kv-store", "dist_gsync:pool"]
     assert main(["simulate", cluster, *stores, "--seconds", "600", "--target", "0.5", "--plot", str(picture)]) == 0
     head, sync, groups = capsys.readouterr().out.splitlines()
-    assert head.split() == ["target", "accuracy", "samples/s", "updates", "staleness", "step", "mass", "data", "bytes"]
+    assert head.split() == [
+        "target", "accuracy", "samples/s", "computing", "updates", "staleness", "step", "mass", "data", "bytes",
+    ]  # fmt: skip
     assert sync.split()[0] == "dist_sync"
     assert groups.split()[0] == "dist_gsync:pool"
     assert float(groups.split()[1]) < float(sync.split()[1])
@@ -44,7 +46,20 @@ def test_types_of_stores_are_compared_and_drawn(
 def test_cost_model_prints_what_can_be_worked_out(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", cluster, "--learn", "nothing", "--rounds", "3"]) == 0
     cells = capsys.readouterr().out.splitlines()[1].split()
-    assert cells == ["dist_sync", "-", "-", f"{3 * 4 * 32 / 9:.1f}", "3", "1.00", "0.3", "25.0%", "25.0%", "2.4e+03"]
+    rate, computing = f"{3 * 4 * 32 / 9:.1f}", "66.7%"
+    assert cells == ["dist_sync", "-", "-", rate, computing, "3", "1.00", "0.3", "25.0%", "25.0%", "2.4e+03"]
+
+
+def test_local_steps_have_the_period_that_they_have_in_scripts(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", cluster, "--learn", "nothing", "--rounds", "3", "--local-steps", "6 by speed"]
+    assert main([*words, "--compression", "int4", "--delay", "1"]) == 0
+    cells = capsys.readouterr().out.splitlines()[1].split()
+    seconds, samples = 18 + 6 + 6, 32 * (4 * 6 + 2 * (2 * 6 + 2 * 2))
+    assert cells[3:6] == [f"{samples / seconds:.1f}", "80.0%", "3"]
+    assert cells[-1] == f"{17 / 128 * 2.4e3:.3g}"
+    assert main(["simulate", cluster, "--learn", "nothing", "--rounds", "1", "--local-steps", "1 s"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,6 +81,8 @@ def test_cost_model_prints_what_can_be_worked_out(cluster: str, capsys: pytest.C
         (["{}", "--learn", "nothing", "--rounds", "1", "--plot", "/no/x.png"], "/no/x.png cannot be written: No such"),
         (["{}", "--kv-store", "dist_snyc"], "is not a distributed store type"),
         (["{}", "--kv-store", "dist_sync:fair"], "shares 'fair' are unknown"),
+        (["{}", "--delay", "2"], "--delay changes nothing without --local-steps"),
+        (["{}", "--local-steps", "many"], "local_steps='many': give a number of steps"),
         (["{}", "--learn", "chess"], "known are digits, nothing"),
         (["{}", "--rounds", "2", "--learn", "nothing", "--plot", "picture.nonsense"], "nonsense"),
         (["{}", "--rounds", "2", "--learn", "nothing", "--plot", ""], "its format follows from its name"),
@@ -95,7 +112,7 @@ def test_groups_come_from_a_file(cluster: str, tmp_path: Path, capsys: pytest.Ca
     groups.write_text("0 1 2\n3\n")
     words = ["--kv-store", "dist_gsync", "--learn", "nothing", "--rounds", "2"]
     assert main(["simulate", cluster, *words, "--groups", str(groups)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[4] == "4"
+    assert capsys.readouterr().out.splitlines()[1].split()[5] == "4"
 
 
 def test_dist_auto_says_what_it_chose_and_trains_so(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,12 @@ import shlex
 import pytest
 
 from paceline.cli.options import read_hosts
-from paceline.cli.up_text import WIDTH, host_list, shown_command, shown_findings
+from paceline.cli.up_text import WIDTH, host_list, shown_command, shown_findings, shown_plan
+from paceline.hetero import WorkerRound
+from paceline.hetero.files import Report
 from paceline.launch import Host
 from paceline.launch.remote.host_checks import Finding
+from paceline.sim.hosts_plan import HostPlanner
 
 HOSTS = (
     Host("h1", port=2222, weight=3, interface="eth1"),
@@ -51,3 +54,14 @@ def test_hosts_that_cannot_be_used_have_their_reason_below_the_table() -> None:
     assert "1 of 2" in shown
     assert f"  h1: {torch}" in shown
     assert max(map(len, shown.splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize(("round_s", "is_advised"), [(2.0, True), (0.102, False)])
+def test_local_steps_are_advised_where_hosts_wait_for_the_network(round_s: float, is_advised: bool) -> None:
+    steps = ((WorkerRound(32.0, 0.1, round_s - 0.1),) * 20,) * 2
+    report = Report(("h1:0", "h2:0"), steps, 0.0, 1_000_000, "dist_sync")
+    planner = HostPlanner(report, ["h1", "h2"], {("h1", "h2"): (2e6, 1e-4)})
+    shown = " ".join(shown_plan(planner.plan(keep_all=True), planner).split())
+    advice = "local steps, at some loss: periods of 16 steps, int8 both ways, answers up to 4 steps late"
+    assert (advice in shown) == is_advised
+    assert ('paceline.DistributedOptimizer(..., local_steps="16 by speed", delay=4,' in shown) == is_advised

@@ -749,6 +749,15 @@ def test_worker_that_comes_back_before_its_barrier_opens_is_waited_for() -> None
     assert rule.come_back(0, 0) == [], "it says so twice"
 
 
+def test_worker_at_a_barrier_does_not_go_away() -> None:
+    rule = CheckedRule(Policy("all"), 2)
+    rule.pause(0)
+    assert rule.go_away(0) == []
+    rule.pause(1)
+    rule.push(1, 1)
+    assert rule.missing_for(1) == [0], "the barrier has opened"
+
+
 def test_worker_that_is_away_holds_up_nobody_by_the_bound_and_counts_again_when_it_is_back() -> None:
     rule = CheckedRule(Policy("each", bound=0), 2)
     rule.go_away(1)

@@ -106,6 +106,22 @@ def test_damage_is_named(tmp_path: Path) -> None:
         Records(tmp_path / "nothing.rec")
 
 
+@pytest.mark.parametrize(
+    "index", [b"0\t1\t2\n" * 2, b"0\t" + b"9" * 20 + b"\n", b"0\t\n", b"0\n1\n", b"a\t0\n", b"\xff\xfe", b"\0"]
+)
+def test_damaged_index_is_named(tmp_path: Path, index: bytes) -> None:
+    path = write(tmp_path / "a.rec", [b"hello"])
+    path.with_suffix(".idx").write_bytes(index)
+    with pytest.raises(PacelineError, match=r"a\.idx is no index"):
+        Records(path)
+
+
+def test_empty_index_has_no_records(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.rec", [b"hello"])
+    path.with_suffix(".idx").write_text("\n")
+    assert len(Records(path)) == len(Records(path).keys) == 0
+
+
 def test_part_of_a_record_is_no_record(tmp_path: Path) -> None:
     path = write(tmp_path / "a.rec", [b"1234" + MAGIC + b"5678", b"second"])
     (tmp_path / "a.idx").write_text("0\t12\n1\t-4\n")

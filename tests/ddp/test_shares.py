@@ -168,6 +168,30 @@ def test_what_cannot_be_exact_is_refused_with_the_way_out() -> None:
             assert all("leave out" in text for text in (unseen, hook, norm, split))
 
 
+def with_sums(reduction: str) -> list[int]:
+    opened()
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    Work.sample_s = 0.002
+    found = []
+    for _ in range(4):
+        for x, y in DataLoader(data(), batch_size=BATCH, sampler=DistributedSampler(data())):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y, reduction=reduction).backward()
+            optimizer.step()
+            found.append(len(x))
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_losses_that_are_sums_train_and_are_named_once(reduction: str) -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        sizes, _ = job.run(with_sums, reduction)
+        assert len(set(sizes)) > 1
+        assert job.report().count("losses grow with the batch, as sums over samples do: ") == (reduction == "sum")
+
+
 def walks_unlike() -> str:
     opened()
     model = DistributedDataParallel(net())

@@ -425,10 +425,6 @@ def loader_of() -> DataLoader[Any]:
 def refusals() -> list[str]:
     opened()
 
-    def sums(model: Any) -> None:
-        for x, y in loader_of():
-            cross_entropy(model(x), y, reduction="sum").backward()
-
     def mixes(model: Any) -> None:
         losses = [cross_entropy(model(x), y) for x, y in itertools.islice(loader_of(), 2)]
         sum(losses).backward()  # type: ignore[union-attr]
@@ -450,7 +446,7 @@ def refusals() -> list[str]:
             cross_entropy(model(x), y).backward()
 
     found = []
-    for loop in (streams, zips, sums, mixes, repeats):
+    for loop in (streams, zips, mixes, repeats):
         with pytest.raises(ConfigError) as caught:
             loop(DistributedDataParallel(net()))
         found.append(str(caught.value))
@@ -460,23 +456,9 @@ def refusals() -> list[str]:
 
 def test_loops_that_cannot_be_exact_end_with_the_way_out() -> None:
     with LocalJob(num_workers=WORKERS, num_servers=1) as job:
-        for streams, zips, sums, mixes, repeats in job.run(refusals):
+        for streams, zips, mixes, repeats in job.run(refusals):
             assert "Add up the losses, and call backward() once" in repeats
-            assert "take reduction='mean', or divide the sum by the samples of the batch" in sums
             assert "call backward() for each" in mixes
             assert "needs a DistributedSampler of torch with shuffle=True" in streams
             assert "batches of one loader at a time" in zips
-            assert all("leave out --shares measured" in text for text in (sums, mixes, streams, zips))
-
-
-def weighted() -> None:
-    opened()
-    model = DistributedDataParallel(net())
-    for x, y in loader_of():
-        cross_entropy(model(x), y, weight=torch.tensor([1.0, 2.0, 3.0]).double()).backward()
-
-
-def test_a_mean_over_weights_of_labels_is_told() -> None:
-    with LocalJob(num_workers=WORKERS, num_servers=1) as job:
-        job.run(weighted)
-        assert job.report().count("It is one over labels, by weights of classes or without ignored ones") == 1
+            assert all("leave out --shares measured" in text for text in (mixes, streams, zips))

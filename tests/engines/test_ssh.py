@@ -297,6 +297,36 @@ def test_job_starts_again_after_a_failure(launch: Make) -> None:
     assert job.wait() == 3
 
 
+def test_job_starts_again_without_a_host_that_was_lost(launch: Make, cluster: SshHosts) -> None:
+    words = ["-n", "2", "-s", "0", "--grace", "0.2", "--max-restarts", "1", "--start-timeout", "10"]
+    job = launch(*words, *script("echo runs $RANK $(hostname); test $PACELINE_RESTART = 1 || exec sleep 1000"))
+    job.wait_for_line("runs 1 h2")
+    cluster.kill(2)
+    try:
+        assert job.wait() == 0, job.err
+        assert "the job goes on without h2, on h1\n" in job.err
+        assert job.out.endswith(("runs 0 h1\n", "runs 1 h1\n"))
+    finally:
+        cluster.start(2)
+
+
+@pytest.mark.slow
+def test_host_that_is_cut_off_is_not_said_to_hang_in_its_kernel(launch: Make, cluster: SshHosts) -> None:
+    text = "trap '' INT TERM; echo runs $RANK; while :; do sleep 1; done"
+    ssh = f"ssh -F {cluster.client_config} -o ServerAliveInterval=0"
+    job = launch("-n", "2", "-s", "0", "--grace", "1", *script(text), ssh=ssh)
+    job.wait_for_line("runs 1")
+    cluster[2].run("ip link set net7 down")
+    try:
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130
+    finally:
+        cluster[2].run("ip link set net7 up")
+    job.assert_nothing_left(SERVER_NOTICES_S)
+    assert "worker 1 may run on: no word from there" in job.err
+    assert "cannot be killed" not in job.err
+
+
 def test_directory_is_copied_where_it_is_missing(launch: Make, copies: str, tmp_path: Path) -> None:
     """As MXNet's documentation has it: the library lies beside the script, and travels with it."""
     here = tmp_path / "work"

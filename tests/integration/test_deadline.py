@@ -53,6 +53,8 @@ def train(shares):
                 computed += 0.05 * (20 if noise.random() < 0.1 else 1)
                 torch.nn.functional.mse_loss(model(part_x), part_y).backward()
                 done += which.tolist()
+            if not optimizer.samples:
+                done = []  # of a last batch with fewer samples than workers
             optimizer.step()
             steps.append(done)
             left.append(left_of(sampler.state_dict()) if store.rank == 0 else 0)
@@ -88,8 +90,7 @@ def test_result_is_that_of_one_process_with_the_samples_that_were_done(shares):
     assert len(epochs[0][0]) > -(-LENGTH // GLOBAL), "some samples have come later"
     for workers in epochs:
         seen = [index for steps in workers for done in steps for index in done]
-        assert set(seen) == set(range(LENGTH))
-        assert len(seen) <= LENGTH + 2, "only a last batch with fewer samples than workers begins the order again"
+        assert sorted(seen) == list(range(LENGTH))
     done = [sum(map(len, step)) for step in zip(*epochs[0], strict=True)]
     states = results[0][4][: len(done) - 1]
     assert states == [LENGTH - one for one in itertools.accumulate(done)][:-1], "one worker's state has what all left"
@@ -142,8 +143,7 @@ def test_each_sample_counts_once_when_a_worker_is_killed(dies, dies_at):
         assert workers[VICTIM].wait(60) == -signal.SIGKILL
         (ledger, steps), other = (workers[rank].result(60) for rank in (0, 2))
     assert other == [ledger, steps]
-    assert min(ledger) == 1
-    assert sum(ledger) <= LENGTH + 1
+    assert ledger == [1.0] * LENGTH
 
 
 def take_from_a_pool():

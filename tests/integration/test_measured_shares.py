@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 
+import pytest
 import torch
 
 import paceline
@@ -132,3 +133,40 @@ def test_parts_make_the_same_steps_as_the_whole_share():
     assert [one[0] for one in cut] == [4, 12]
     for rank in range(2):
         torch.testing.assert_close(torch.tensor(cut[rank][1]), torch.tensor(whole[0][1]))
+
+
+class Table(torch.nn.Module):
+    """Has a weight for each sample: the merged gradient tells what part of a step each sample was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.zeros(7, dtype=torch.float64))
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        return self.weights[samples]
+
+
+def train_on_few():
+    """Train on 7 samples in global batches of 3: the last one has a sample for one of three workers."""
+    store, found = paceline.kvstore.create("dist_sync"), []
+    for choices in ({}, {"batch_dim": 0}, {"update": "server"}):
+        net = Table()
+        optimizer = paceline.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=1.0), store, model=net, **choices
+        )
+        sampler = paceline.data.SharedBatchSampler(7, store, global_batch_size=3, shares="measured")
+        loader = torch.utils.data.DataLoader(range(7), batch_sampler=sampler)
+        for batch in loader:
+            optimizer.zero_grad()
+            net(batch).mean().backward()
+            optimizer.step()
+        found.append(sorted((-net.weights.detach()).tolist()))
+    return found
+
+
+def test_worker_without_a_sample_of_the_last_batch_changes_nothing():
+    with LocalJob(num_workers=3, num_servers=1) as job:
+        results = job.run(train_on_few)
+    for found in results:
+        for parts in found:
+            assert parts == pytest.approx([1 / 3] * 6 + [1.0]), "two whole batches, and one of a single sample"

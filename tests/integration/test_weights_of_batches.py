@@ -6,6 +6,7 @@ process that trains on both batches: on the mean over all samples, or on the mea
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -118,6 +119,8 @@ class Row:
         count: samples of a step and a worker.
         weighs: by ``samples``, or ``equally``.
         says: a line warns that inputs are unequal.
+        steps: how many it makes.
+        grows: a line warns that its losses grow with the batch.
         options: of the optimizer.
         train: one step, if not the usual one.
         batches: this worker's batches, if they come from a loader.
@@ -129,6 +132,8 @@ class Row:
     count: Callable[[int, int], int] = unequal
     weighs: str = "equally"
     says: bool = True
+    steps: int = STEPS
+    grows: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     train: Callable[[Row, nn.Module, Any, Batch], None] | None = None
     batches: Callable[[int], Iterator[Batch]] | None = None
@@ -177,6 +182,10 @@ def images(step: int, rank: int, count: int) -> Batch:
     generator = drawn(step, rank)
     found = [torch.rand(3, 4 + one % 2, 5, generator=generator) for one in range(count)]
     return found, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def half(step: int, rank: int) -> int:
+    return (3, 6)[rank]
 
 
 def empty_at_the_end(step: int, rank: int) -> int:
@@ -471,6 +480,9 @@ ROWS: dict[str, Row] = {
     ),
 }  # fmt: skip
 
+#: Where servers step, too: habits, whatever their loss is.
+ON_SERVERS = list(ROWS)
+
 #: Losses that nothing looks at: the weight of a worker is that of its batch.
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "a sum over chosen samples": of_chosen,
@@ -494,6 +506,39 @@ for name, loss in LOSSES.items():
     ROWS[f"{name}, with batch_dim"] = Row(Net, labelled, loss, **EXACT, options={"batch_dim": 0})
 
 
+def apart(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return differences, so small that sums of their squares train slowly."""
+    return 0.1 * (model(x) - x[:, :CLASSES])
+
+
+#: Sums over the samples of a batch, and other losses, in as many steps.
+GROWING: dict[str, Callable[..., torch.Tensor]] = {
+    "a cross entropy that is a sum": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y, reduction="sum"),
+    "squares, summed twice": lambda model, x, y: (apart(model, x) ** 2).sum(1).sum(),
+    "a squared norm": lambda model, x, y: apart(model, x).norm() ** 2,
+    "half of the squares": lambda model, x, y: 0.5 * apart(model, x).pow(2).sum(),
+    "torch.dot": lambda model, x, y: torch.dot(apart(model, x).flatten(), apart(model, x).flatten()),
+    "einsum": lambda model, x, y: torch.einsum("ij,ij->", apart(model, x), apart(model, x)),
+    "a trace": lambda model, x, y: torch.trace(apart(model, x) @ apart(model, x).T),
+    "Python's sum of losses": lambda model, x, y: 0.01 * len(y) * one_by_one(model, x, y),
+    "nansum": lambda model, x, y: torch.nansum(apart(model, x).square()),
+    "a product of matrices": lambda model, x, y: (apart(model, x).view(1, -1) @ apart(model, x).view(-1, 1)).squeeze(),
+    "a sum of the means of parts": lambda model, x, y: sum(one.square().mean() for one in apart(model, x)),
+    "a sum in an autograd.Function": lambda model, x, y: 0.01 * len(y) * in_a_function(model, x, y),
+}
+MEANS: dict[str, Callable[..., torch.Tensor]] = {
+    "a mean": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y),
+    "a mean of squares": lambda model, x, y: apart(model, x).square().sum(1).mean(),
+    "a norm of differences": lambda model, x, y: apart(model, x).norm(),
+    "a sum that is divided": lambda model, x, y: apart(model, x).square().sum() / len(x),
+}
+for name, loss in (GROWING | MEANS).items():
+    ROWS[f"{name}, of many steps"] = Row(
+        Net, labelled, loss, half, **EXACT, steps=32, grows=name in GROWING, options={"batch_dim": 0}
+    )
+ROWS["a sum of equal weights"] = Row(Net, labelled, GROWING["half of the squares"], half, steps=32, grows=True)
+
+
 # ---- one process, and a job --------------------------------------------------------------------------------------
 
 
@@ -501,7 +546,7 @@ def batches_of(row: Row, rank: int) -> Iterator[Batch]:
     if row.batches is not None:
         yield from row.batches(rank)
         return
-    for step in range(STEPS):
+    for step in range(row.steps):
         yield row.batch(step, rank, row.count(step, rank))
 
 
@@ -572,26 +617,33 @@ def check(name: str, found: list[tuple[list[float], Told]]) -> None:
     assert torch.allclose(torch.tensor(first), torch.tensor(reference(row)), atol=1e-5)
     how, *warnings = lines_of(told, other_told)
     assert ("weigh equally" in how) == (row.weighs == "equally")
-    assert [one.startswith("inputs are ") and "set optimizer.samples" in one for one in warnings] == [True] * row.says
+    assert [one.split()[0] for one in warnings] == ["inputs"] * row.says + ["losses"] * row.grows, warnings
 
 
-@pytest.fixture(scope="module", params=["worker", "server"])
-def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Run all rows in one job; returns by row what the workers found."""
+@functools.cache
+def outcomes(update: str) -> dict[str, Any]:
+    """Run rows in one job; returns by row what the workers found."""
+    names = ON_SERVERS if update == "server" else list(ROWS)
     with LocalJob(WORKERS, 2) as job:
-        workers = job.start_all(run_rows, list(ROWS), {"update": request.param})
-        return {name: [worker.heard() for worker in workers] for name in ROWS}
+        workers = job.start_all(run_rows, names, {"update": update})
+        return {name: [worker.heard() for worker in workers] for name in names}
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(name: str, outcomes: dict[str, Any]) -> None:
-    check(name, outcomes[name])
+def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(name: str) -> None:
+    check(name, outcomes("worker")[name])
+
+
+@pytest.mark.parametrize("name", ON_SERVERS)
+def test_weights_are_likewise_where_servers_step(name: str) -> None:
+    check(name, outcomes("server")[name])
 
 
 ALL_REDUCED = (
     "embedding bags", "packed sequences", "model.loss(x)", "an empty batch", "an empty batch that is left out",
     "plain unequal batches", "plain batches, as many", "plain unequal batches, with batch_dim", "rnn(h0, x)",
     "a last smaller batch of a ShardedSampler", "likewise, with autograd.grad", "workers that draw tasks",
+    "half of the squares, of many steps", "a mean of squares, of many steps",
 )  # fmt: skip
 
 

@@ -57,3 +57,25 @@ def test_every_process_is_shown_with_its_command_and_variables() -> None:
 def test_key_is_masked() -> None:
     text = describe(make_plan(JobSpec(("train",), 2), Machine("python")))
     assert text.count("PACELINE_JOB_KEY=***\n") == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgres://me:hunter2@db:5432/x", "postgres://me:***@db:5432/x"),
+        ("http://me:p@ss:hunter2@proxy:8080", "http://me:***@proxy:8080"),
+        ("redis://:hunter2@cache", "redis://:***@cache"),
+        ("https://hunter2@github.com/a/b.git", "https://***@github.com/a/b.git"),
+        ("https://host/data?part=1&api_key=hunter2&x=y", "https://host/data?part=1&api_key=***&x=y"),
+        ("s3://bucket?X-Amz-Signature=hunter2", "s3://bucket?X-Amz-Signature=***"),
+        ("tcp://10.0.0.1:80/a@b", "tcp://10.0.0.1:80/a@b"),
+        ("ssh://me@host:22", "ssh://me@host:22"),
+        ("me@host:dir", "me@host:dir"),
+    ],
+)
+def test_secrets_in_urls_are_masked(text: str, shown: str) -> None:
+    spec = JobSpec(("train", f"--from={text}"), 1, env={"DATA": text})
+    printed = describe(make_plan(spec, Machine("python")), [f"run {text}"], {"MORE": text})
+    assert "hunter2" not in printed
+    for line in ("  run ", "  train --from=", "    DATA=", "    MORE="):
+        assert any(one.replace("'", "") == f"{line}{shown}" for one in printed.splitlines()), printed

@@ -80,3 +80,7 @@ def test_variables_that_a_command_reads_are_found(tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text('os.getenv("TOKEN", None)')
     found = variables_read(["python", f"{tmp_path}/train.py", "--lr", "$LR", "${DEPTH}x", f"{tmp_path}/gone.py"])
     assert found == {"DATA", "TOKEN", "LR", "DEPTH"}
+
+
+def test_program_that_is_longer_than_a_file_name_is_no_file() -> None:
+    assert variables_read(["python", "-c", "x" * 9000]) == set()

@@ -108,14 +108,17 @@ def test_equal_inputs_are_named_unless_they_are_always_the_same() -> None:
 
 
 def test_workers_whose_loops_divide_the_batches_of_one_order_are_no_news() -> None:
-    def walk(rank: int, order: int, *inputs: int) -> m.Training:
+    def walk(rank: int, order: int, *inputs: int, **more: Any) -> m.Training:
         return m.Training(
-            rank, "dist_sync", steps=1, exchanged=True, samples=9, data=b"a", order=order, inputs=list(inputs)
+            rank, "dist_sync", steps=1, exchanged=True, samples=9, data=b"a", order=order, inputs=list(inputs), **more
         )
 
     assert lines(walk(0, 1, 1, 2, 3), walk(1, 1, 4, 5, 6)) == []
     assert len(lines(walk(0, 1, 1, 2, 3), walk(1, 1, 1, 2, 3))) == 1
     assert len(lines(walk(0, 1, 1, 2, 3), walk(1, 1))) == 1  # one of them is not known
+    assert lines(walk(0, 1, losses=[1]), walk(1, 1, losses=[2])) == []
+    assert len(lines(walk(0, 1, losses=[1]), walk(1, 1, losses=[1]))) == 1
+    assert len(lines(walk(0, 1, 1, 2, 3, losses=[1]), walk(1, 1, 1, 2, 3, losses=[2]))) == 1  # chance in the model
     assert len(lines(walk(0, 0, 1, 2, 3), walk(1, 0, 4, 5, 6))) == 1  # an order of its own
     assert len(lines(walk(0, 7, 1, 2, 3), walk(1, 8, 4, 5, 6))) == 1
 
@@ -157,9 +160,9 @@ def test_a_job_that_measures_rounds_ends_where_workers_make_none(profile: str) -
     members.tick(2.0)
     assert (members.cause is not None) == bool(profile)
     if members.cause is not None:
-        assert members.cause.reason.startswith(
-            "nothing can be measured: worker 1 trains over gloo of torch.distributed"
-        )
+        reason = members.cause.reason
+        assert reason.startswith("nothing can be measured: worker 1 trains over gloo of torch.distributed")
+        assert "Start it by paceline launch --ddp" in reason
 
 
 def test_a_worker_of_a_job_without_scheduler_says_it_by_itself() -> None:

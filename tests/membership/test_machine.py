@@ -22,7 +22,7 @@ from paceline.net.client import Client
 from paceline.observe.account import FIGURES, SERVER_PARTS, WORKER_PARTS
 from paceline.wire import decode, encode
 from paceline.wire import messages as m
-from paceline.wire.limits import MAX_AMOUNT, MAX_BINS, MAX_GATHER_BYTES, MAX_MEMBERS, MAX_NUMEL
+from paceline.wire.limits import MAX_AMOUNT, MAX_BINS, MAX_GATHER_BYTES, MAX_KEYS, MAX_MEMBERS, MAX_NUMEL
 from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
 JOB = Settings(
@@ -460,6 +460,15 @@ def test_lookup_waits_until_all_its_keys_are_published() -> None:
         (b"worker-1", 2, m.Found([BLOCK, other]))
     ]
     assert answers(members.handle(b"worker-1", 4, m.Lookup("s", ["v"]), 1.0)) == [(b"worker-1", 4, m.Found([other]))]
+
+
+def test_keys_that_one_worker_waits_for_have_a_bound() -> None:
+    members, half = joined(), list[int | str](range(MAX_KEYS // 2))
+    for seq, store in ((2, "s"), (3, "t")):
+        assert members.handle(b"worker-1", seq, m.Lookup(store, half), 1.0) == []
+    text = refusal(members.handle(b"worker-1", 4, m.Lookup("s", ["w"]), 1.0))
+    assert text == f"a lookup of 1 keys, when those of {MAX_KEYS} wait; at most {MAX_KEYS} are possible"
+    assert members.handle(b"worker-0", 2, m.Lookup("s", ["w"]), 1.0) == []
 
 
 def test_blocks_of_a_store_are_forgotten_when_all_workers_have_left_it_or_the_job() -> None:

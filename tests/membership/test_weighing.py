@@ -9,7 +9,7 @@ from paceline.membership.told_steps import ToldSteps
 from paceline.wire import messages as m
 from tests.membership.test_machine import JOB, joined
 
-DEALT, UNKNOWN = m.StepBatch("dealt", 32.0), m.StepBatch("unknown", 1.0, "[32, 20]", "batch_dim is not set")
+DEALT, UNKNOWN = m.StepBatch("dealt", 32.0), m.StepBatch("unknown", 1.0, shapes="[32, 20]", why="batch_dim is not set")
 NONE = m.StepBatch("")
 
 
@@ -78,7 +78,7 @@ def test_workers_without_samples_have_nothing_to_say() -> None:
 
 
 def test_unequal_inputs_of_workers_that_do_not_know_their_samples_are_named_once() -> None:
-    told, other = ToldSteps(), m.StepBatch("unknown", 1.0, "[17, 20]", "batch_dim is not set")
+    told, other = ToldSteps(), m.StepBatch("unknown", 1.0, shapes="[17, 20]", why="batch_dim is not set")
     assert len(lines(told, 1, UNKNOWN, UNKNOWN, NONE)) == 1
     [line] = lines(told, 2, UNKNOWN, NONE, other)
     assert line.startswith("inputs are [32, 20] on worker 0 and [17, 20] on worker 2, and workers weigh equally. ")
@@ -105,3 +105,16 @@ def test_heartbeats_tell_it_and_the_status_shows_it() -> None:
     how = "workers weigh by the samples that a sampler of paceline deals"
     assert [one.text for one in members.tick(1.1) if isinstance(one, Warn)] == [how]
     assert members.status(1.2).weighing == [how]
+
+
+@pytest.mark.parametrize(("way", "says"), [("dealt", True), ("unknown", True), ("sum", False)])
+def test_losses_that_grow_with_the_batch_are_named_once(way: m.Way, says: bool) -> None:
+    told, said = ToldSteps(), []
+    for step in range(1, 24):
+        losses = [None if way == "sum" else size + step % 3 / 9 for size in (3.0, 6.0)]
+        batches = [m.StepBatch(way, 1.0, size, loss) for size, loss in zip((3.0, 6.0), losses, strict=True)]
+        said += lines(told, step, *batches)[step == 1 :]
+    assert len(said) == says
+    for line in said:
+        assert line.startswith("losses grow with the batch, as sums over samples do: 3.222 for 3 samples on worker 0")
+        assert line.endswith("give DistributedOptimizer reduction='sum'")

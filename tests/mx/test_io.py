@@ -80,8 +80,10 @@ def test_files_of_mnist(tmp_path, suffix):
     assert batch.data[0].mul(256).tolist() == [[12, 13, 14, 15, 16, 17], [18, 19, 20, 21, 22, 23]]
     [whole] = mx.io.MNISTIter(image, label, 4, shuffle=False)
     assert whole.data[0].shape == (4, 1, 2, 3)
+    damaged = tmp_path / f"damaged{suffix}"
+    damaged.write_bytes(label.read_bytes()[:12] + b"\xff" * 20)
     label.write_bytes(write(struct.pack(">4BI", 0, 0, 8, 1, 5) + bytes(4)))
-    for path in (label, tmp_path / "none"):
+    for path in (label, damaged, tmp_path / "none"):
         with pytest.raises(PacelineError, match="IDX file"):
             mx.io.MNISTIter(image, path)
 

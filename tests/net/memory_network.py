@@ -82,6 +82,16 @@ class MemoryListener:
             hub, channel = self.peers[peer]
             self._network.put(hub.queue, hub.held, (channel, frames))
 
+    def claimed(self, identity: bytes) -> None:
+        """Do nothing: here a peer may send what it likes."""
+
+    def unclaimed(self, identity: bytes) -> None:
+        """Do nothing: connections never close in memory."""
+
+    def unsent_bytes(self, peer: bytes) -> int:
+        """Return 0: messages take no time."""
+        return 0
+
     def is_sending(self, peer: bytes) -> bool:
         """Return False: messages take no time."""
         return False

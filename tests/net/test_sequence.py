@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ProtocolError
+from paceline.net import call
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import PROBE_AFTER_S, Call, ChannelRequests, way_of
 from paceline.net.client import Client
-from paceline.wire import Inbox, Outbox, decode, encode, sequence
+from paceline.wire import Inbox, Outbox, Size, decode, encode, sequence
 from paceline.wire import messages as m
 from tests.net.memory_network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 
@@ -267,6 +268,31 @@ def test_request_that_cannot_be_encoded_takes_no_number() -> None:
     good = Call("server 0", "a beat", m.Heartbeat(1))
     assert len(requests.ask(good, 0.0)) == 1
     assert (good.seq, len(requests)) == (1, 1)
+
+
+def test_request_that_no_peer_takes_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "MAX_HEADER_BYTES", 100)
+    requests = ChannelRequests(0, "server 0")
+    with pytest.raises(
+        ProtocolError, match=r"a lookup needs a message of 1\d\d bytes without values; server 0 takes at"
+    ):
+        requests.ask(Call("server 0", "a lookup", m.Lookup("s", ["key"] * 30)), 0.0)
+    assert len(requests) == 0
+
+
+def test_what_is_kept_is_counted_until_it_is_forgotten() -> None:
+    inbox: Inbox[str] = Inbox()
+    assert inbox.arrive(1, 0, size=Size(10, 100))
+    assert inbox.arrive(2, 0, size=Size(20, 20))
+    assert (len(inbox), inbox.kept) == (2, (30, 120))
+    inbox.finish(1, "answer", Size(5, 5))
+    assert inbox.kept == (25, 25)
+    inbox.finish(7, "of a request that came before", Size(1, 1))
+    assert inbox.kept == (26, 26)
+    inbox.arrive(9, 7)
+    assert (len(inbox), inbox.kept) == (0, (0, 0))
+    inbox.finish(2, "too late", Size(5, 5))
+    assert inbox.kept == (0, 0)
 
 
 def test_all_from_the_first_lost_request_on_are_sent_again_once_for_all_probes_before() -> None:

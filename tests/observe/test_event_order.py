@@ -200,3 +200,18 @@ def test_story_says_who_died_and_who_waited() -> None:
     assert "scheduler  hears that worker 1 died" in text
     assert "worker 1: round 2, in compute since" in text
     assert all(float(one.split()[0]) >= -1.5 for one in lines[: lines.index("")])
+
+
+def test_story_of_many_waits_looks_through_the_requests_a_few_times() -> None:
+    class Counted(dict[Any, Any]):
+        looks = 0
+
+        def values(self) -> Any:
+            self.looks += 1
+            return super().values()
+
+    told = [(0.1 * n, *what) for n in range(100) for what in ((PART, WAIT), (SENT, n + 1, SERVER, PUSH), (PART, SEND))]
+    order = EventOrder([process("worker", rank, told) for rank in range(3)])
+    order.requests = Counted(order.requests)
+    assert "no answer to 100 Push at server 0" in "\n".join(story(order, 5.0))
+    assert order.requests.looks <= 2

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from paceline.optim.buffers import Buffers
+from paceline.optim.publications import Rounds
 from paceline.testing.one_process import OneProcess
 from paceline.wire import messages as m
 
@@ -110,3 +111,14 @@ def test_values_that_are_set_while_a_round_is_under_way_are_kept() -> None:
     pair.settle(1)
     pair.buffers[1].take()
     assert pair.mean(1) == 7.0
+
+
+def test_workers_number_rounds_alike_after_one_has_come_back() -> None:
+    """While it is away, others make rounds that it does not make."""
+    stayed, back = Rounds(), Rounds()
+    for rounds, made in ((stayed, 5), (back, 2)):
+        for _ in range(made):
+            before = rounds.open((1, 0))
+            rounds.settle()
+        assert rounds.last((1, 1)) == (1, 1, 0) > before
+    assert stayed.open((1, 1)) == back.open((1, 1)) == (1, 1, 1)

@@ -1,5 +1,6 @@
 """Local steps against models of them that are written out, and against training in one process."""
 
+import logging
 import math
 import time
 
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, kvstore
+from paceline.hetero.local_plan import Exchange
+from paceline.optim.auto_period import AutoPeriod
 from paceline.testing import LocalJob
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
@@ -260,6 +263,64 @@ def test_slow_worker_takes_fewer_steps_and_has_the_weights_of_all():
     assert (fast[0], slow[0]) == (12, 12)
     assert max(slow[-3:]) < min(fast[-3:])
     assert ours == theirs
+
+
+SLOW_BYTE_S = {"dist_sync": 2e-3, "dist_async": 1e-5}
+
+
+def automatic():
+    """Train on a link that seems slow at first; return the plans, steps of periods, weights and log lines, by store."""
+    lines = []
+    logging.getLogger("paceline.optim.auto_period").addHandler(_Lines(lines))
+    AutoPeriod.note = lambda self, travel_s, own_s: self._told.append(Exchange(1e-4 * (travel_s > 0), 0.0))
+    found = {}
+    for kind, byte_s in SLOW_BYTE_S.items():
+        AutoPeriod._probe = lambda self, byte_s=byte_s: (0.0, byte_s)
+        torch.manual_seed(0)
+        model = nn.Linear(100, 10)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), kind, model=model, local_steps="auto"
+        )
+        merging, periods, plans = optimizer._merging, [], []
+        while len(periods) < 4:
+            optimizer.zero_grad()
+            model(torch.ones(4, 100)).square().mean().backward()
+            time.sleep(0.01)
+            optimizer.step()
+            if not merging._progress.taken:
+                periods.append(merging._progress.steps)
+                plans.append([merging._auto.plan.steps, merging._auto.plan.codec, merging._delay])
+        outer = merging.outer[0].defaults
+        found[kind] = [plans, periods, listed(weights(model)), [outer["lr"], outer["momentum"]]]
+        optimizer.exchange_now()
+        found[kind][2] = listed(weights(model))
+        optimizer.kvstore.barrier()
+        optimizer.close()
+    return found, lines
+
+
+class _Lines(logging.Handler):
+    def __init__(self, lines):
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def test_auto_plans_with_all_workers_and_follows_the_link():
+    with LocalJob(2, 1) as running:
+        (first, lines), (second, none) = running.run(automatic)
+    plans, periods, ours, outer = first["dist_sync"]
+    assert [plans, ours, outer] == [second["dist_sync"][0], second["dist_sync"][2], [1.0, 0.0]]
+    assert plans[0][1] == "chunktopk"
+    assert plans[0][0] > 1
+    assert periods[0] == 5
+    assert plans[-1][0] < plans[0][0], "the link is quick"
+    assert first["dist_async"][0][0][1] == ""
+    assert none == []
+    assert lines[0].startswith("local_steps='auto': periods of ")
+    assert ", chunktopk both ways, answers up to " in lines[0]
 
 
 def resumed(times, **options):

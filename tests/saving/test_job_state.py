@@ -176,7 +176,9 @@ def test_checkpoint_that_lists_other_files_brings_an_error_and_removes_none(tmp_
     script.touch()
     hostile = {"beside": {"1": {"file": listed, "digest": "0"}}, "own": None, "step": 0, "workers": 2}
     tensor_file.write(tmp_path / "job", KIND, {}, hostile)
-    with pytest.raises(CheckpointError, match=r"job (lists .* as the file of a worker|does not list files of workers)"):
+    with pytest.raises(
+        CheckpointError, match=r"job lists .* as the file of a worker|its manifest cannot be understood"
+    ):
         paceline.load(tmp_path / "job", job.model, job.optimizer)
     paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
     assert script.exists()
@@ -216,6 +218,43 @@ def test_a_damaged_checkpoint_changes_nothing(kind, tmp_path):
     assert all(map(torch.equal, before[0], after[0]))
     assert repr(before[1]) == repr(after[1])
     assert torch.equal(before[2], after[2])
+
+
+ODD = (None, True, -1, 2**70, "x", [], [[]], {}, {"$": "tensor"}, {"$": "tensor", "name": "no"}, {"$": "tuple",
+       "items": 3}, {"$": "dict", "items": [[1]]}, {"$": "counter", "items": [[[], 1]]})  # fmt: skip
+
+
+def changed(manifest, chance):
+    """Return a manifest of which one place is left out, or has another value."""
+    manifest = place = copy.deepcopy(manifest)
+    while True:
+        name = chance.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if isinstance(place[name], dict | list) and place[name] and chance.random() < 0.75:
+            place = place[name]
+        elif chance.random() < 0.3:
+            del place[name]
+            return manifest
+        else:
+            place[name] = chance.choice(ODD)
+            return manifest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_manifest_that_no_save_has_written_is_refused_or_loaded(kind, tmp_path):
+    """A digest tells damage, and not who wrote the file."""
+    path, job, chance = tmp_path / "job", kind(), random.Random(5)
+    job.step()
+    paceline.save(path, job.model, job.optimizer, step=1, extra={"a": [1, (2, 3)]})
+    file, refused = tensor_file.read(path, KIND), 0
+    for _ in range(40):
+        tensor_file.write(path, KIND, file.tensors, changed(file.manifest, chance))
+        try:
+            paceline.load(path, job.model, job.optimizer)
+        except CheckpointError:
+            refused += 1
+            job = kind()
+            job.step()
+    assert refused > 10
 
 
 def torch_state(left, place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from paceline.net.endpoints import end
 from paceline.net.lifeline import Lifeline
 from paceline.net.security import Security, new_job_key
 from paceline.net.sockets import SocketHub, SocketListener
+from paceline.scheduler import process
 from paceline.scheduler.exports import Exports
 from paceline.scheduler.launcher import Launcher
 from paceline.scheduler.process import CHECK_INTERVAL_S, Scheduler
@@ -58,6 +60,18 @@ def test_members_are_looked_at_at_fixed_times_however_many_messages_come(monkeyp
     finally:
         client.close()
         listener.close()
+
+
+def test_limit_of_descriptors_is_named_before_anybody_joins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 1024))
+    settings = Settings(
+        role="scheduler", job_id="j", job_key=new_job_key(), num_workers=600, num_servers=1,
+        scheduler="tcp://127.0.0.1:0",
+    )  # fmt: skip
+    assert process.main(settings) == 1
+    assert "the scheduler of 600 workers needs 1265 file descriptors, and may open 1024" in caplog.text
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from paceline.consistency import Policy
 from paceline.layout.tensors import to_frame
 from paceline.net.memory import MappedArena
 from paceline.observe import meter
+from paceline.server import push
 from paceline.server.bucket import PushRequest, Slot
 from paceline.server.members import STRANGER, Asker, Members
 from paceline.server.merge import Accumulator, Contribution, Scratch
@@ -248,6 +249,28 @@ def test_push_that_is_wrong_in_part_changes_nothing(entries: list[tuple[int, int
     assert why in server.refusal(0, server.push(0, entries, torch.ones(NUMEL + 1)))
     assert server.values == before
     assert all(slot.rule.version == 0 and not slot.pending for slot in server.bucket.slots)
+
+
+def test_values_and_state_are_asked_for_once_by_a_request() -> None:
+    server, half = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0)), m.Entry(0, 0, 0, NUMEL // 2, 0)
+    twice = [m.Entry(0, 0, 0, NUMEL, 0), half]
+    assert "pulled more than once" in server.refusal(0, server.ask(0, m.Pull("s", twice, False)))
+    assert "asked for more than once" in server.refusal(0, server.ask(0, m.GetState("s", twice)))
+    assert isinstance(server.answer(0, server.ask(0, m.Pull("s", [half], False))), m.Values)
+
+
+def test_bucket_is_not_cut_into_any_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "MAX_PARTS", 4)
+    server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
+    parts = [(start, 1, 1) for start in range(NUMEL)]
+    assert "12 parts of bucket 0 of block 0, which is in 1 already; at most 8" in server.refusal(
+        0, server.push(0, parts, torch.ones(NUMEL))
+    )
+    assert len(server.bucket.slots) == 1
+    for start in (0, 2, 4, 6):
+        server.push(0, [(start, 1, 1)], torch.ones(NUMEL))
+    assert len(server.bucket.slots) == 8
+    assert "1 parts" in server.refusal(0, server.push(0, [(8, 1, 1)], torch.ones(NUMEL)))
 
 
 def test_refused_push_is_told_what_happened_to_the_slot() -> None:

@@ -172,6 +172,17 @@ def test_dist_auto_is_planned_as_it_will_choose() -> None:
     assert job.samples_per_s > 1.1 * 2 * 32 / 0.31
 
 
+def test_hosts_behind_slow_links_are_advised_to_take_local_steps() -> None:
+    slow = planner(report([0.1, 0.2], 2.0, elements=1_000_000), [2e6, 2e6])
+    local = slow.local(slow.measured_job)
+    assert local is not None
+    assert (local.codec, local.steps) == ("int8", 16)
+    quick = planner(report([0.1, 0.2], 0.203), [1e9, 1e9])
+    assert quick.local(quick.measured_job) is None
+    free = planner(report([0.1, 0.2], 2.0, elements=1_000_000, store="dist_async"), [2e6, 2e6])
+    assert free.local(free.measured_job) is None
+
+
 def test_workers_of_one_host_share_its_link_and_leave_together() -> None:
     found = report([0.1, 1.0, 0.1, 1.0], 1.0)
     one = planner(found, [1e9] * 2, hosts=["h0", "h1", "h0", "h1"])

@@ -10,9 +10,10 @@ import pytest
 
 from paceline.compression import make
 from paceline.hetero import Speed
+from paceline.hetero.local_plan import ELEMENT_BYTES
 from paceline.sim import SimulatedCluster, SimulatedWorker
 from paceline.sim.models import arrays, even
-from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
+from paceline.sim.scaling import LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
 
 #: 8 hosts of 8 GPUs that each train ResNet-50 on 760 images a second, in batches of 256, with links of 25 Gbit/s.
 

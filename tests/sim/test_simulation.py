@@ -12,6 +12,7 @@ import torch
 
 from paceline.consistency import Action, Apply, Policy, Rule, new_rule, policy_of
 from paceline.hetero import Speed
+from paceline.hetero.local_period import Period
 from paceline.sim import Result, SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate, simulation
 from paceline.sim.problem import Digits
 from paceline.testing.one_process import OneProcess
@@ -122,6 +123,46 @@ def test_equal_seeds_are_equal_jobs() -> None:
 
     assert job(1).stats == job(1).stats
     assert job(1).stats.staleness != job(2).stats.staleness
+
+
+# ---- local steps -----------------------------------------------------------------------------------------------------
+
+
+def in_periods(text: int | str, *seconds: float, rounds: int = 4, delay: int = 0, **more: Any) -> Result:
+    plan = SimulatedTraining(Policy("all"), batch=1, rounds=rounds, period=Period.parse(text), delay=delay)
+    return simulate(cluster(*seconds, **more), plan)
+
+
+def test_worker_with_local_steps_exchanges_once_in_a_period() -> None:
+    result = in_periods(5, 1, 2)
+    assert (result.seconds, result.samples, result.stats.updates) == (pytest.approx(40), 40, 4)
+    assert result.computing == pytest.approx(3 / 4)
+
+
+def test_slower_workers_take_fewer_local_steps_once_speeds_are_known() -> None:
+    result = in_periods("4 by speed", 1, 2)
+    assert (result.seconds, result.samples) == (pytest.approx(8 + 3 * 4), 8 + 3 * 6)
+    by_time = in_periods("4 s", 1, 2)
+    assert (by_time.seconds, by_time.samples, by_time.computing) == (pytest.approx(16), 24, pytest.approx(1.0))
+
+
+def test_answer_travels_while_the_worker_goes_on() -> None:
+    """A push and its answer take 3 s: with 2 steps of delay 1 s is waited for, and the last answer in full."""
+    link = {"bandwidth": 10.0, "model_bytes": 15.0}
+    assert in_periods(4, 1, rounds=3, **link).seconds == pytest.approx(3 * (4 + 3))
+    assert in_periods(4, 1, rounds=3, delay=2, **link).seconds == pytest.approx(3 * 4 + 1 + 1 + 3)
+    late = in_periods("2 s", 1, rounds=3, delay=5, **link)
+    assert late.seconds == pytest.approx(2 + 3 + 3 + 3), "a push waits for the answer to the one before"
+
+
+def test_one_local_step_that_servers_apply_as_it_is_learns_as_lock_step_does() -> None:
+    same = {"batch": 8, "rounds": 12, "evaluate_s": 1.0}
+    plain = simulate(cluster(1, 1), SimulatedTraining(Policy("all"), **same), Digits())
+    local = SimulatedTraining(Policy("all"), period=Period(1), outer=(1.0, 0.0), **same)
+    assert simulate(cluster(1, 1), local, Digits()).curve == plain.curve
+    assert len({accuracy for _, accuracy in plain.curve}) > 3
+    nesterov = SimulatedTraining(Policy("all"), period=Period(4), delay=1, **same)
+    assert simulate(cluster(1, 1), nesterov, Digits()).curve[-1][1] > plain.curve[-1][1]
 
 
 # ---- the regime that the project is for ------------------------------------------------------------------------------

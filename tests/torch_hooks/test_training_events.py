@@ -17,7 +17,8 @@ class Heard:
     def loader_begins(self, iterator: Any) -> None:
         self.events.append(f"loader {len(iterator)}")
 
-    def pass_begins(self) -> None:
+    def pass_begins(self, losses: Any) -> None:
+        assert losses.numel() == 1
         self.events.append("pass")
 
     def stepped(self) -> None:

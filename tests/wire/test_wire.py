@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -311,3 +312,25 @@ def test_range_of_a_bucket_is_cut_at_its_ends() -> None:
     assert one.overlaps(m.Span(2, 5, 29, 1))
     assert not one.overlaps(m.Span(2, 5, 30, 1))
     assert not one.overlaps(m.Span(2, 5, 0, 10))
+
+
+def parts_of(kind: Any, seen: set[Any]) -> Iterator[Any]:
+    """Yield a type of msgspec's, and all types inside of it."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        if kind.cls in seen:
+            return
+        seen.add(kind.cls)
+    yield kind
+    inner = [getattr(kind, name, None) for name in ("item_type", "key_type", "value_type")]
+    inner += [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
+    inner += [field.type for field in getattr(kind, "fields", ())]
+    for one in inner:
+        if one is not None:
+            yield from parts_of(one, seen)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_text_and_list_of_a_message_has_a_limit(kind: type[m.Message]) -> None:
+    """A list of empty lists takes 60 times as much memory as the bytes of its message."""
+    parts = list(parts_of(msgspec.inspect.type_info(kind), set()))
+    assert [one for one in parts if getattr(one, "max_length", 0) is None] == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.config import Settings
 from paceline.data import ShardedSampler, batches
 from paceline.errors import DeadlineError
+from paceline.testing.job import common_environment
 from paceline.wire import messages as m
 from paceline.worker import alone
 from paceline.worker.alone import Watch
@@ -48,10 +52,11 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def told(watch: Watch) -> list[m.Training]:
+    """Return what was told, without the losses."""
     if watch._thread is not None:
         watch._thread.join()
     assert isinstance(watch.session, Session)
-    return watch.session.told
+    return [msgspec.structs.replace(one, losses=[]) for one in watch.session.told]
 
 
 def test_plain_steps_are_told_once_and_again_at_the_end(watch: Watch) -> None:
@@ -90,9 +95,9 @@ def test_a_worker_that_exchanges_tells_nothing_and_is_watched_no_more(watch: Wat
 
 def test_passes_without_a_step_count_when_they_are_many_or_the_job_ends(watch: Watch) -> None:
     for _ in range(31):
-        watch.pass_begins()
+        watch.pass_begins(torch.ones(()))
     assert told(watch) == []
-    watch.pass_begins()
+    watch.pass_begins(torch.ones(()))
     assert told(watch) == [m.Training(1, passes=32)]
 
 
@@ -102,7 +107,7 @@ def test_weights_that_change_without_a_step_of_the_optimizer(watch: Watch, chang
     watch.weights = alone.SomeWeights([torch.ones(1), param])
     watch.exchanged = True  # the gradients are merged
     for _ in range(5):
-        watch.pass_begins()
+        watch.pass_begins(torch.ones(()))
         param.data += changes
     watch.finish()
     assert [(one.unstepped, one.wrapped) for one in told(watch)[:1]] == [(True, True)] * is_told
@@ -111,7 +116,7 @@ def test_weights_that_change_without_a_step_of_the_optimizer(watch: Watch, chang
 def test_a_long_accumulation_of_a_distributed_optimizer_is_no_training_alone(watch: Watch) -> None:
     watch.weights = alone.SomeWeights([torch.nn.Parameter(torch.ones(3))])
     for _ in range(100):
-        watch.pass_begins()
+        watch.pass_begins(torch.ones(()))
     assert told(watch) == []
 
 
@@ -165,6 +170,16 @@ def test_a_job_that_ends_early_tells_its_samples_then(watch: Watch) -> None:
     assert [(one.samples, len(one.inputs)) for one in told(watch)] == [(12, 2)]
 
 
+def test_losses_of_the_first_passes_are_told_where_they_can_be_read(watch: Watch) -> None:
+    for losses in ([torch.tensor(1.0)], torch.eye(2).to_sparse(), torch.tensor(1.0), torch.tensor(3.0)):
+        watch.pass_begins(losses)
+    watch.stepped()
+    assert isinstance(watch.session, Session)
+    one = watch.session.told[-1]
+    assert len(one.losses) == 2
+    assert len(set(one.losses)) == 1
+
+
 @pytest.mark.parametrize(
     "loader", [DataLoader(DATA, batch_size=1, sampler=DistributedSampler(DATA, 2, 0)), [(torch.ones(1, 2),)] * 5]
 )
@@ -194,7 +209,7 @@ def test_walks_of_batches_in_memory_are_noted_and_inputs_only_of_a_watched_proce
         assert alone.wants_inputs() == wants
         alone.note_inputs([torch.ones(2)])
         for _ in batches(DATA, batch_size=6):
-            watch.pass_begins()
+            watch.pass_begins(torch.ones(()))
     watch.exchanged = True
     watch.finish()
     assert [(one.samples, one.inputs) for one in told(watch)] == [(12, [])]
@@ -221,3 +236,11 @@ def test_workers_of_jobs_of_several_are_watched(
     if alone._watch is not None:
         assert alone._watch.store == "device"
         alone._watch.finish()
+
+
+def test_a_process_that_imports_torch_by_this_module_is_watched() -> None:
+    code = "from paceline.worker import alone; print(alone._watch is not None)"
+    names = {"SCHEDULER": "tcp://127.0.0.1:1", "INSECURE": "1", "NUM_WORKERS": "2", "NUM_SERVERS": "1", "RANK": "0"}
+    env = common_environment() | {f"PACELINE_{name}": value for name, value in names.items()}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

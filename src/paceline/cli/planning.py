@@ -14,12 +14,13 @@ from paceline.config import from_environment
 from paceline.errors import ConfigError
 from paceline.hetero import Speed
 from paceline.hetero.files import parse_speeds
+from paceline.hetero.local_plan import ELEMENT_BYTES
 from paceline.launch.preflight import read_text
 from paceline.observe.table import plural, table
 from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
 from paceline.sim.plots import check_path, draw_scaling
-from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
+from paceline.sim.scaling import LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training
 from paceline.sim.simulated_cluster import MOST_WORKERS
 
 #: Workers whose measured times differ by less than this part count as alike.
@@ -96,11 +97,13 @@ def run(name: str, words: Sequence[str]) -> int:
         draw_scaling(scaling, options.plot)
     ways = planner.ways(count, options.compression)
     recommended = planner.recommend(count, options.compression)
+    local = planner.local(recommended.best)
     if options.json:
         found = {
             "sentences": recommended.sentences,
             "mode": recommended.mode,
             "recommended": dataclasses.asdict(recommended.best),
+            "local": None if local is None else dataclasses.asdict(local),
             "ways": [dataclasses.asdict(one) for one in ways],
             "scaling": [dataclasses.asdict(one) for one in scaling],
         }
@@ -108,6 +111,8 @@ def run(name: str, words: Sequence[str]) -> int:
     else:
         print("\n\n".join([_assumptions(planner, count), *_tables(planner, ways), _scaling(scaling)]))
         print(f"\n{recommended.sentences}")
+        if local is not None:
+            print(f"\nLocal steps, at some loss: {local}.\n  paceline.DistributedOptimizer(..., {local.arguments})")
     return 0
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, get_args
 from paceline.cli.options import Option, Parser, UsageError, usage_errors
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups, weighting_names
 from paceline.hetero import choose
+from paceline.hetero.local_period import Period
+from paceline.hetero.local_plan import ELEMENT_BYTES
 from paceline.launch.preflight import read_text
 from paceline.naming import listed, suggestion
 from paceline.observe.table import table
@@ -51,6 +53,18 @@ OPTIONS = (
     ),
     Option(("--age",), "missed updates beyond which a push is dropped", "UPDATES", int, least=0),
     Option(("--first",), "pushes that make an update of dist_ksync (default: half of the workers)", "K", int, least=1),
+    Option(
+        ("--local-steps",),
+        "steps that workers take by themselves in a round, '32 by speed', or a time, '30 s'",
+        "STEPS",
+    ),
+    Option(("--delay",), "local steps for which an answer is not waited for (default: 0)", "STEPS", int, least=0),
+    Option(
+        ("--compression",),
+        "codec of pushes and answers; only sizes count",
+        "CODEC",
+        choices=tuple(ELEMENT_BYTES),
+    ),
     Option(("--seed",), "of noise and data (default: 0)", "SEED", int, default=0, least=0),
     Option(("--plot",), "write a picture", "FILE"),
 )
@@ -70,11 +84,13 @@ Run jobs under a simulated clock on a cluster that a file describes: workers wit
 servers' rule is the one of real jobs. Prints one line per type of store."""
 
 EPILOG = """\
-columns: time to the target accuracy; last accuracy; samples per second; updates; mean staleness; step mass (sum of
-learning rate times weight); largest and smallest part of one worker in what was learned; bytes over the network.
+columns: time to the target accuracy; last accuracy; samples per second; part of the time in which workers compute;
+updates; mean staleness; step mass (sum of learning rate times weight); largest and smallest part of one worker in what
+was learned; bytes over the network.
 
 example:
   paceline simulate cluster.toml --kv-store dist_sync --kv-store dist_sync:measured --kv-store dist_gsync --target 0.95
+  paceline simulate cluster.toml --local-steps "32 by speed" --compression int4 --target 0.95
 
 cluster.toml:
   [[workers]]
@@ -121,6 +137,8 @@ def _refuse_unused(options: argparse.Namespace, types: set[str]) -> None:
         raise UsageError(f"--target is {options.target:g}; an accuracy is at most 1")
     if options.target is not None and options.learn == "nothing":
         raise UsageError("--target changes nothing with --learn nothing: nobody learns, so there is no accuracy")
+    if options.delay and options.local_steps is None:
+        raise UsageError("--delay changes nothing without --local-steps: a worker has nothing to do meanwhile")
     for field, wanted in _ONLY_FOR.items():
         if getattr(options, field) is not None and not types & set(wanted):
             flag = "--" + field.replace("_", "-")
@@ -138,7 +156,7 @@ def _told_options(options: argparse.Namespace, types: Sequence[str]) -> list[str
 
 
 def _table(results: dict[str, Result]) -> str:
-    head = ["", "target", "accuracy", "samples/s", "updates", "staleness", "step mass", "data", "bytes"]
+    head = ["", "target", "accuracy", "samples/s", "computing", "updates", "staleness", "step mass", "data", "bytes"]
     return table(head, [[name, *_cells(result)] for name, result in results.items()])
 
 
@@ -151,6 +169,7 @@ def _cells(result: Result) -> list[str]:
         "-" if result.target_s is None else f"{result.target_s:.1f} s",
         f"{result.curve[-1][1]:.3f}" if result.curve else "-",
         f"{result.samples_per_s:.1f}",
+        f"{result.computing:.1%}",
         str(stats.updates),
         f"{mean:.2f}",
         f"{result.step_mass:.4g}",
@@ -190,8 +209,15 @@ def _plan(kind: str, cluster: SimulatedCluster, options: argparse.Namespace) -> 
         target=options.target,
         evaluate_s=0.0 if options.learn == "nothing" else 2 * fastest,
         seed=options.seed,
+        period=_period(options.local_steps),
+        delay=options.delay or 0,
+        codec=options.compression or "",
     )
     return plan, sentence
+
+
+def _period(text: str | None) -> Period | None:
+    return None if text is None else Period.parse(int(text) if text.isdigit() else text)
 
 
 def _policy(store_type: str, cluster: SimulatedCluster, options: argparse.Namespace) -> Policy:

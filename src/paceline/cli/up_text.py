@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -80,6 +81,9 @@ def shown_plan(plan: HostsPlan, planner: HostPlanner) -> str:
         )  # fmt: skip
     if plan.better is not None:
         lines += wrapped(_advice(plan, planner), "  ", "  ")
+    if (local := planner.local(job)) is not None:
+        script = f"paceline.DistributedOptimizer(..., {local.arguments})"
+        lines += wrapped(f"local steps, at some loss: {local}, if the script says {script}", "  ", "  ")
     return "\n".join(lines)
 
 
@@ -165,6 +169,7 @@ def as_json(findings: Sequence[Finding], planner: HostPlanner, plan: HostsPlan, 
         "plan": {
             "hosts": job.hosts, "servers": job.servers, "samples_per_s": job.samples_per_s, "round_s": job.round_s,
             "slowest": job.slowest, "advice": _advice(plan, planner) if plan.better else "",
+            "local": None if (local := planner.local(job)) is None else dataclasses.asdict(local),
         },
         "command": ["paceline", "launch", *words],
     }  # fmt: skip

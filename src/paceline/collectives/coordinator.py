@@ -41,7 +41,9 @@ from paceline.collectives.negotiation.messages import (
 from paceline.collectives.rendezvous import CoordinatorAddress, withdraw
 from paceline.collectives.timeline import Timeline
 from paceline.errors import ProtocolError
+from paceline.host.descriptors import raise_limit
 from paceline.membership.told_steps import ToldSteps
+from paceline.net.claims import Bounds
 from paceline.net.hosts import is_gone
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
@@ -95,7 +97,11 @@ class Coordinator:
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True)
+        raise_limit()
+        bounds = Bounds.of_job(self.size)
+        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True, bounds=bounds)
+        for rank in range(1, self.size):  # their names say who they are
+            self._listener.claimed(identity(rank))
         self.meeting = CoordinatorAddress("".join(self._listener.addresses[:1]), security)
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
         self._thread.start()

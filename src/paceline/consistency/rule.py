@@ -207,9 +207,12 @@ class Rule:
         return self._resume_all() + self._settle()
 
     def go_away(self, worker: int) -> list[Action]:
-        """Note that others do not wait for a worker's pushes until it comes back, or a barrier has opened."""
+        """Note that others do not wait for a worker's pushes until it comes back, or a barrier has opened.
+
+        For one that is at a barrier they do not wait anyhow.
+        """
         self._events.append(("go away", worker))
-        if worker in self.live:
+        if worker in self.live - self.paused:
             self.away.add(worker)
             self._activity.change()
         return self._settle()

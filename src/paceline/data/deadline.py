@@ -105,7 +105,6 @@ def accumulate(
         done, last = done + size, size
     if last != done:
         _scale_gradients(optimizer, last / done)
-    optimizer.samples = done
     return done
 
 

@@ -190,6 +190,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         length = len(batch[0])
         sizes = split_evenly(length, [1.0] * -(-length // self._max_batch))
         done = yield from accumulate(optimizer, batch, sizes, self._deadline, contextlib.nullcontext)
+        optimizer.samples = done
         _, rest = cut(self._walker.held, done)
         if rest:
             self._walker.give_back(rest)

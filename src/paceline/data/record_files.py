@@ -232,9 +232,11 @@ def _padded(length: int) -> int:
 def _read_index(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     try:
         lines = path.read_text().split("\n")
-        found = np.array([line.split("\t") for line in lines if line], np.int64).reshape(-1, 2)
+        found = np.array([line.split("\t") for line in lines if line] or np.empty((0, 2)), np.int64)
+        if found.shape != (len(found), 2):
+            raise ValueError(f"{found.shape[1:]} columns")
     except OSError as error:
         raise PacelineError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise PacelineError(f'{path} is no index: its lines are not "key<tab>offset"; make it again') from error
     return found[:, 0], found[:, 1]

@@ -48,9 +48,11 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
     among the workers. So every sample is trained on once per epoch, with any shares. All workers get the same number of
-    batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there are fewer
-    samples left than workers. An iteration that is left before a backward pass, as ``next(iter(loader))`` to see a
-    shape, has only looked, where a :class:`paceline.DistributedOptimizer` trains: the same epoch comes again.
+    batches. The last global batch of an epoch may be smaller. Where it has fewer samples than there are workers, the
+    workers without one compute a sample of the epoch's beginning, to which :class:`paceline.DistributedOptimizer` gives
+    no weight. Other front doors do not weigh: ``drop_last`` leaves such a batch out. An iteration that is left before a
+    backward pass, as ``next(iter(loader))`` to see a shape, has only looked, where a
+    :class:`paceline.DistributedOptimizer` trains: the same epoch comes again.
 
     With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
     global batches from the next revision on, and the samples that it has not trained on until then come at the end
@@ -131,6 +133,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
         self._done: tuple[int, int] | None = None
         """Samples and parts of the step under way that were done, where that is known."""
+        self._counts = True
+        """Whether the samples of the step under way count: they are none that the epoch has had."""
         self._epoch, self._row, self._first, self._pending = 0, 0, 0, True
         self._handed_out = HandedOut(self._length)
         name, is_logged = f"shared {next(_numbers)}", dist is not None and dist.policy.merge == "all"
@@ -199,7 +203,9 @@ class SharedBatchSampler(Sampler[list[int]]):
         """
         length = len(batch[0])
         sizes = split_evenly(length, [1.0] * self._passes(length))
+        counts = self._counts
         done = yield from accumulate(optimizer, batch, sizes, self._deadline, optimizer.no_sync)
+        optimizer.samples = done if counts else 0
         self._done = done, next(number for number, stop in enumerate(itertools.accumulate(sizes), 1) if stop == done)
         if self._deadline is not None:
             self._speeds.note_done(done)
@@ -241,7 +247,8 @@ class SharedBatchSampler(Sampler[list[int]]):
                 if self._deadline is not None:
                     self._deadline.begin_step()
                 is_last = not self._has_batch()  # now, as a state that one worker takes lets samples come again there
-                self._dealing.deal(stop - start)
+                self._counts = first + start < length
+                self._dealing.deal(stop - start if self._counts else 0)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
                 notice.batch()  # before the exchange: it shows the others that this worker has left
                 if len(sizes) > self._prefetch:

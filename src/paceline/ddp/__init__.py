@@ -23,7 +23,8 @@ def on_torch_import() -> None:
         from paceline.ddp import backend
         from paceline.worker import alone
 
-        alone.begin()
+        if hasattr(alone, "begin"):  # else it imports torch itself, and begins when it is loaded
+            alone.begin()
         backend.register()
         if os.environ.get(VARIABLE):
             backend.replace_init()

@@ -11,7 +11,7 @@ the global batch: the sum is the gradient of one process with the joined batch. 
 | ``BatchSampler.__iter__``, over a ``DistributedSampler`` that shuffles | deals the parts of this worker |
 | the forward pass of a DDP model | notes the part that it computes, and checks that it is all of it |
 | the backward pass from its outputs | weights the gradients that it adds like that part |
-| ``torch.autograd.backward`` | shows the loss: a sum over samples is refused |
+| ``torch.autograd.backward`` | has the loss: a warning says once that it grows with the batch, as a sum does |
 | DDP's hook for communication | weights gradients; with some, exchanges speeds and places |
 
 Every exchange says which batch of which walk over the loader a worker has computed, and how many it has dealt. So all
@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -39,8 +40,9 @@ from paceline.data.fetching import Dealing
 from paceline.errors import ConfigError, PacelineError
 from paceline.hetero import Shares, Speed, SpeedMeter
 from paceline.hetero.batch_shares import columns_of
+from paceline.membership.loss_growth import LossGrowth
 from paceline.optim.samples import hides_tensors, sizes_of, tensors_in
-from paceline.torch_hooks.loss_graph import NO_MEAN, PassLosses, Reduced, reduced, tell_losses
+from paceline.torch_hooks.losses import HeardLosses
 from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
@@ -126,10 +128,7 @@ class MeasuredShares:
         self._batch: dealt.DealtBatch | None = None
         self._counted: _Part | None = None
         """The last part that was counted."""
-        self._reduced: set[Reduced] = set()
-        """The losses of the backward pass that was called last."""
-        self._checks, self._has_asked = _FIRST, False
-        """Backward passes whose loss is still looked at."""
+        self._losses, self._growth, self._has_grown = HeardLosses(), LossGrowth(), False
         self._notes: tuple[Any, list[torch.Tensor], _Part] | None = None
         """The exchange of notes that is under way."""
         self._least = 1
@@ -142,7 +141,6 @@ class MeasuredShares:
             BatchSampler.__iter__ = _dealing(BatchSampler.__iter__)  # type: ignore[method-assign]
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
                 setattr(DistributedDataParallel, name, _refused(getattr(DistributedDataParallel, name)))
-        tell_losses(self.before_backward)
         _current = self
 
     # ---- models ----------------------------------------------------------------------------------------------------
@@ -251,38 +249,12 @@ class MeasuredShares:
         self._count(part)
 
     def _count(self, part: _Part) -> None:
-        if self._checks:
-            self._checks -= 1
-            self._check_loss()
         if part is self._counted:
             return
         self._counted, self._samples = part, self._samples + part
         if self._step[0]:  # all optimizers have stepped on the last batch
             self._meter.add(*self._step)
         self._step = (0.0, 0.0)
-
-    def before_backward(self, losses: PassLosses) -> None:
-        """Note how the losses whose gradients are asked for are made: the pass frees the nodes that show it."""
-        samples = 0 if self._batch is None else self._batch.samples
-        self._reduced = {reduced(one, samples) for one in losses.tensors} if self._checks else set()
-
-    def _check_loss(self) -> None:
-        """Check that the loss is a mean over samples.
-
-        Raises:
-            ConfigError: it is a sum.
-        """
-        if Reduced.SUM in self._reduced:
-            raise ConfigError(
-                "the loss is a sum over this worker's samples, and --shares measured weights means; take "
-                f"reduction='mean', or divide the sum by the samples of the batch (len(x)){_OUT}"
-            )
-        reason = next((text for kind, text in NO_MEAN.items() if kind in self._reduced), "")
-        if reason and not self._session.rank and not self._has_asked:
-            self._has_asked = True
-            logger.warning(
-                "--shares measured takes the loss for a mean over the samples of each worker's batch%s%s", reason, _OUT
-            )
 
     # ---- exchanges -------------------------------------------------------------------------------------------------
 
@@ -303,6 +275,7 @@ class MeasuredShares:
             self._exchanges += 1
             if self._exchanges <= _FIRST or self._exchanges % _INTERVAL == 0:
                 self._tell(group, part)
+            self._losses.forget()
         if bucket.is_last():
             state.part, state.exchanges = None, state.exchanges + 1
         work = dist.all_reduce(gradients.mul_(part.weight), group=group, async_op=True)
@@ -312,7 +285,9 @@ class MeasuredShares:
         self._take_notes()
         own = self._meter.speed() or Speed(0.0, 0.0)
         walk = part.walk
-        note = [walk.number, part.index, part.whole, int(part), walk.dealt, own.fixed_s, own.per_sample_s]
+        loss = self._losses.take(part)
+        told = math.nan if loss is None else loss
+        note = [walk.number, part.index, part.whole, int(part), walk.dealt, own.fixed_s, own.per_sample_s, told]
         mine = torch.tensor(note, dtype=torch.float64, device="cpu")
         table = [torch.empty_like(mine) for _ in range(self._size)]
         self._notes = dist.all_gather(table, mine, group=group, async_op=True), table, part
@@ -335,9 +310,22 @@ class MeasuredShares:
                 f"the workers train on parts of unlike batches ({told}), and --shares measured weights parts of one: "
                 f"every worker must walk the loader alike{_OUT}"
             )
-        speeds = {rank: Speed(*note[5:]) for rank, note in enumerate(notes) if note[6] > 0}
+        self._compare_losses({rank: (note[3], note[7]) for rank, note in enumerate(notes) if note[7] == note[7]})
+        speeds = {rank: Speed(*note[5:7]) for rank, note in enumerate(notes) if note[6] > 0}
         if part.walk.follows and part.walk.shares.revise(speeds):
             part.walk.follow(round(max(note[4] for note in notes)))
+
+    def _compare_losses(self, batches: Mapping[int, tuple[float, float]]) -> None:
+        """Let rank 0 say, once, that losses grow with the parts: gradients are weighted as those of means."""
+        grows = "" if self._has_grown or self._session.rank else self._growth.note(batches)
+        if grows:
+            self._has_grown = True
+            logger.warning(
+                "losses grow with the batch, as sums over samples do: %s. --shares measured weights gradients as those "
+                "of means: take reduction='mean', or divide the sum by the samples of the batch (len(x))%s",
+                grows,
+                _OUT,
+            )
 
     def end_round(self, rounds: int) -> None:
         """Note the time of a round; one without samples is a further step on the batches of the one before."""

@@ -128,10 +128,10 @@ def backend(name: str) -> Backend[Any]:
     """Return the backend of a name.
 
     Raises:
-        ValueError: unknown name; the message suggests one.
+        ValueError: unknown name, for which the message suggests one; or its class raises.
     """
     found = extensions.load(BACKENDS[name]) if name in BACKENDS else extensions.find("launcher", name, BACKENDS)
-    return cast("Backend[Any]", found())
+    return cast("Backend[Any]", extensions.made(f"launcher {name!r}", found))
 
 
 def check_unread(name: str, spec: JobSpec) -> None:

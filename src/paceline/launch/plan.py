@@ -17,6 +17,13 @@ from paceline.launch.worker_groups import WorkerGroup
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
+#: Secrets in URLs: a password, a token in its place, and parameters with the name of a secret.
+_IN_URLS = re.compile(
+    r"""(?P<user>://[^\s/?#"':@]*:)[^\s/?#"']*(?=@) | (?P<scheme>https?://)[^\s/?#"':@]+(?=@)
+    | (?P<parameter>[?&][\w.-]*(?:KEY|TOKEN|SECRET|PASSW|CREDENTIAL|SIGNATURE)[\w.-]*=)[^\s&#"']+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
 
 class Late(enum.Enum):
     """A value that a backend learns only while it starts the job. The member's value is how it is printed."""
@@ -185,7 +192,7 @@ def describe(plan: JobPlan, commands: Sequence[str] = (), environ: Mapping[str, 
     """
     blocks = [_summary(plan)]
     if commands:
-        blocks.append("\n".join(["the launcher runs", *(f"  {command}" for command in commands)]))
+        blocks.append("\n".join(["the launcher runs", *(f"  {_without_secrets(command)}" for command in commands)]))
     if environ:
         blocks.append("\n".join(["every process inherits", *_variables(environ)]))
     blocks += [*(_block(process) for process in plan), *(f"note: {note}" for note in plan.notes)]
@@ -200,7 +207,7 @@ def _summary(plan: JobPlan) -> str:
 def _block(process: ProcessSpec) -> str:
     group = f", group {process.group}" if process.group not in ("", "all") else ""
     head = f"{process.member} on {process.host}{group}"
-    return "\n".join([head, f"  {shlex.join(process.argv)}", *_variables(process.env)])
+    return "\n".join([head, f"  {_without_secrets(shlex.join(process.argv))}", *_variables(process.env)])
 
 
 def _variables(env: Mapping[str, Value]) -> list[str]:
@@ -210,4 +217,9 @@ def _variables(env: Mapping[str, Value]) -> list[str]:
 def _text(name: str, value: Value) -> str:
     if isinstance(value, Late):
         return value.value
-    return "***" if _SECRET.search(name) else shlex.quote(value)
+    return "***" if _SECRET.search(name) else _without_secrets(shlex.quote(value))
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text with the secrets in its URLs masked."""
+    return _IN_URLS.sub(lambda found: f"{found['user'] or found['scheme'] or found['parameter']}***", text)

@@ -57,7 +57,7 @@ def variables_read(argv: Sequence[str]) -> set[str]:
 
     Shells read ``$NAME``; other languages have the name in quotes.
     """
-    files = [path for path in map(Path, argv) if path.is_file() and path.suffix in (".py", ".sh", ".bash", "")]
+    files = [path for path in map(Path, argv) if os.path.isfile(path) and path.suffix in (".py", ".sh", ".bash", "")]
     beside = [path for file in files if file.suffix == ".py" for path in sorted(file.parent.glob("*.py"))]
     texts = [*argv, *map(_beginning, dict.fromkeys([*files, *beside[:_MOST_FILES]]))]
     return {name for text in texts for names in _READ.findall(text) for name in names if name}

@@ -9,7 +9,7 @@ divided.
 | have pushed nothing and reduced nothing              | they exchange nothing; which line of the script is missing |
 | their weights change without a step of the optimizer | they train on their own gradients                          |
 | walk all samples of equal data sets; where the order | no sampler divides the samples                             |
-| is the same, their inputs are, too                   |                                                            |
+| is the same, their inputs or losses are, too         |                                                            |
 | had the same inputs, pass by pass                    | they train on the same samples                             |
 | any of these, and the job ends                       | the same line again                                        |
 
@@ -102,12 +102,15 @@ class Alone:
         }
 
     def _are_divided(self, ranks: set[int]) -> bool:
-        """Return whether workers walk in the same order and have unlike inputs: their loop divides the batches."""
-        inputs: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
+        """Return whether workers walk in the same order and have unlike inputs: their loop divides the batches.
+
+        Where inputs are not known, losses may tell it.
+        """
+        seen: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
         for one in (self._told[rank] for rank in ranks):
-            if one.order and one.inputs:
-                inputs[one.order].add(tuple(one.inputs))
-        return any(len(found) > 1 for found in inputs.values())
+            if one.order and (one.inputs or one.losses):
+                seen[one.order].add(tuple(one.inputs or one.losses))
+        return any(len(found) > 1 for found in seen.values())
 
 
 def alone_line(told: m.Training) -> str:

@@ -34,6 +34,9 @@ class _Asked:
 #: Points of loops whose answers are kept: more than workers in lock step are apart.
 _MOST_POINTS = 256
 
+#: Samplers of which a worker gives back samples.
+_MOST_SAMPLERS = 64
+
 
 class Notices:
     """The notices of a job, and the samples that workers give back when they leave.
@@ -83,9 +86,12 @@ class Notices:
         """Return the workers that have left under notice."""
         return [record.member for record in self._told if record.left]
 
-    def give_back(self, rank: int, given: m.GiveBack) -> m.Done:
+    def give_back(self, rank: int, given: m.GiveBack) -> m.Reply:
         """Note how far a worker that leaves has come in an epoch of a sampler."""
-        self._given[rank, given.sampler] = given
+        key = rank, given.sampler
+        if key not in self._given and sum(one == rank for one, _ in self._given) >= _MOST_SAMPLERS:
+            return m.Failed("ProtocolError", f"worker {rank} has more than {_MOST_SAMPLERS} samplers")
+        self._given[key] = given
         return m.Done()
 
     def gone(self, asked: m.AskGone) -> m.Gone:

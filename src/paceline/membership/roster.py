@@ -123,6 +123,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         self._settings = settings
         self._by_key: dict[MemberKey, MemberRecord] = {}
         self._by_peer: dict[bytes, MemberKey] = {}
+        self._further: dict[MemberKey, bytes] = {}
+        """The connection that a member has beside its lifeline."""
         self._by_role: dict[str, list[MemberRecord]] = {}
         self._by_host: dict[str, list[MemberRecord]] = {}
         # Asked for at every newcomer or all the time: in a job of thousands nothing is looked through.
@@ -177,11 +179,17 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         return self._by_key[self._by_peer[peer]]
 
     def claim(self, peer: bytes, claim: m.Claim) -> bool:
-        """Note a further connection of a member; False where the token is wrong."""
+        """Note the further connection of a member, in place of the last one; False where the token is wrong."""
         record = self.get((claim.role, claim.rank))
         if record is None or not hmac.compare_digest(record.member.token, claim.token):
             return False
-        self._by_peer[peer] = (claim.role, claim.rank)
+        key = (claim.role, claim.rank)
+        last = self._further.get(key, peer)
+        if last != peer and self._by_peer.get(last) == key:
+            del self._by_peer[last]
+        self._by_peer[peer] = key
+        if peer != record.peer:
+            self._further[key] = peer
         return True
 
     # ---- present and missing -----------------------------------------------------------------------------------------

@@ -46,5 +46,5 @@ class ToldSteps:
         lines = self.weighing.check(ranks)
         for key in [key for key in self._found if key in whole or key in late]:
             found = self._found.pop(key)
-            lines += [*self._same_weights.compare(*key, found), *self.weighing.compare(found)]
+            lines += [*self._same_weights.compare(*key, found), *self.weighing.compare(*key, found)]
         return lines

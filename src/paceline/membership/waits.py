@@ -12,6 +12,7 @@ from paceline.membership.pools import Pools
 from paceline.membership.replacements import LetIn, Replacements
 from paceline.membership.roster import Roster
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_KEYS
 
 #: Requests that may wait. Once a member has died, they are answered with that.
 MAY_WAIT = (m.Enter, m.Gather, m.Join, m.Lookup, m.TakeSamples, m.AwaitSamples)
@@ -148,6 +149,10 @@ class Directory:
 
     def look_up(self, store: str, waiting: Waiting) -> list[Action]:
         """Answer a lookup, now or when its keys are published."""
+        waits = [one for lookups in self._lookups.values() for one in lookups if one.peer == waiting.peer]
+        if (count := sum(len(one.keys) for one in waits)) + len(waiting.keys) > MAX_KEYS:
+            text = f"a lookup of {len(waiting.keys)} keys, when those of {count} wait; at most {MAX_KEYS} are possible"
+            return [refuse(waiting.peer, waiting.seq, text)]
         self._lookups.setdefault(store, []).append(waiting)
         return self._found(store)
 

@@ -6,6 +6,7 @@
 | weigh in another way later                            | likewise; never the same line twice                    |
 | do not know their samples, and others do              | which, what that means, and the way out                |
 | do not know their samples, and have unequal inputs    | once: both shapes, and the way out                     |
+| have losses that grow with the batch, as sums do      | once: a small batch and a large one, and the way out   |
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
+from paceline.membership.loss_growth import LossGrowth
 from paceline.naming import workers_text
 from paceline.wire import messages as m
 
 WAY_OUT = (
     "If batches differ in size, set optimizer.samples to the size of each batch, give batch_dim=, or take the batches "
     "from a sampler of paceline.data"
+)
+
+_SUMS = (
+    "Gradients are averaged over the workers, as those of means. Divide each loss by the samples of its batch, or give "
+    "DistributedOptimizer reduction='sum'"
 )
 
 #: How workers weigh, by :data:`paceline.wire.messages.Way`.
@@ -54,12 +61,17 @@ class Weighing:
         self._batches: defaultdict[str, dict[int, m.StepBatch]] = defaultdict(dict)
         """The newest of each worker, by optimizer."""
         self._changed: set[str] = set()
-        self._has_compared = False
+        self._growth: dict[str, LossGrowth] = {}
+        """By optimizer."""
+        self._has_compared = self._has_grown = False
 
     def note(self, worker: int, optimizer: str, batch: m.StepBatch) -> None:
         """Take in the batch of a worker."""
         if optimizer not in self._batches and len(self._batches) == _MOST_OPTIMIZERS:
-            self._batches.pop(next(iter(self._batches)))
+            oldest = next(iter(self._batches))
+            del self._batches[oldest]
+            self._growth.pop(oldest, None)
+            self._changed.discard(oldest)
         batches = self._batches[optimizer]
         before = batches.get(worker)
         if before is None or batch.way not in ("", before.way):
@@ -79,10 +91,13 @@ class Weighing:
                     lines.append(line)
         return lines
 
-    def compare(self, found: Mapping[int, m.WorkerStep]) -> list[str]:
-        """Return a line, once, if workers that do not know their samples have unequal inputs in one step."""
-        shapes = {rank: one.batch.shapes for rank, one in sorted(found.items()) if one.batch is not None}
-        known = [(rank, text) for rank, text in shapes.items() if text]
+    def compare(self, optimizer: str, step: int, found: Mapping[int, m.WorkerStep]) -> list[str]:
+        """Return lines about the batches of one step, each once."""
+        batches = {rank: one.batch for rank, one in sorted(found.items()) if one.batch is not None and one.batch.way}
+        return [*self._compare_shapes(batches), *self._compare_losses(optimizer, step, batches)]
+
+    def _compare_shapes(self, batches: Mapping[int, m.StepBatch]) -> list[str]:
+        known = [(rank, one.shapes) for rank, one in batches.items() if one.shapes]
         other = next((one for one in known if one[1] != known[0][1]), None)
         if other is None or self._has_compared:
             return []
@@ -92,6 +107,14 @@ class Weighing:
             f"inputs are {text} on worker {rank} and {other_text} on worker {other_rank}, and workers weigh equally. "
             f"{WAY_OUT}. If equal weights are meant, give weigh='equal'"
         ]
+
+    def _compare_losses(self, optimizer: str, step: int, batches: Mapping[int, m.StepBatch]) -> list[str]:
+        sizes = {rank: (one.rows, one.loss) for rank, one in batches.items() if one.loss is not None}
+        if self._has_grown or len(sizes) < 2:
+            return []
+        grows = self._growth.setdefault(optimizer, LossGrowth()).note(sizes)
+        self._has_grown = bool(grows)
+        return [f"losses grow with the batch, as sums over samples do: {grows}, in step {step}. {_SUMS}"] * bool(grows)
 
 
 def _how(batches: Mapping[int, m.StepBatch]) -> str:

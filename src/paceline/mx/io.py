@@ -9,6 +9,7 @@ import gzip
 import math
 import os
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,7 @@ def _read_idx(path: str | os.PathLike[str], ndim: int) -> torch.Tensor:
         found = Path(path).read_bytes()
         found = gzip.decompress(found) if Path(path).suffix == ".gz" else found
         shape = struct.unpack_from(f">{ndim}I", found, 4)
-    except (OSError, EOFError, struct.error) as error:
+    except (OSError, EOFError, struct.error, zlib.error) as error:
         raise PacelineError(f"{path} cannot be read as an IDX file: {error}") from error
     if found[:4] != bytes((0, 0, 8, ndim)) or len(found) != 4 + 4 * ndim + math.prod(shape):
         raise PacelineError(f"{path} is no IDX file of bytes with {ndim} axes, or is cut off; fetch it again")

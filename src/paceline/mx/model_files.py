@@ -51,7 +51,7 @@ def load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor
     if states is not None and not states.is_file():
         raise CheckpointNotFoundError(f"there is no {states}; save with save_optimizer_states=True")
     found = tensor_file.read(path, _KIND)
-    if states is not None and found.manifest["states"] != _digest_of(states):
+    if states is not None and found.manifest.get("states") != _digest_of(states):
         raise CheckpointError(f"{states} was not saved together with {path}: they belong to different saves")
     return found.tensors
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import resource
 import selectors
 import socket
 import threading
@@ -25,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.host import forks
+from paceline.host.descriptors import limit
 from paceline.net.base import Damaged
 from paceline.net.handshake import Agreed, HandshakeError, Responder
 from paceline.net.security import is_of_another_user
@@ -53,8 +53,7 @@ _ACCEPTED_AT_ONCE = 64
 
 def _most_half_open() -> int:
     """Return how many connections of each kind there may be: most descriptors are for what else a process opens."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_HALF_OPEN if most == resource.RLIM_INFINITY else min(MAX_HALF_OPEN, max(1, most // 4))
+    return min(MAX_HALF_OPEN, max(1, limit() // 4))
 
 
 class _HalfOpen:
@@ -180,7 +179,7 @@ class Gate:
         if oldest is not None:
             self._drop(oldest)
         else:
-            self._refused.note("a process", error)
+            self._refused.note("a process", f"{error}; raise the limit of {limit()} (ulimit -n)")
             time.sleep(_NO_DESCRIPTOR_PAUSE_S)
 
     def _advance(self, half: _HalfOpen) -> None:

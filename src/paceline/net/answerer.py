@@ -8,12 +8,18 @@ A message of a peer, by its sender and its content:
 | has an impossible number | counted, and not answered | the same |
 | a request that comes after one that was lost | is left: both come again | – |
 | a request that is new | is returned to be carried out | the same |
+| a request, while too much is kept for the member | is refused | – |
 | a request that came before | its answer is sent again, if there is one | is returned again |
 | a probe | answers that it asks after are sent again, and then the numbers that never arrived | nothing ever arrived |
 | a probe while messages are under way to it | the numbers that never arrived | the same |
 
 An open connection loses nothing. On a slow network an answer may be under way for longer than its asker waits before it
 asks after it: sent again, it would take the time of the others. If it was lost, a later probe finds nothing under way.
+
+Kept are the member's requests that wait, answers until it has them, and messages that wait to be sent to it. Their
+headers have a bound, :data:`~paceline.wire.limits.MAX_KEPT_HEADS`, and with their payloads they have ``most_bytes``. A
+correct member has a few requests of each kind under way, and stays far below. Strangers' connections have lower bounds:
+:mod:`paceline.net.claims`.
 
 A stranger becomes a member by a request (a claim, a hello), whose answer is the first that is remembered. So that
 request may be carried out more than once, if messages get lost before it is answered.
@@ -24,6 +30,7 @@ The states of a request are in :mod:`paceline.wire.sequence`, the asking side in
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,9 +38,11 @@ from typing import NamedTuple
 from paceline.errors import ProtocolError
 from paceline.net.base import Damaged, Frames
 from paceline.net.call import failed
+from paceline.net.records import size_of
 from paceline.net.sockets import SocketListener
-from paceline.wire import FramingError, Inbox, decode_request, encode
+from paceline.wire import FramingError, Inbox, Size, decode_request, encode
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_KEPT_HEADS
 
 _MakeFrames = Callable[[], Frames]
 
@@ -49,17 +58,31 @@ def _no_frames() -> Frames:
     return ()
 
 
+def _size_of(frames: Frames) -> Size:
+    return Size(size_of(frames[0]), sum(map(size_of, frames)))
+
+
 class Answerer:
     """Takes requests that arrive at a listener, and sends answers. Used by the listener's thread.
+
+    Args:
+        listener: the listener.
+        is_member: tells whether a peer is a member.
+        clock: seconds; another one in tests.
+        most_bytes: bytes that are kept for one member, with payloads.
 
     Attributes:
         damaged: counts messages that were refused.
     """
 
     def __init__(
-        self, listener: SocketListener, is_member: Callable[[bytes], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        listener: SocketListener,
+        is_member: Callable[[bytes], bool],
+        clock: Callable[[], float] = time.monotonic,
+        most_bytes: float = math.inf,
     ) -> None:
-        self._listener, self._clock = listener, clock
+        self._listener, self._clock, self._most_bytes = listener, clock, most_bytes
         self._is_member = is_member
         self._inboxes: dict[bytes, Inbox[_Result]] = {}
         self.damaged = Damaged()
@@ -76,8 +99,12 @@ class Answerer:
             if isinstance(envelope.body, m.Probe):
                 self._answer_probe(peer, inbox, envelope.seq, envelope.body)
                 return None
-            if not inbox.arrive(envelope.seq, envelope.acked, self._clock()):
+            if not inbox.arrive(envelope.seq, envelope.acked, self._clock(), _size_of(frames)):
                 self._again(peer, inbox, envelope.seq)
+                return None
+            if refusal := self._refusal(peer, inbox):
+                self.damaged.note(f"peer {peer!r}", refusal)
+                self.answer(peer, envelope.seq, failed(ProtocolError(refusal)))
                 return None
         except (ProtocolError, ValueError) as error:
             self.damaged.note(f"peer {peer!r}", error)
@@ -86,12 +113,28 @@ class Answerer:
             return None
         return envelope.seq, envelope.body, payload
 
+    def _refusal(self, peer: bytes, inbox: Inbox[_Result]) -> str:
+        """Return why no more is kept for a member; empty: there is room."""
+        (heads, kept), unsent = inbox.kept, self._listener.unsent_bytes(peer)
+        if heads <= MAX_KEPT_HEADS and kept + unsent <= self._most_bytes:
+            return ""
+        return (
+            f"{len(inbox)} requests of this member wait, or have answers that it does not confirm, of {heads} bytes "
+            f"without values and {kept} with them, and it leaves {unsent} bytes unread; at most {MAX_KEPT_HEADS} bytes "
+            f"without values and {self._most_bytes:.0f} in all are kept for one member"
+        )
+
     def _refuse(self, peer: bytes, error: FramingError) -> None:
         """Answer a member's message that cannot be read: sent again, it would be the same."""
         inbox = self._inboxes.get(peer)
         with contextlib.suppress(ValueError):  # impossible numbers
             if inbox is not None and inbox.arrive(error.seq, error.acked, self._clock()):
                 self.answer(peer, error.seq, failed(ProtocolError(str(error))))
+
+    def admit(self, peer: bytes) -> None:
+        """Take from a peer what a member may send, if it has become one."""
+        if peer not in self._inboxes:
+            self._new_inbox(peer)
 
     def _from_stranger(
         self, peer: bytes, envelope: m.Envelope[m.Request], payload: Frames
@@ -107,7 +150,10 @@ class Answerer:
         if not self._is_member(peer):
             return None
         # New members are rare, so this is the moment to forget peers that are not members any more.
-        self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
+        for former in [one for one in self._inboxes if not self._is_member(one)]:
+            del self._inboxes[former]
+            self._listener.unclaimed(former)
+        self._listener.claimed(peer)
         return self._inboxes.setdefault(peer, Inbox())
 
     def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
@@ -145,5 +191,5 @@ class Answerer:
             held = round(1e6 * inbox.held_s(seq, self._clock()))
         message = [encode(seq, 0, body, held), *frames()]
         if inbox is not None and seq:
-            inbox.finish(seq, _Result(body, frames, held))
+            inbox.finish(seq, _Result(body, frames, held), _size_of(message))
         self._listener.send(peer, message, urgency)

@@ -39,12 +39,12 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from paceline import errors
-from paceline.errors import PacelineError, RemoteError
+from paceline.errors import PacelineError, ProtocolError, RemoteError
 from paceline.host.plain_text import plain, plain_lines, text_of
 from paceline.net.base import Frames, check_memory
 from paceline.wire import Outbox, encode
 from paceline.wire import messages as m
-from paceline.wire.limits import MAX_NAME
+from paceline.wire.limits import MAX_HEADER_BYTES, MAX_NAME
 
 OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]
 OnFailed: TypeAlias = Callable[[m.Failed], None]
@@ -205,7 +205,13 @@ class ChannelRequests(Outbox[Call]):
         return [message]
 
     def _message(self, call: Call) -> Frames:
-        return [encode(call.seq, self.acked, call.request), *call.frames]
+        head = encode(call.seq, self.acked, call.request)
+        if len(head) > MAX_HEADER_BYTES:
+            raise ProtocolError(
+                f"{call.what} needs a message of {len(head)} bytes without values; {self.name} takes at most "
+                f"{MAX_HEADER_BYTES}"
+            )
+        return [head, *call.frames]
 
     def admit(self, now: float) -> list[Frames]:
         """Send the requests that were held back, and hold back nothing more."""

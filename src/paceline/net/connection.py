@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
+from paceline.net.claims import UNCLAIMED_AHEAD, UNCLAIMED_UNSENT_BYTES, Allowance
 from paceline.net.endpoints import end, unsent_bytes
 from paceline.net.handshake import Agreed
 from paceline.net.received import LEND_AFTER, Loan, ReceivedQueue, Room
@@ -59,22 +60,26 @@ Item = TypeVar("Item")
 Source = TypeVar("Source")
 
 
-class Outgoing(list[tuple[int, int, int, Item]]):
+class Outgoing(list[tuple[int, int, int, int, Item]]):
     """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
     Items without a number keep their place: they overtake no item, and no item overtakes them.
+
+    Attributes:
+        size: bytes of all items.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._section = self._count = 0
+        self._section = self._count = self.size = 0
 
-    def add(self, item: Item, number: int | None = None) -> None:
-        """Add an item; of those with a number the lowest is sent first."""
+    def add(self, item: Item, number: int | None = None, size: int = 0) -> None:
+        """Add an item of so many bytes; of those with a number the lowest is sent first."""
         if number is None:
             self._section += 1
         self._count += 1
-        heapq.heappush(self, (self._section, number or 0, self._count, item))
+        heapq.heappush(self, (self._section, number or 0, self._count, size, item))
+        self.size += size
         if number is None:
             self._section += 1
 
@@ -84,7 +89,9 @@ class Outgoing(list[tuple[int, int, int, Item]]):
         Raises:
             IndexError: there is none.
         """
-        return heapq.heappop(self)[-1]
+        *_, size, item = heapq.heappop(self)
+        self.size -= size
+        return item
 
 
 class Connection(Generic[Source]):
@@ -92,10 +99,18 @@ class Connection(Generic[Source]):
 
     Attributes:
         socket: the present one; it may be in its handshake, or closed.
+        allowance: what the peer may send.
     """
 
-    def __init__(self, name: str, source: Source, arrived: ReceivedQueue[Source], keeps: bool) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        arrived: ReceivedQueue[Source],
+        keeps: bool,
+        allowance: Allowance | None = None,
+    ) -> None:
+        self.name, self.allowance = name, allowance or Allowance()
         self.socket: socket.socket | None = None
         self._source, self._arrived, self._keeps = source, arrived, keeps
         self._lock = threading.Lock()
@@ -110,10 +125,13 @@ class Connection(Generic[Source]):
         self._rest: Iterator[Any] | None = None
         """The part of a message under way that the kernel did not take."""
         self._busy = self._closed = self._is_ended = False
-        self._room = Room()
+        self._room = self._new_room()
         self._loan: Loan[Source] | None = None
         self._reading: threading.Thread | None = None
         self._sending: threading.Thread | None = None
+
+    def _new_room(self) -> Room:
+        return Room(UNCLAIMED_AHEAD) if self.allowance.is_low else Room()
 
     # ---- the thread that reads -------------------------------------------------------------------------------------
 
@@ -132,13 +150,21 @@ class Connection(Generic[Source]):
         with self._lock:
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
-            self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), Room()
+            self.socket, self._writer = sock, RecordSender(agreed.sending, agreed.encrypts)
+            self._room = self._new_room()
             self._is_network = sock.family != socket.AF_UNIX
             self._go_on()
 
+    def claimed(self, largest: int) -> None:
+        """Allow the peer, which has said who it is, messages of so many bytes, and to be silent. Idempotent."""
+        with self._lock:
+            if self.allowance.is_low:
+                self.allowance.raise_to(largest)
+                self._room.widen()
+
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then it sends no more, and may be closed."""
-        reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
+        reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock, self.allowance))
         room, small_ones = self._room, 0
         try:
             while True:
@@ -146,7 +172,7 @@ class Connection(Generic[Source]):
                 self._arrived.put(self._source, frames, reader.size, room.wait(reader.size))
                 del frames  # the next message may take long, and this one's memory is not needed here
                 small_ones = 0 if reader.is_large else small_ones + 1
-                if small_ones == LEND_AFTER:
+                if small_ones >= LEND_AFTER and not self.allowance.is_low:
                     self._lend(Loan(self._source, sock, reader))
                     small_ones = 0
         except ProtocolError as error:
@@ -191,9 +217,12 @@ class Connection(Generic[Source]):
                 traffic.note(sent=size)
             if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
                 # Small frames are copied: the caller may change them as soon as this returns.
+                if sock is not None and self.allowance.is_low and self._takes_nothing(size):
+                    end(sock)  # the reader of this connection sees it end and calls _shut()
+                    return
                 both = zip(frames, sizes, strict=True)
                 kept = [frame if its >= SMALL_BYTES else copy_of(frame) for frame, its in both]
-                self._waiting.add((kept, sizes), urgency)
+                self._waiting.add((kept, sizes), urgency, size)
                 self._go_on()
                 return
             self._busy = True
@@ -207,6 +236,14 @@ class Connection(Generic[Source]):
                 self._rest, self._busy = None, False
                 self._idle.notify_all()
             raise
+
+    def _takes_nothing(self, size: int) -> bool:
+        """Return whether too much waits for a peer that has claimed nothing, to add so many bytes."""
+        return bool(self._waiting) and self._waiting.size + size > UNCLAIMED_UNSENT_BYTES
+
+    def unsent_bytes(self) -> int:
+        """Return the bytes of messages that wait here, without the one that is being sent."""
+        return self._waiting.size
 
     def is_sending(self) -> bool:
         """Return whether messages are under way: they wait here, or the kernel of the other end does not have them."""

@@ -53,10 +53,16 @@ Permits: TypeAlias = queue.SimpleQueue[None]
 
 
 class Room:
-    """Room for messages that are read and not taken yet."""
+    """Room for messages that are read and not taken yet: ``ahead`` small ones, and some large ones."""
 
-    def __init__(self) -> None:
-        self._small, self._large = _permits(RECEIVE_AHEAD_SMALL), _permits(RECEIVE_AHEAD)
+    def __init__(self, ahead: int = RECEIVE_AHEAD_SMALL) -> None:
+        self._ahead, self._small, self._large = ahead, _permits(ahead), _permits(RECEIVE_AHEAD)
+
+    def widen(self) -> None:
+        """Make as much room as there usually is."""
+        for _ in range(self._ahead, RECEIVE_AHEAD_SMALL):
+            self._small.put(None)
+        self._ahead = RECEIVE_AHEAD_SMALL
 
     def wait(self, size: int) -> Permits:
         """Wait until there is room for a message; returns the queue that gets a permit when it is taken.

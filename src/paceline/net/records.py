@@ -32,6 +32,7 @@ import numpy as np
 from paceline.errors import ProtocolError
 from paceline.net.aead import Cipher
 from paceline.net.base import Frames, LostFrame, SealedFrame, sealed
+from paceline.net.claims import Allowance
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
 #: Frames below this travel in the head, as long as there is room.
@@ -162,15 +163,19 @@ class Intake:
 
     Args:
         sock: in blocking mode.
+        allowance: what the peer may send.
 
     Attributes:
         start: first byte of the buffer that is not used.
         end: end of the bytes in the buffer.
         is_network: the bytes come from another host, or may do so.
+        allowance: what the peer may send.
+        began: when the last message was read.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, allowance: Allowance | None = None) -> None:
         self._socket, self.is_network = sock, sock.family != socket.AF_UNIX
+        self.allowance, self.began = allowance or Allowance(), time.monotonic()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
         self.start = self.end = 0
@@ -180,6 +185,7 @@ class Intake:
 
         Raises:
             ClosedError: the connection ended before.
+            ProtocolError: the peer has not said who it is, and is silent for too long.
         """
         if size > _READ_AHEAD_BYTES:
             large = memoryview(bytearray(size))
@@ -190,14 +196,28 @@ class Intake:
         while self.end - self.start < size:
             try:
                 got = self._socket.recv_into(self._buffer[self.end :])
-            except BlockingIOError:  # nothing to read for STALL_S: nobody has to speak
-                continue
+            except BlockingIOError:  # nothing to read for STALL_S: a member need not speak
+                got = -1
             if not got:
                 raise ClosedError
-            self.end += got
+            self.end += max(0, got)
+            if self.end - self.start < size:
+                self._check(self.allowance.refuses_silence(time.monotonic() - self.began))
         found = self._buffer[self.start : self.start + size]
         self.start += size
         return found
+
+    def check_size(self, size: int) -> None:
+        """Refuse a message that is larger than the peer may send.
+
+        Raises:
+            ProtocolError: it is.
+        """
+        self._check(self.allowance.refuses_size(size))
+
+    def _check(self, refusal: str) -> None:
+        if refusal:
+            raise ProtocolError(refusal)
 
     def has(self, size: int) -> bool:
         """Return whether so many bytes are there. Takes in those that have come, as far as there is room.
@@ -324,6 +344,7 @@ class RecordReceiver:
         head_bytes, count = _COUNTS.unpack_from(first)
         if not 1 <= count <= MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
             raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
+        self._intake.check_size(head_bytes)
         self._head_bytes, self._count = head_bytes, count
         self._first, self._rest_bytes = first[_COUNTS.size :], max(0, _COUNTS.size + head_bytes - FIRST_BYTES)
 
@@ -339,6 +360,7 @@ class RecordReceiver:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
         if sum(compress(sizes, small)) != len(content):
             raise ProtocolError("a head whose size does not fit its frames")
+        self._intake.check_size(sum(sizes))
         frames: list[Any] = []
         start = 0
         for index, size in enumerate(sizes):
@@ -352,6 +374,7 @@ class RecordReceiver:
         """Return the message that was read."""
         frames, self.size = self._frames, sum(self._sizes)
         self._sizes, self._frames, self.has_begun_large = (), [], False
+        self._intake.began = time.monotonic()
         if self._intake.is_network:
             traffic.note(received=self.size)
         return frames

@@ -36,6 +36,7 @@ from collections.abc import Sequence
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
 from paceline.net.base import Frames
+from paceline.net.claims import Allowance, Bounds, Claims, host_of
 from paceline.net.connection import Connection, close_connections
 from paceline.net.endpoints import HostWatch, dial, listen, tune
 from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
@@ -238,11 +239,15 @@ class SocketHub(ReceivedQueue[int]):
 
 
 class _Peer(Connection[bytes]):
-    """A member that is connected to a listener."""
+    """A holder of the key that is connected to a listener, and perhaps a member."""
 
-    def __init__(self, identity: bytes, sock: socket.socket, arrived: ReceivedQueue[bytes]) -> None:
-        super().__init__(identity.decode("ascii", "replace"), identity, arrived, keeps=False)
+    def __init__(
+        self, identity: bytes, sock: socket.socket, arrived: ReceivedQueue[bytes], allowance: Allowance
+    ) -> None:
+        super().__init__(identity.decode("ascii", "replace"), identity, arrived, False, allowance)
         self.identity, self.host = identity, HostWatch(sock)
+        self.place = "" if sock.family == socket.AF_UNIX else host_of(sock.getpeername()[0])
+        """Its host; empty: this one, over a unix socket."""
 
 
 class SocketListener(ReceivedQueue[bytes]):
@@ -255,6 +260,7 @@ class SocketListener(ReceivedQueue[bytes]):
             :meth:`serve_as` tells it.
         bulk: carries tensors.
         watch: notice closed connections (:meth:`lost`).
+        bounds: little is taken from a peer before :meth:`claimed`. None: whoever holds the key is a member.
 
     Raises:
         OSError: an address cannot be listened at.
@@ -268,10 +274,12 @@ class SocketListener(ReceivedQueue[bytes]):
         *,
         bulk: bool = False,
         watch: bool = False,
+        bounds: Bounds | None = None,
     ) -> None:
         super().__init__()
         if bulk:
             keep_freed_frames()
+        self._bounds, self._claims = bounds, Claims[_Peer](0 if bounds is None else bounds.of_a_host)
         self._security, self._watch, self._bulk = security, watch, bulk
         self._pid = os.getpid()
         self._peers: dict[bytes, _Peer] = {}
@@ -303,21 +311,48 @@ class SocketListener(ReceivedQueue[bytes]):
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         tune(sock, self._bulk)
-        peer = _Peer(agreed.identity, sock, self)
-        peer.open(sock, agreed)
         with self._lock:
+            is_low = self._bounds is not None and agreed.identity not in self._claims
+            peer = _Peer(agreed.identity, sock, self, Allowance.before_a_claim() if is_low else self._of_members())
+            peer.open(sock, agreed)
             before = self._peers.get(agreed.identity)
             self._peers[agreed.identity] = peer
+            oldest = self._claims.add(peer, peer.place) if is_low else None
         if before is not None:
             before.end()
+        if oldest is not None:
+            logger.info("closed the connection with %s: too many of its host have not said who they are", oldest.name)
+            oldest.end()
         logger.info("connected: %s", peer.name)
         peer.run(peer.name, self._serve, peer, sock, agreed)
+
+    def _of_members(self) -> Allowance:
+        return Allowance() if self._bounds is None else Allowance(self._bounds.largest)
+
+    def claimed(self, identity: bytes) -> None:
+        """Take from a peer what a member may send: it has said who it is. Idempotent."""
+        with self._lock:
+            self._claims.claim(identity)
+            peer = self._peers.get(identity)
+            if peer is not None:
+                self._claims.remove(peer, peer.place)
+        if peer is not None and self._bounds is not None:
+            peer.claimed(self._bounds.largest)
+
+    def unclaimed(self, identity: bytes) -> None:
+        """End the connection of a peer that is no member's any more."""
+        with self._lock:
+            self._claims.forget(identity)
+            peer = self._peers.get(identity)
+        if peer is not None:
+            peer.end()
 
     def _serve(self, peer: _Peer, sock: socket.socket, agreed: Agreed) -> None:
         peer.read(sock, agreed, f"peer {peer.name}")
         peer.close()
         sock.close()
         with self._lock:
+            self._claims.remove(peer, peer.place)
             is_last = self._peers.get(peer.identity) is peer
             if is_last:
                 del self._peers[peer.identity]
@@ -338,6 +373,12 @@ class SocketListener(ReceivedQueue[bytes]):
             found = self._peers.get(peer)
         if found is not None:
             found.send(frames, urgency)
+
+    def unsent_bytes(self, peer: bytes) -> int:
+        """Return the bytes of messages to a peer that wait here."""
+        with self._lock:
+            found = self._peers.get(peer)
+        return 0 if found is None else found.unsent_bytes()
 
     def is_sending(self, peer: bytes) -> bool:
         """Return whether messages to a peer are under way: they wait here, or its kernel does not have them yet."""

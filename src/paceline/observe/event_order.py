@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from paceline.observe.account import WAIT, parts_of
-from paceline.observe.events import ANSWERED, GOT, PART, ROLES, ROUND, SENT, TOOK, Event, Source, member_of
+from paceline.observe.events import ANSWERED, DIED, GOT, PART, ROLES, ROUND, SENT, TOOK, Event, Source, member_of
 
 MemberKey: TypeAlias = tuple[str, int]
 
@@ -130,14 +130,29 @@ class EventOrder:
                 found.setdefault(one.asker, []).append((one.got.time, one))
         return {key: sorted(ones, key=lambda one: one[0]) for key, ones in found.items()}
 
+    @cached_property
+    def pending(self) -> Mapping[MemberKey, list[tuple[Event, TracedRequest]]]:
+        """By asker, the requests whose answers did not come, and when each was sent."""
+        found: dict[MemberKey, list[tuple[Event, TracedRequest]]] = {}
+        for one in self.requests.values():
+            if one.sent is not None and one.got is None:
+                found.setdefault(one.asker, []).append((one.sent, one))
+        return found
+
+    @cached_property
+    def dead(self) -> frozenset[MemberKey]:
+        """The members of whose death a process has heard."""
+        events = (one for process in self.processes.values() for one in process.events)
+        return frozenset(member_of(one.peer) for one in events if one.kind == DIED)
+
     def waited_for(self, key: MemberKey, wait: Slice) -> MemberKey | None:
         """Return the member that a wait was for: by its last answer, or by the requests that are still open."""
         got = self._got.get(key, [])
         last = bisect_right(got, wait.end, key=lambda one: one[0]) - 1
         if last >= 0 and got[last][0] >= wait.begin:
             return self._cause(got[last][1])
-        pending = [one for one in self.requests.values() if one.asker == key and one.sent and one.got is None]
-        return self._missing(pending[-1]) if pending else None
+        pending = self.pending.get(key)
+        return self._missing(pending[-1][1]) if pending else None
 
     def _missing(self, request: TracedRequest) -> MemberKey:
         """Return the worker that is furthest behind, if the asked one has taken a request and not answered it."""

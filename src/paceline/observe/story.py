@@ -38,8 +38,7 @@ def _lines(order: EventOrder, process: TracedProcess) -> Iterator[Line]:
     for wait, whom in order.waits(process):
         if wait.end - wait.begin >= WAIT_S:
             yield wait.begin, who, f"waits {wait.end - wait.begin:.3f} s for {member_name(whom) if whom else 'answers'}"
-    dead = {member_of(one.peer) for other in order.processes.values() for one in other.events if one.kind == DIED}
-    if process.events and not process.is_alive and (process.key in dead or not _has_left(process)):
+    if process.events and not process.is_alive and (process.key in order.dead or not _has_left(process)):
         yield process.events[-1].time, who, "its last event: it has ended without a goodbye"
 
 
@@ -76,8 +75,7 @@ def _stand(order: EventOrder, process: TracedProcess, end: float) -> str:
 def _open_requests(order: EventOrder, key: MemberKey) -> Sequence[str]:
     """Return the requests of a process that are not answered, by kind and by who is asked."""
     found: dict[str, int] = {}
-    for one in order.requests.values():
-        if one.asker == key and one.sent is not None and one.got is None:
-            name = f"{NAMES.get(one.sent.value, 'request')} at {member_name(one.asked)}"
-            found[name] = found.get(name, 0) + 1
+    for sent, one in order.pending.get(key, []):
+        name = f"{NAMES.get(sent.value, 'request')} at {member_name(one.asked)}"
+        found[name] = found.get(name, 0) + 1
     return [f"no answer to {count} {name}" for name, count in found.items()]

@@ -26,11 +26,12 @@ def make(spec: str) -> Tracker:
     """Return the tracker of ``NAME`` or ``NAME:TARGET``.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name is unknown, or its class raises.
         MissingExtraError: its package is not installed.
     """
     name, _, target = spec.partition(":")
-    tracker: Tracker = extensions.find("tracker", name, what="tool of --report-to")(target)
+    kind = extensions.find("tracker", name, what="tool of --report-to")
+    tracker: Tracker = extensions.made(f"tracker {name!r}", kind, target)
     return tracker
 
 

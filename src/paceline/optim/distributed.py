@@ -70,9 +70,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         clip_grad_value: largest absolute value of an element of the merged gradient.
         on_nan: what to do with gradients that are NaN or Inf: ``error``, ``skip`` the step on all workers (counted in
             ``skipped_steps``), or ``pass`` them on.
-        local_steps: steps that a worker takes by itself between two exchanges, a time (``"30 s"``), or ``"32 by
-            speed"``: 32 steps of the fastest worker, and as many of others as fit that time. For slow networks;
-            ``docs/slow-networks.md`` says when it pays.
+        local_steps: steps that a worker takes by itself between two exchanges, a time (``"30 s"``), ``"32 by speed"``:
+            32 steps of the fastest worker, and as many of others as fit that time, or ``"auto"``: measured. For slow
+            networks; ``docs/slow-networks.md`` says when it pays.
         outer: with ``local_steps``: options of the SGD that applies the workers' progress, or a function that makes an
             optimizer of a list of parameters. Default: Nesterov's momentum, 0.7 and 0.9 (DiLoCo).
         fragments: with ``local_steps``: parts of the model that are exchanged one after the other.

@@ -37,7 +37,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.layout.local_merge import Route
 from paceline.layout.tensors import real_view
 from paceline.naming import listed
-from paceline.net.call import Call
+from paceline.net.call import Call, way_of
 from paceline.observe import meter
 from paceline.observe.account import COPY, DEVICE
 from paceline.optim.binding import (
@@ -152,6 +152,8 @@ class ServerExchange(Exchange):
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._buckets_of: dict[Bound, list[_Bucket]] = {}
         self._pusher = Pusher(store.session.settings.timeout_s)
+        self.travel_s = 0.0
+        """Seconds for which pushes and answers of the last round were on the way, or waited to be taken."""
         self._loss_store: DistStore | None = None
         weighs = store.policy.merge != "each" or store.policy.lr_scale == "sample"
         self.merge = ("mean" if store.lifecycle.mean else "sum") if weighs else "each"
@@ -309,6 +311,7 @@ class ServerExchange(Exchange):
                 calls.append(bucket.call)
         try:
             self._store.session.wait(calls)
+            self.travel_s = way_of(calls, 0.0)
             if self._has_rows:
                 self.sparse.settle()
             self._check_compared()

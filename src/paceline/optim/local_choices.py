@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from paceline.optim.local_period import Period, Quadratic
+from paceline.hetero.local_period import Period, Quadratic
 
 Outer: TypeAlias = Mapping[str, Any] | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -69,8 +69,8 @@ class LocalChoices:
                 f"fragments={self.fragments} must be at least 1, delay={self.delay} at least 0, and "
                 f"blend={self.blend} from 0 to 1"
             )
-        if self.schedule is not None and not self.period.steps:
-            raise ValueError("schedule is for a number of steps; local_steps is a time")
+        if self.schedule is not None and (self.period.is_auto or not self.period.steps):
+            raise ValueError("schedule is for a number of steps; local_steps is another rule already")
         steps = 0 if self.period.by_speed else self.period.steps  # of a worker by speed, or of a time, nothing is known
         if steps and (self.fragments > steps or self.delay >= steps):
             raise ValueError(

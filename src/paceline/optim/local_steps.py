@@ -25,14 +25,16 @@ from typing import Any
 
 import torch
 
+from paceline.compression import by_leg
 from paceline.errors import PacelineError
+from paceline.hetero.local_period import Pace, Progress
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.observe import meter
+from paceline.optim.auto_period import AutoPeriod
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.exchange import Exchange, ServerExchange
 from paceline.optim.local_choices import LocalChoices
-from paceline.optim.local_period import Pace, Progress
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.shared_tensors import FollowingBuffers, broadcast, buffers_of, shared_of
 from paceline.optim.strategy import Closure, Named, Strategy, StrategySetup
@@ -57,7 +59,7 @@ class Fragment:
             steps in this process.
         samples: samples behind the steps since the last push.
         due: step after which the answer in flight is waited for; None: nothing is in flight.
-        sent: weights at the last push whose answer may come late and is added to what came since.
+        is_late: that step comes after the push.
     """
 
     names: list[str]
@@ -71,7 +73,7 @@ class Fragment:
     rows: float = 0.0
     pushes: int = 0
     due: int | None = None
-    sent: Sequence[torch.Tensor] = ()
+    is_late: bool = False
 
     def restart(self) -> None:
         """Set this worker's weights to those of the last exchange; what it has done since is dropped."""
@@ -82,31 +84,34 @@ class Fragment:
         """Send how far this worker has gone since the last exchange. Does not wait."""
         self.pushes += 1
         for shadow, live in zip(self.shadows, self.live(), strict=True):
-            shadow.grad = (shadow.data - live).to(shadow.dtype) if shadow.requires_grad else None
+            if shadow.requires_grad:  # fresh memory of the model's size costs as much as the difference
+                shadow.grad = torch.empty_like(shadow) if shadow.grad is None else shadow.grad
+                torch.sub(shadow.data, live, out=shadow.grad)
         options = self.exchange.encoded(option_groups(self.outer))
         carried = Carried(self.samples, self.rows, options, round=self.pushes, nan=nan)  # type: ignore[arg-type]
-        self.samples, self.rows, self.due = 0.0, 0.0, step + delay
+        self.samples, self.rows, self.due, self.is_late = 0.0, 0.0, step + delay, delay > 0
         self.sent = [live.clone() for live in self.live()] if delay and self.blend is None else ()
         self.exchange.push_rest(carried)
 
     def settle(self, delayed: bool) -> None:
         """Wait for the answer, and set this worker's weights to it; a late answer is blended into them."""
-        self.due = None
+        self.due, keeps = None, delayed and self.blend is None
         self.exchange.settle()
+        if keeps:  # what came since the push: the weights now, less those at the push
+            for live, shadow in zip(self.live(), self.shadows, strict=True):
+                live.sub_(shadow.data)
+                if shadow.grad is not None:
+                    live.add_(shadow.grad)
         self.exchange.take()
         if self.store is None:
             self.outer.step()
-        for shadow in self.shadows:
-            shadow.grad = None
-        if delayed and self.sent:
-            for live, sent, shadow in zip(self.live(), self.sent, self.shadows, strict=True):
-                live.add_(shadow.data.to(live.dtype) - sent)
-        elif delayed and self.blend:
-            for live, shadow in zip(self.live(), self.shadows, strict=True):
+        for live, shadow in zip(self.live(), self.shadows, strict=True):
+            if keeps:
+                live.add_(shadow.data)
+            elif delayed and self.blend:
                 live.copy_(torch.lerp(shadow.data.to(live.dtype), live, self.blend))
-        else:
-            _copy(self.live(), self.shadows)
-        self.sent = ()
+            else:
+                live.copy_(shadow.data)
 
 
 class OwnExchange(Exchange):
@@ -136,6 +141,9 @@ class LocalSteps(Strategy):
             store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
         self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
+        self._delay, self._own_s = local.delay if isinstance(store, DistStore) else 0, 0.0
+        """Steps of delay now (other stores answer at once), and seconds of own work for exchanges in this period."""
+        self._auto = self._new_auto() if local.period.is_auto and isinstance(store, DistStore) else None
         self._progress = Progress(local.period, len(self.outer), local.schedule, time.monotonic())
         if self._fragments and store.num_workers > 1 and setup.model is not None:
             self._share_the_rest(setup.model)
@@ -213,12 +221,22 @@ class LocalSteps(Strategy):
         loss = super().step(closure, scale, found_inf)
         self._count()
         meter.active.note_local_step()
+        began, waited_s = time.monotonic(), self._waited_s
         with torch.no_grad():
             self._steps += 1
             self._settle_due()
-            for number in self._progress.step(time.monotonic(), self._pace) if self._fragments else ():
+            due = self._progress.step(time.monotonic(), self._pace) if self._fragments else ()
+            if due and self._auto is not None and self._auto.plan is None:
+                self._decide(self._auto)
+                began, waited_s = time.monotonic(), self._waited_s
+            for number in due:
                 self._push(number)
+        self._own_s += time.monotonic() - began - (self._waited_s - waited_s)
         return loss
+
+    @property
+    def _waited_s(self) -> float:
+        return self.store.session.waited_s if isinstance(self.store, DistStore) else 0.0
 
     def _pace(self) -> Pace:
         """Return what this worker knows of its speed and of its learning rate."""
@@ -244,22 +262,70 @@ class LocalSteps(Strategy):
         parts = [self._fragments[number], *(self._fragments[len(self.outer) :] if is_last else ())]
         for one in parts:
             if one.due is not None:
-                one.settle(delayed=True)
-            one.push(self.choices.on_nan, self._steps, self._local.delay)
-        if not self._local.delay:
+                self._settle(one, delayed=True)
+            if self._auto is not None and one.store is not None and number == 0:
+                one.store.traffic.tell(self._auto.tell(self._pace().step_s))
+            one.push(self.choices.on_nan, self._steps, self._delay)
+        if not self._delay:
             self._settle_due()
 
     def _settle_due(self) -> None:
         for one in self._fragments:
             if one.due is not None and self._steps >= one.due:
-                one.settle(delayed=self._local.delay > 0)
+                self._settle(one, delayed=one.is_late)
+
+    def _settle(self, one: Fragment, delayed: bool) -> None:
+        """Wait for an answer; with the last one of a period, ``auto`` learns how long they took."""
+        one.settle(delayed)
+        if self._auto is None or one.store is None:
+            return
+        if one is self._fragments[0]:
+            self._follow(self._auto, one.store)
+        if one is self._fragments[len(self.outer) - 1]:
+            exchanges = [part.exchange for part in self._fragments[: len(self.outer)]]
+            travel_s = sum(part.travel_s for part in exchanges if isinstance(part, ServerExchange))
+            self._auto.note(travel_s, self._own_s)
+            self._own_s = 0.0
+
+    # ---- auto ------------------------------------------------------------------------------------------------------
+
+    def _new_auto(self) -> AutoPeriod:
+        """Return the choice of the period: of a codec, too, where none was given and servers can decode all weights."""
+        assert isinstance(self.store, DistStore)
+        params = [param for _, param, _ in self.named]
+        given = by_leg(self._setup.compression).get("push")
+        codec = given.name if given is not None else None
+        if codec is None and any(one.dtype != torch.float32 for one in params):
+            codec = ""
+        return AutoPeriod(self.store, sum(one.numel() for one in params), codec, self._local.delay or None)
+
+    def _decide(self, auto: AutoPeriod) -> None:
+        """Plan with all workers, and set the codec before the first push."""
+        plan = auto.decide(self._pace().step_s)
+        self._progress.base, self._delay = plan.steps, plan.delay
+        if self._setup.compression or not plan.codec:
+            return
+        for one in self._fragments[: len(self.outer)]:
+            assert one.store is not None
+            one.store.set_gradient_compression({"type": plan.codec, "leg": "both"})
+            if plan.codec == "chunktopk" and self._local.outer is None:  # its error feedback is momentum enough
+                one.outer = torch.optim.SGD(one.shadows, lr=1.0)
+                one.store.set_spec(make_spec(one.outer))
+        self.outer = [one.outer for one in self._fragments[: len(self.outer)]]
+
+    def _follow(self, auto: AutoPeriod, store: DistStore) -> None:
+        """Plan the next period with what all workers have told, or with what this one knows."""
+        notes = store.traffic.heard().values() if store.policy.merge == "all" else [auto.tell(self._pace().step_s)]
+        plan = auto.follow(list(notes))
+        if plan is not None:
+            self._progress.base, self._delay = plan.steps, plan.delay
 
     def exchange_now(self) -> None:
         """Exchange what all workers have done since the last exchange. Every worker calls it."""
         with torch.no_grad():
             for one in self._fragments:
                 if one.due is not None:
-                    one.settle(delayed=self._local.delay > 0)
+                    self._settle(one, delayed=one.is_late)
             for one in self._fragments:
                 one.push(self.choices.on_nan, self._steps, 0)
             for one in self._fragments:

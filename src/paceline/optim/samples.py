@@ -5,7 +5,8 @@ The first row that applies decides:
 | how the samples of a push are known                                    | weight of the worker                  |
 |------------------------------------------------------------------------|---------------------------------------|
 | ``optimizer.samples`` is set                                           | that number                           |
-| the model was called with empty tensors only                           | 0                                     |
+| the model was called with empty tensors only, or a sampler has dealt   | 0                                     |
+| the batch only because each worker needs one                           |                                       |
 | ``batch_dim`` is given, and all inputs that have it agree on its size  | that size, summed over calls          |
 | a sampler or loader of :mod:`paceline.data` has dealt the batch        | as many indices as it dealt           |
 | no backward pass has reached a parameter, and no parameter has a grad  | 0                                     |
@@ -239,8 +240,10 @@ class SampleCounter:
         for one in calls:
             certain = None if certain is None or one.samples is None else certain + one.samples
             rows, opaque, parts = rows + one.rows, opaque or one.opaque, parts + one.parts
-        if self._batches and self._is_dealt and certain != 0 and (certain is None or self.batch_dim is None):
-            return self._known(float(sum(one.samples for one in self._batches)), "dealt")
+        if self._batches and self._is_dealt and certain != 0:
+            number = float(sum(one.samples for one in self._batches))
+            if not number or certain is None or self.batch_dim is None:
+                return self._known(number, "dealt")
         if certain is not None:
             return self._known(certain, "inputs")
         rows = rows or self._rows

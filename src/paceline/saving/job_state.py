@@ -13,7 +13,7 @@ from paceline.errors import CheckpointError
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
-from paceline.kvstore.checkpoint.tensor_file import TensorFile
+from paceline.kvstore.checkpoint.tensor_file import TensorFile, understood
 from paceline.kvstore.dist import DistStore
 from paceline.layout.plain import Packer, unpack
 from paceline.mx.gluon.replicate import ReplicatedModule
@@ -128,17 +128,21 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     loaded = collective.load(store, path, KIND, everywhere=True)
     common = loaded.common
     assert common is not None, "every worker has read it"
-    content = unpack(common.manifest["content"], common.tensors)
-    own = _own(common, loaded.own)
-    if not rng:
-        own["rng"] = None
-    collective.agree(
-        store, "comparing with model and optimizer", lambda: _check(common, content, own, model, optimizer)
-    )
+    content: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+
+    def understand() -> None:
+        with understood(common.path):
+            content.update(unpack(common.manifest["content"], common.tensors))
+            own.update(_own(common, loaded.own) | ({} if rng else {"rng": None}))
+            _check(common, content, own, model, optimizer)
+
+    collective.agree(store, "comparing with model and optimizer", understand)
     _set_weights(model, optimizer, content["model"])
-    optimizer.load_state_dict(content["optimizer"])
-    if store is not None:
-        _set_residuals(store, own["residuals"], loaded.told["workers"])
+    with understood(common.path):  # what only the optimizer and the store understand
+        optimizer.load_state_dict(content["optimizer"])
+        if store is not None:
+            _set_residuals(store, own["residuals"], loaded.told["workers"])
     if isinstance(store, KVStore):
         store.barrier()
     if own["rng"] is not None:
@@ -220,6 +224,9 @@ def _check(
 ) -> None:
     """Raise if the checkpoint does not match model and optimizer, before anything changes."""
     path, name = common.path, _name_of(optimizer)
+    for part, kind in ((content["model"], dict), (content["optimizer"], dict), (own["extra"], object)):
+        if not isinstance(part, kind):
+            raise TypeError(f"{type(part).__name__} in place of a state")
     if common.manifest["optimizer"] != name:
         raise CheckpointError(f"{path} holds the state of {common.manifest['optimizer']}, but the optimizer is {name}")
     _check_same(path, _shapes(content["model"]), _shapes(model.state_dict()))

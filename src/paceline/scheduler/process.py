@@ -14,10 +14,12 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.host.descriptors import raise_limit_for
 from paceline.host.plain_text import described
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.net import Security
 from paceline.net.answerer import Answerer
+from paceline.net.claims import Bounds
 from paceline.net.hosts import bind_address, host_id, process_state
 from paceline.net.sockets import SocketListener
 from paceline.observe import events, ring
@@ -28,12 +30,16 @@ from paceline.scheduler.exports import Exports
 from paceline.scheduler.journal import Journal
 from paceline.scheduler.launcher import JobEnds, Launcher, StartProgress, StatusWanted
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_HEADER_BYTES
 
 logger = logging.getLogger(__name__)
 
 #: Interval of liveness checks: each looks at all members. Requests are carried out at once. Connections that close, and
 #: processes whose end the launcher tells, are looked at at once.
 CHECK_INTERVAL_S = 0.2
+
+#: Bytes of one member's requests that wait, and of answers that it has not confirmed or leaves unread.
+MAX_KEPT_BYTES = 4 * MAX_HEADER_BYTES
 
 
 class Scheduler:
@@ -46,7 +52,7 @@ class Scheduler:
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
         )
-        self._answerer = Answerer(listener, self._membership.is_member)
+        self._answerer = Answerer(listener, self._membership.is_member, most_bytes=MAX_KEPT_BYTES)
         self._interval_s, self._clock = settings.beat_interval_s, RoundTrips(is_same_clock=True)
         self._clock.note(0.0, 0.0, 0.0)
         if ring.active is not None:
@@ -83,6 +89,7 @@ class Scheduler:
     def _carry_out(self, peer: bytes, seq: int, body: m.Request) -> None:
         try:
             self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
+            self._answerer.admit(peer)  # the answer to a Hello may come much later
         except Exception as error:
             # Process border: a defect here must not end the job of all. The peer gets the error, and the log the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
@@ -177,7 +184,13 @@ def main(settings: Settings) -> int:
         security, exports = Security.of(settings), Exports(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler, settings.ports)], security, "scheduler", watch=True)
+        workers, servers = settings.num_workers, settings.num_servers
+        raise_limit_for(2 * workers + servers, f"the scheduler of {workers} workers")
+        bounds, address = (
+            Bounds.of_job(workers + servers, MAX_HEADER_BYTES),
+            bind_address(settings.scheduler, settings.ports),
+        )
+        listener = SocketListener([address], security, "scheduler", watch=True, bounds=bounds)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -14,6 +14,17 @@ from paceline.server.bucket import StoredBucket
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
+
+
+def check_once(spans: Sequence[m.Span], what: str) -> None:
+    """Refuse a request that names an element twice: its answer could be any number of times as large as the values.
+
+    Raises:
+        ProtocolError: it does.
+    """
+    for one, other in pairwise(sorted(spans)):
+        if one.place == other.place and other.start < one.start + max(1, one.length):
+            raise ProtocolError(f"element {other.start} of bucket {one.bucket} is {what} more than once by one request")
 
 
 class Buckets:

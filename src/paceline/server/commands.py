@@ -20,6 +20,7 @@ from paceline.extensions import register
 from paceline.layout.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.server.bucket import Slot, StoredBucket
+from paceline.server.buckets import check_once
 from paceline.server.hosted import HostedStores, Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.own import OwnStore
@@ -66,6 +67,7 @@ def ask_stats(host: ServerState, asker: Asker, body: m.AskStats, frames: Frames)
 def get_state(host: ServerState, asker: Asker, body: m.GetState, frames: Frames) -> Result:
     """Answer with the state of ranges, each of one key, as one worker saves it."""
     own, worker = host.stores[body.store].own, asker.rank
+    check_once(body.entries, "asked for")
     items: list[m.StateItem] = []
     found: list[object] = []
     for entry in body.entries:

@@ -115,10 +115,13 @@ class ServerState:
     """Sends a request to another server."""
     members: Members
     stores: HostedStores = field(default_factory=HostedStores)
-    meetings: Meetings = field(default_factory=Meetings)
+    meetings: Meetings = field(init=False)
     board: Board = field(default_factory=Board)
     unconfirmed: Counter[int] = field(default_factory=Counter)
     """By worker that was taken out: owners that have not confirmed it."""
+
+    def __post_init__(self) -> None:
+        self.meetings = Meetings(len(self.members.worker_hosts))
 
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeAlias
 
+import psutil
 import torch
 
 from paceline.config import Settings
@@ -18,6 +19,7 @@ from paceline.consistency import check_every_rule
 from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.extensions import load_all
 from paceline.host.cores import share_of, usable_cores
+from paceline.host.descriptors import raise_limit_for
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.host.plain_text import described
 from paceline.net import Security
@@ -25,6 +27,7 @@ from paceline.net.allocator import give_back_freed_memory
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import OnAnswer
+from paceline.net.claims import Bounds
 from paceline.net.client import Client
 from paceline.net.hosts import address_for, server_addresses
 from paceline.net.lifeline import Lifeline
@@ -51,6 +54,10 @@ _LOOK_S = 0.002
 
 #: Others go on without a worker after these, and change the values that it is sent.
 _NOTICES = (m.Pause, m.Away, m.OnBehalf)
+
+#: Part of this host's memory that one member's requests that wait, and its answers, may take. Of an operation on
+#: tensors that fits the memory, one member brings or gets half at most.
+_MEMBERS_PART = 0.5
 
 #: Elements of a measurement of speed: more than caches hold, and a few milliseconds to sum. And trials.
 _ELEMENTS, _TRIALS = 1 << 22, 5
@@ -95,7 +102,8 @@ class Server:
         listener.watch_hub(hub)
         self._owners = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
         members = Members(lifeline.members, lifeline.me.host_id, lifeline.rank)
-        self._answerer = Answerer(listener, members.knows)
+        most = psutil.virtual_memory().total * _MEMBERS_PART
+        self._answerer = Answerer(listener, members.knows, most_bytes=most)
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
         self._held: list[Asked] = []
@@ -238,7 +246,10 @@ def main(settings: Settings) -> int:
     security = Security.of(settings)
     try:
         name = f"server {settings.rank}" if settings.rank >= 0 else None
-        listener = SocketListener(server_addresses(settings), security, name, bulk=True)
+        members = settings.num_workers + settings.num_servers
+        raise_limit_for(members, f"a server of {settings.num_workers} workers")
+        bounds = Bounds.of_job(members)
+        listener = SocketListener(server_addresses(settings), security, name, bulk=True, bounds=bounds)
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1

@@ -22,6 +22,7 @@ from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.bucket import Known
 from paceline.server.bucket_store import BucketStore
+from paceline.server.buckets import check_once
 from paceline.server.hosted import Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Notes
@@ -32,6 +33,7 @@ def pull(host: ServerState, asker: Asker, body: m.Pull, frames: Frames) -> None:
     """Answer with the values of ranges."""
     own, worker = host.stores[body.store].own, asker.rank
     store = own.store
+    check_once(body.entries, "pulled")
     buckets = [store.buckets.checked(entry) for entry in body.entries]
     for entry, bucket in zip(body.entries, buckets, strict=True):
         if body.shared and worker not in bucket.arenas:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import TypeAlias
 
 import msgspec
@@ -19,6 +19,7 @@ from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.bucket import PushRequest, StoredBucket
 from paceline.server.bucket_store import BucketStore, absent_in
+from paceline.server.buckets import check_once
 from paceline.server.clip_sink import ClipSink, Located
 from paceline.server.forward import ForwardStore
 from paceline.server.hosted import HostedStore, ServerState
@@ -32,6 +33,9 @@ from paceline.wire import messages as m
 Values: TypeAlias = torch.Tensor | Encoded | None
 """Values of an entry: flat [length of the entry], in the memory of the frame or of the worker; some rows (sparse);
 encoded; None: there is no gradient."""
+
+#: Parts of a bucket with a state of their own, beside those of its keys.
+MAX_PARTS = 2**14
 
 _options_decoder = msgspec.msgpack.Decoder(StepOptions)
 
@@ -144,7 +148,20 @@ def _check(
             reason = objection(slot.rule, pushed)
             for one in pushed:
                 slot.check_round(one.worker, one.round, reason)
+    if any(entry.length < bucket.values.numel() for entry, bucket in zip(push.entries, buckets, strict=True)):
+        _check_parts(Counter(buckets))
     return buckets
+
+
+def _check_parts(counts: Mapping[StoredBucket, int]) -> None:
+    """Refuse a push that leaves a bucket in too many parts: each has a state of its own. Workers push whole keys."""
+    for bucket, count in counts.items():
+        held, most = len(bucket.slots), MAX_PARTS + 2 * len(bucket.pieces)
+        if held + 2 * count > most:
+            raise ProtocolError(
+                f"{count} parts of bucket {bucket.place[1]} of block {bucket.place[0]}, which is in {held} already; at "
+                f"most {most} are kept"
+            )
 
 
 def _check_rows(bucket: StoredBucket, entry: m.Entry, has_rows: bool, wants: bool) -> None:
@@ -178,9 +195,7 @@ def _check_ranges(part: StorePart, push: m.Push | m.PushSum) -> None:
     """Refuse a push without entries, with an element twice, or with absent ranges other than whole keys of its own."""
     if not push.entries:
         raise ProtocolError(f"a {type(push).__name__} without entries")
-    for one, other in pairwise(sorted(push.entries)):
-        if one.place == other.place and other.start < one.start + max(1, one.length):
-            raise ProtocolError(f"element {other.start} of bucket {one.bucket} is pushed more than once by one request")
+    check_once(push.entries, "pushed")
     for gap in push.absent:
         pushed = any(e.place == gap.place and e.start <= gap.start and gap.stop <= e.stop for e in push.entries)
         bucket = part.store.buckets.get(gap.block, gap.bucket)

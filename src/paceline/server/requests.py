@@ -59,6 +59,7 @@ OF_WORKERS: Handlers = {
     m.AskMissing: notices.ask_missing,
     m.Meet: lambda host, asker, body, frames: host.meetings.meet(asker, body, frames),
     m.TakeAny: lambda host, asker, body, frames: host.meetings.take_any(asker, body),
+    m.GiveUp: lambda host, asker, body, frames: host.meetings.give_up(asker, body),
     m.AskNotMet: lambda host, asker, body, frames: host.meetings.absent(body),
     m.UseBoard: lambda host, asker, body, frames: host.board.use(asker, body),
 }

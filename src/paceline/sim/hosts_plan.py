@@ -23,6 +23,7 @@ from paceline.hetero import Groups, Measured, choose, fastest_split, group_by_sp
 from paceline.hetero.choose import candidates, preferred
 from paceline.hetero.files import Report
 from paceline.hetero.forecast import Forecast, in_groups
+from paceline.hetero.local_plan import CODECS, COMPUTING, ELEMENT_BYTES, Exchange, LocalPlan, plan_local
 from paceline.sim.lock_step import Hosts, Servers, Stage, step_seconds
 
 #: Hosts are left out if the job is at least this part as fast without them; other servers must be this much faster.
@@ -301,6 +302,17 @@ class HostPlanner:
             return in_groups(measured, groups).samples_per_s, f"{len(groups)} groups by speed"
         best = preferred(candidates(measured, groups))
         return best.samples_per_s, choose(measured, groups).words
+
+    def local(self, job: PlannedJob) -> LocalPlan | None:
+        """Return local steps with which workers compute nearly all of the time; None: they do so without.
+
+        Of workers that do not wait for each other nothing is known about the exchange.
+        """
+        exchange_s = job.round_s - job.compute_s
+        if not job.round_s or exchange_s <= (1 - COMPUTING) * job.round_s:
+            return None
+        exchanges = {codec: Exchange(exchange_s * ELEMENT_BYTES.get(codec, 4.0) / 4.0) for codec in CODECS}
+        return plan_local(min(self.step_s(host) for host in job.hosts), exchanges)
 
     def _better(self, job: PlannedJob) -> Forecast | None:
         ranks = [rank for host in job.hosts for rank in self._ranks[host]]

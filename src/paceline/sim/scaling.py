@@ -14,15 +14,11 @@ from itertools import product
 
 from paceline.config import Settings
 from paceline.hetero import Measured, StepNoise, choose, split_evenly
+from paceline.hetero.local_plan import CODECS, COMPUTING, ELEMENT_BYTES, Exchange, LocalPlan, plan_local
 from paceline.layout.placement import Bucket, KeySize, place
 from paceline.sim.lock_step import AllReduce, Hosts, Servers, Stage, step_seconds
 from paceline.sim.models import Array
 from paceline.sim.simulated_cluster import SimulatedCluster, SimulatedWorker
-
-#: Bytes of an element as codecs send it.
-ELEMENT_BYTES = {
-    "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 17 / 32, "2bit": 1 / 4, "1bit": 1 / 8, "chunktopk": 84 / 4096,
-}  # fmt: skip
 
 #: Layouts in the order of tables, with servers per host of workers; those on hosts need no hosts of their own.
 LAYOUTS = ("one server", "1:1", "2:1", "co-located", "all-reduce")
@@ -197,6 +193,19 @@ class Planner:
         fastest = min([*plain, *compressed], key=lambda one: (one.step_s, one.server_hosts))
         one_server = self.estimate(ExchangePlan("one server", True, True, best.way.compression), count)
         return Recommendation(best, mode, self._sentences(best, mode, fastest, one_server))
+
+    def local(self, best: Estimate) -> LocalPlan | None:
+        """Return local steps with which workers compute nearly all of the time; None: they do so without."""
+        workers = self._of(best.workers)
+        if workers.compute_s >= COMPUTING * best.step_s or best.workers == 1:
+            return None
+        layout = "co-located" if best.way.layout == "all-reduce" else best.way.layout
+        exchanges = {}
+        for codec in CODECS:
+            step_s = self.estimate(ExchangePlan(layout, False, True, codec), best.workers).step_s
+            exchanges[codec] = Exchange(max(0.0, step_s - workers.compute_s))
+        fastest_s = min(kind.speed.seconds(self.training.batch) for kind, _ in workers.kinds)
+        return plan_local(fastest_s, exchanges)
 
     def _mode(self, count: int, estimate: Estimate) -> str:
         """Return how workers synchronise, as ``dist_auto`` would choose it."""

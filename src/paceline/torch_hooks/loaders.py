@@ -15,6 +15,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +114,8 @@ class _Content:
             self._add_items(vars(one), depth)
 
     def _add_items(self, items: dict[Any, Any], depth: int) -> None:
-        for name in _spread(list(items)):
+        self.add_text(str(len(items)))
+        for name in islice(items, _ELEMENTS):
             self.add_text(str(name))
             self.add(items[name], depth - 1)
 

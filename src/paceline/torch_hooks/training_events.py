@@ -28,8 +28,8 @@ class Listener(Protocol):
     def loader_begins(self, iterator: Any) -> None:
         """A loader begins to be walked, by this iterator."""
 
-    def pass_begins(self) -> None:
-        """A backward pass begins."""
+    def pass_begins(self, losses: Any) -> None:
+        """A backward pass begins, from these tensors: one, or several."""
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
@@ -57,9 +57,9 @@ class TrainingEvents:
         if DataLoader.__iter__ is self._new_iterate:
             DataLoader.__iter__ = self._iterate  # type: ignore[method-assign]
 
-    def _pass_begins(self) -> None:
+    def _pass_begins(self, losses: Any) -> None:
         if self._listener is not None:
-            self._listener.pass_begins()
+            self._listener.pass_begins(losses)
 
     def _iterating(self) -> Callable[[DataLoader[Any]], Any]:
         original = self._iterate
@@ -78,11 +78,11 @@ class TrainingEvents:
             self._listener.stepped()
 
 
-def _before(original: Callable[..., None], note: Callable[[], None]) -> Callable[..., None]:
+def _before(original: Callable[..., None], note: Callable[[Any], None]) -> Callable[..., None]:
     @untraced
     @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        note()
-        original(*args, **kwargs)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        note(tensors)
+        original(tensors, *args, **kwargs)
 
     return backward

@@ -5,6 +5,10 @@ from __future__ import annotations
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Header of one message: 5,000 keys need about 0.5 MiB."""
 
+MAX_KEPT_HEADS = 2 * MAX_HEADER_BYTES
+"""Bytes of the headers of one member's requests that wait, and of answers that it has not confirmed: as objects they
+take several times as much."""
+
 MAX_FRAMES = 65_536
 """Payload frames of one message."""
 
@@ -19,6 +23,15 @@ MAX_NAME = 1024
 
 MAX_TEXT = 65_536
 """Any single string."""
+
+MAX_KEYS = 2**18
+"""Keys, buckets, or ranges of them or of samples, that one message lists."""
+
+MAX_NAMES = 4096
+"""Names that one request to a board lists."""
+
+MAX_DIMENSIONS = 64
+"""Dimensions of a shape: as torch."""
 
 MAX_RANK = 1_000_000
 """Ranks, numbers of workers and servers."""
@@ -38,11 +51,14 @@ FIGURE_NAME = r"^[A-Za-z_][A-Za-z0-9_./-]*\Z"
 MAX_REPORTS = 64
 """Steps of which one heartbeat brings figures."""
 
+MAX_TOLD_STEPS = 64
+"""Steps of a worker of which one heartbeat tells."""
+
 MAX_WINDOWS, MAX_PARTS, MAX_BINS = 1024, 64, 4096
 """Windows of one heartbeat's account, parts of a window, and entries of a histogram of staleness."""
 
 MAX_MEMBERS = 65_536
-"""Members that one heartbeat tells of."""
+"""Members that one message lists."""
 
 MAX_TRACE_BYTES = 98_304
 """Events that one heartbeat brings: 2,048 records."""

@@ -31,7 +31,7 @@ Requests are not carried out exactly once with:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Content = TypeVar("Content")
 Result = TypeVar("Result")
@@ -91,17 +91,45 @@ class Outbox(Generic[Content]):
         return dropped
 
 
+class Size(NamedTuple):
+    """Bytes of a message."""
+
+    head: int
+    """Without its payload."""
+    whole: int
+
+
+NOTHING = Size(0, 0)
+
+
 class Inbox(Generic[Result]):
-    """The receiver's side, for one peer."""
+    """The receiver's side, for one peer.
+
+    Attributes:
+        kept: bytes of the requests in progress, and of the results that are kept.
+    """
 
     def __init__(self) -> None:
         self._acked = self._last = 0
         """All up to these numbers are answered, or have arrived."""
         self._seen: dict[int, Result | None] = {}
+        self._sizes: dict[int, Size] = {}
         self._arrived: dict[int, float] = {}
         """By number of a request in progress, when it arrived."""
+        self.kept = NOTHING
 
-    def arrive(self, seq: int, acked: int, now: float = 0.0) -> bool:
+    def __len__(self) -> int:
+        """Return how many requests are in progress, or have a result that is kept."""
+        return len(self._seen)
+
+    def _keep(self, seq: int, size: Size = NOTHING) -> None:
+        """Count a request or its result in place of what it was; without a size, it is forgotten."""
+        before = self._sizes.pop(seq, NOTHING)
+        if size.whole:
+            self._sizes[seq] = size
+        self.kept = Size(self.kept.head + size.head - before.head, self.kept.whole + size.whole - before.whole)
+
+    def arrive(self, seq: int, acked: int, now: float = 0.0, size: Size = NOTHING) -> bool:
         """Note a request; returns True when it is the next one and must be carried out.
 
         Raises:
@@ -114,22 +142,25 @@ class Inbox(Generic[Result]):
                 if one <= acked:
                     del self._seen[one]
                     self._arrived.pop(one, None)
+                    self._keep(one)
             self._acked, self._last = acked, max(self._last, acked)
         if seq != self._last + 1:
             return False
         if len(self._seen) >= MAX_OUTSTANDING:
             raise ValueError(f"more than {MAX_OUTSTANDING} requests without an answer")
         self._seen[seq], self._arrived[seq], self._last = None, now, seq
+        self._keep(seq, size)
         return True
 
     def held_s(self, seq: int, now: float) -> float:
         """Return how long ago a request in progress arrived, once; 0: it is not known."""
         return now - self._arrived.pop(seq, now)
 
-    def finish(self, seq: int, result: Result) -> None:
+    def finish(self, seq: int, result: Result, size: Size = NOTHING) -> None:
         """Keep the result of a request until the sender has the answer; also of a request that was not noted here."""
         if seq > self._acked:
             self._seen[seq], self._last = result, max(self._last, seq)
+            self._keep(seq, size)
 
     def result(self, seq: int) -> Result | None:
         """Return the result of a request; None when it is new, in progress or forgotten."""

@@ -4,7 +4,7 @@
 |---|---|
 | torch is imported, a store is made, or the job is joined | the watch begins |
 | the first backward pass or step | the last loader that is under way is the one that the loop trains from |
-| each of the first :data:`MAX_INPUTS` passes | the checksum of the inputs that the model had since the pass before |
+| each of the first :data:`MAX_INPUTS` passes | note the checksums of its loss, and of the model's inputs |
 | a later pass or step, :data:`JUDGE_AFTER_S` after the first | judge |
 | the process ends well, and was not judged, or trained alone | judge |
 
@@ -106,6 +106,8 @@ class Watch:
         """Checksums of the model's inputs before each of the first passes."""
         self._input: int | None = None
         """That of the calls since the last pass; None: there was none."""
+        self._losses: list[int] = []
+        """Checksums of the losses of the first passes."""
         self._has_told = False
         self._thread: threading.Thread | None = None
         self.session: Joined | None = None
@@ -136,15 +138,17 @@ class Watch:
 
     def note_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
         """Note the inputs of a call of the model in training."""
-        try:
-            self._input = checksum_of(inputs, self._input or 0)
-        except Exception as error:  # noqa: BLE001 - border: subclasses of tensors may raise anything
-            logger.info("the inputs of the model cannot be compared: %r", error)
+        found = _checksum_of(inputs, self._input or 0)
+        if found is None:
             self._inputs = [0] * MAX_INPUTS
+        self._input = found
 
-    def pass_begins(self) -> None:
+    def pass_begins(self, losses: Any) -> None:
         """See :class:`paceline.torch_hooks.training_events.Listener`."""
         self._passes += 1
+        if self._passes <= MAX_INPUTS:
+            loss = _checksum_of([losses] if isinstance(losses, torch.Tensor) else losses, 0)
+            self._losses += [] if loss is None else [loss]
         if self._input is not None and self.wants_inputs:
             self._inputs.append(self._input)
         self._input = None
@@ -234,6 +238,7 @@ class Watch:
             self._is_unstepped,
             *self._walk,
             self._inputs if self._inputs_differ else [],
+            list(self._losses),
         )
 
     def _tell(self, waits: bool = True) -> None:
@@ -278,6 +283,15 @@ class SomeWeights:
             if one is not None and other is not None and not torch.equal(one, other):
                 self.changes += 1
                 return
+
+
+def _checksum_of(tensors: Iterable[torch.Tensor], before: int) -> int | None:
+    """Return the checksum of tensors; None: they cannot be read."""
+    try:
+        return checksum_of(tensors, before)
+    except Exception as error:  # noqa: BLE001 - border: subclasses of tensors may raise anything
+        logger.info("inputs or losses cannot be compared: %r", error)
+        return None
 
 
 _WHAT = "telling how this worker trains"
@@ -383,3 +397,6 @@ def finish() -> None:
     """Tell the last word, if the process ends well."""
     if _watch is not None and getattr(sys, "last_value", None) is None:
         _watch.finish()
+
+
+begin()  # `import torch` has asked for it too early, if this module was the first to import torch

@@ -35,6 +35,16 @@ def questions_about(request: m.Request | None) -> list[m.Request]:
     return []
 
 
+def withdrawals(request: m.Request, servers: Sequence[int]) -> list[tuple[int, m.Request]]:
+    """Return what tells servers to keep nothing more of a request that waits for other workers; not of a push."""
+    match request:
+        case m.Meet(group=group) | m.TakeAny(group=group):  # the meetings of an operation are at several servers
+            return [(server, m.GiveUp(group)) for server in servers]
+        case m.UseBoard(verb="get", names=names):
+            return [(0, m.UseBoard("forget", names, []))]
+    return []
+
+
 def missing_in(answers: Iterable[m.Body | None]) -> tuple[list[int], list[str]]:
     """Return the workers that answers name, and what happened to the keys of pushes."""
     known = [one for one in answers if isinstance(one, m.Missing)]

@@ -33,7 +33,7 @@ from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker import alone, notice
 from paceline.worker.joining import Joining, Part
-from paceline.worker.late import whom_it_waits_for
+from paceline.worker.late import whom_it_waits_for, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 from paceline.worker.to_tell import ToTell
@@ -319,6 +319,8 @@ class Session:
             rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
+                for server, body in withdrawals(late.request, range(len(self.servers))):
+                    self.ask_server(server, body, "giving up")
                 after = f"was not answered within {waited_s:.3g} s"
                 raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
 

@@ -32,7 +32,7 @@ class Job:
     def __init__(self, ranks: int) -> None:
         self.asked: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(ranks)}
         self.before: dict[int, int] = {}
-        self.meetings, self.lock = [Meetings() for _ in range(SERVERS)], threading.Lock()
+        self.meetings, self.lock = [Meetings(8) for _ in range(SERVERS)], threading.Lock()
 
     def planes(self) -> list[FarPlane]:
         """Return the plane of each rank."""

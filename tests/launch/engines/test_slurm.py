@@ -106,11 +106,19 @@ def test_blanks_and_signs_are_in_quotes() -> None:
 def test_variables_for_a_users_own_srun_are_for_the_workers_only() -> None:
     own = {"SRUN_CPUS_PER_TASK": "2", "SLURM_LABELIO": "1"}
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h1", "SLURM_TASK_PROLOG": "/etc/prolog"}
+    environ |= {"SSH_CONNECTION": "10.9.9.9 5000 10.9.9.1 22"}
     plan = backend("slurm").plan(JobSpec(("train",), 1), Machine("python", environ=environ | own))
     [host] = plan.plan.hosts
-    assert plan.command(host)[:5] == ["env", "--unset=SLURM_LABELIO", "--unset=SRUN_CPUS_PER_TASK", "srun", "--overlap"]
+    assert plan.command(host)[:4] == [
+        "env",
+        "--unset=SLURM_LABELIO",
+        "--unset=SRUN_CPUS_PER_TASK",
+        "--unset=SSH_CONNECTION",
+    ]
     assert own.items() <= plan.environ.items()
-    plain = backend("slurm").plan(JobSpec(("train",), 1), Machine("python", environ=environ))
+    plain = backend("slurm").plan(
+        JobSpec(("train",), 1), Machine("python", environ={"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h1"})
+    )
     assert plain.command(host)[0] == "srun"
 
 

@@ -727,7 +727,10 @@ def test_job_of_ddp_fails_if_all_workers_end_and_none_has_joined(joined: bool) -
     assert world.now == GRACES.leave_s
     assert world.cycle.code == (0 if joined else 1)
     cause = world.cycle.blame.cause
-    assert cause is None if joined else cause is not None and "backend paceline of --ddp" in cause.reason
+    assert (cause is None) == joined
+    if cause is not None:
+        assert "ended, and no worker has opened the backend paceline of --ddp" in cause.reason
+        assert "Either the script calls no init_process_group" in cause.reason
 
 
 def test_worker_of_ddp_that_works_without_joining_is_named_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.launch.supervise.console import _MOST_UNWRITTEN
+from tests.launch.supervise.conftest import wait_until
 
 MakeJob = Callable[..., Any]
 
@@ -77,6 +79,20 @@ def test_signal_ends_a_job_whose_output_nobody_reads(make_job: MakeJob) -> None:
     assert job.wait() == 130
     assert job.left() == []
     os.close(read_fd)
+
+
+def test_signal_for_workers_ends_no_launcher_whose_last_lines_wait_for_a_reader(make_job: MakeJob) -> None:
+    read_fd, write_fd = os.pipe()
+    full = b"\n" * fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
+    os.write(write_fd, full)
+    job = make_job().start("echo end; echo >up", scheduler=None, out_fd=write_fd)
+    os.close(write_fd)
+    job.wait_for_file("up")
+    wait_until(lambda: not any("echo end" in line for line in job.left() if "run_plan" not in line), "the worker's end")
+    job.send(signal.SIGUSR1)
+    time.sleep(0.1)
+    assert read_all(read_fd) == full + b"[worker 0] end\n"
+    assert job.wait() == 0
 
 
 def test_agents_end_when_a_paused_launcher_is_killed(make_job: MakeJob) -> None:

@@ -59,7 +59,9 @@ def test_stop_by_the_terminal_pauses_the_whole_job(agents: bool, make_job: MakeJ
 
 
 def test_quit_ends_a_job_as_ctrl_c_does(make_job: MakeJob) -> None:
-    job = make_job().start("trap 'echo saves; exit 0' QUIT; echo >up; while :; do sleep 0.05; done", scheduler=STAYS)
+    job = make_job(leave_s=1.0, survivors_s=1.0).start(
+        "trap 'echo saves; exit 0' QUIT; echo >up; while :; do sleep 0.05; done", scheduler=STAYS
+    )
     job.wait_for_file("up")
     job.send(signal.SIGQUIT)
     assert job.wait() == 131

@@ -26,6 +26,7 @@ import msgspec
 import torch
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
+from paceline.host.plain_text import described
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import tensor_file
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
@@ -166,8 +167,9 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
         if rank == lead or everywhere:
             common = tensor_file.read(path, kind)
             _check_parts(common)
-            mine |= {name: common.manifest[name] for name in ("beside", "step", "workers")} | {"digest": common.digest}
-            mine |= {name: common.manifest.get(name) for name in ("optimizer", "groups")}
+            with tensor_file.understood(path):
+                msgspec.convert(common.manifest, _Common)
+            mine |= {name: common.manifest.get(name) for name in _TOLD} | {"digest": common.digest}
     results = telling.answers()
     for other, one in enumerate(results):
         if one and one["digest"] != results[lead]["digest"]:
@@ -219,7 +221,7 @@ class _Telling:
 
     def answers(self) -> list[dict[str, Any]]:
         """Return the reports of all workers, by rank, {} of one that died; raise if the block failed on one."""
-        text = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
+        text = None if self._error is None else described(self._error)
         session = getattr(self._store, "session", None)
         try:
             payload = json.dumps({"error": text, "mine": self._mine}).encode()
@@ -279,16 +281,29 @@ class _Part(msgspec.Struct):
     digest: str
 
 
+class _Common(msgspec.Struct):
+    """The manifest of a common file, as far as every kind has it."""
+
+    beside: dict[str, Any]
+    workers: int
+    step: int | None
+    own: dict[str, Any] | None
+    optimizer: str | None = None
+    groups: list[dict[str, Any]] | None = None
+
+
+#: What all workers know of it.
+_TOLD = ("beside", "step", "workers", "optimizer", "groups")
+
+
 def _check_parts(common: TensorFile) -> dict[str, _Part]:
-    """Return the files of other workers in a manifest.
+    """Return the files of other workers in the manifest of a common file.
 
     Raises:
-        CheckpointError: paceline has written no such list; a digest tells damage, and not who wrote a file.
+        CheckpointError: paceline has written no such manifest.
     """
-    try:
+    with tensor_file.understood(common.path):
         parts = msgspec.convert(common.manifest.get("beside"), dict[str, _Part])
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{common.path} does not list files of workers as paceline does: {error}") from None
     for one in parts.values():
         if not re.fullmatch(f"[^/]+{_END}", one.file, re.DOTALL):
             raise CheckpointError(f"{common.path} lists {one.file!r} as the file of a worker; that is none")

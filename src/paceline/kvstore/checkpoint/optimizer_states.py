@@ -12,7 +12,7 @@ import torch
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
-from paceline.kvstore.checkpoint.tensor_file import TensorFile
+from paceline.kvstore.checkpoint.tensor_file import TensorFile, understood
 from paceline.layout.keys import Key
 from paceline.updaters import Options, check_numbers
 
@@ -90,7 +90,10 @@ def load(
     if optimizer is not None and found != optimizer:
         raise ValueError(f"{os.fspath(fname)!r} holds states of {found!r}, but the optimizer is {optimizer!r}")
     file = loaded.common
-    states = None if file is None else restore(file.tensors, file.manifest["keys"], "state/")
+    states: States | None = None
+    if file is not None:
+        with understood(fname):
+            states = restore(file.tensors, file.manifest["keys"], "state/")
     return LoadedStates(states, loaded.own, step, groups)
 
 
@@ -106,7 +109,8 @@ def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
         logger.warning("worker %d: no residuals were saved for it; its residuals start at 0", store.rank)
         store.set_codec_states({})
         return
-    states: dict[Key, dict[str, torch.Tensor]] = restore(own.tensors, own.manifest["residuals"], "residual/")
+    with understood(own.path):
+        states: dict[Key, dict[str, torch.Tensor]] = restore(own.tensors, own.manifest["residuals"], "residual/")
     store.set_codec_states(states)
 
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,8 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from paceline.errors import CheckpointError, CheckpointNotFoundError
+from paceline.errors import CheckpointError, CheckpointNotFoundError, PacelineError
+from paceline.host.plain_text import described
 from paceline.kvstore.checkpoint.whole_file import whole_file
 
 #: Raised when what is written changes so that releases before cannot read it. All from OLDEST on are read.
@@ -128,6 +129,23 @@ def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> 
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read, or is damaged: {error}") from error
     return TensorFile(path, manifest, tensors, digest)
+
+
+@contextlib.contextmanager
+def understood(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Use the content of a manifest inside the ``with`` block, best before anything changes.
+
+    Raises:
+        CheckpointError: it is not as paceline writes it; a digest tells damage, and not who wrote the file.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, PacelineError):
+            raise
+        raise CheckpointError(
+            f"{os.fspath(path)} is not as a save of paceline: its manifest cannot be understood ({described(error)})"
+        ) from error
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -79,6 +79,9 @@ _OF_SRUN = frozenset(
     )
 ) | {"SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"}
 
+#: How the user reached the login node. An agent would take it for the way to its own node.
+_OF_LOGIN = ("SSH_CONNECTION",)
+
 #: Variables of ``sbatch`` that are not named like the directive which they would replace, or that are more than one.
 _OF_SBATCH = {
     "time": ("SBATCH_TIMELIMIT",),
@@ -166,11 +169,12 @@ class SlurmBackend:
         spec, components = place_on_nodes(spec, machine.environ)
         plan = make_plan(spec, machine)
         own = {name: value for name, value in sorted(machine.environ.items()) if name in _OF_SRUN}
+        gone = [*own, *(name for name in _OF_LOGIN if name in machine.environ)]
         request = remote_request(
             plan,
             machine,
             options.python,
-            lambda host, script: [*srun_command(host, components[host.name], own), *script],
+            lambda host, script: [*srun_command(host, components[host.name], gone), *script],
             SPEC_VARIABLE,
         )
         return replace(request, environ={**own, **request.environ})

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from paceline.errors import LaunchError
-from paceline.host import forks
+from paceline.host import descriptors, forks
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -123,8 +123,11 @@ def _popen(
 
 def why_none(error: OSError | ValueError) -> str:
     """Return why a process could not be started."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return f"{text}; raise the limit of {descriptors.limit()} (ulimit -Hn)"
     if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
-        return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return text
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     number = "unlimited" if limit == resource.RLIM_INFINITY else limit
     return (

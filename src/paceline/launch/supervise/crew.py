@@ -14,6 +14,7 @@ from typing import Protocol
 
 from paceline.config import port_range
 from paceline.errors import ConfigError, LaunchError
+from paceline.host.descriptors import raise_limit
 from paceline.host.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
@@ -115,6 +116,7 @@ class LocalCrew(Processes):
         environ: Mapping[str, str],
         take: Take,
     ) -> None:
+        raise_limit()  # each process has two pipes
         self._selector, self._output, self._register = selector, output, register
         self._environ, self._take = dict(environ), take
         self._children: dict[ProcessName, Child] = {}

@@ -270,9 +270,15 @@ class Supervisor:
         """Wait until the last lines are read, for a short time only after a signal; return one that ends the wait."""
         came: list[int] = []
         until = time.monotonic() + _UNREAD_S if self.interrupted else math.inf
-        self._await_reader(
-            lambda: bool(came) or self._console.waits_for is None, lambda: came.extend(self._signals.read()), until
-        )
+
+        def heed() -> None:
+            for signum in self._signals.read():
+                if signum in ENDING:
+                    came.append(signum)
+                elif signum == signal.SIGTSTP:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        self._await_reader(lambda: bool(came) or self._console.waits_for is None, heed, until)
         self._console.release()
         return came[0] if came else 0
 

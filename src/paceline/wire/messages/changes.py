@@ -7,9 +7,21 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.messages.fields import Amount, Count, Line, Message, Name, Number, Rank
+from paceline.wire.messages.fields import (
+    OF_MEMBERS,
+    Amount,
+    Count,
+    Counts,
+    Groups,
+    Line,
+    Message,
+    Name,
+    Number,
+    Rank,
+    Ranks,
+)
 
-Kind = Annotated[str, Meta(pattern=r"^(starts|joins|left|died|regroups|walks)\Z")]
+Kind = Annotated[str, Meta(max_length=8, pattern=r"^(starts|joins|left|died|regroups|walks)\Z")]
 
 
 class Change(Message):
@@ -17,12 +29,12 @@ class Change(Message):
 
     generation: Number
     kind: Kind
-    workers: list[Rank]
+    workers: Ranks
     """Whom it is about."""
     round: Number
     """The last round before it, of these workers: they count no more after it, or from the next one on."""
     why: Line = ""
-    groups: list[list[Rank]] = msgspec.field(default_factory=list)
+    groups: Groups = msgspec.field(default_factory=list)
     """The groups from here on, if these have changed."""
     ago_s: Amount = 0.0
     """In a status: seconds since then."""
@@ -43,7 +55,7 @@ class Dealt(Message):
     """Place of the first one's first sample in the epoch's order."""
     stride: Count
     """Samples from one global batch to the next."""
-    columns: list[tuple[Rank, Count, Count]]
+    columns: Annotated[list[tuple[Rank, Count, Count]], OF_MEMBERS]
     """Of each worker, its part of each global batch: start and stop."""
-    samples: list[Count] = msgspec.field(default_factory=list)
+    samples: Counts = msgspec.field(default_factory=list)
     """The samples of this one global batch, if they do not follow from the order; the next one has its own word."""

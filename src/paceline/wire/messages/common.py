@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
-
-from paceline.wire.messages.fields import Name, Number, Reply, Request, Text
+from paceline.wire.messages.fields import (
+    OF_MEMBERS,
+    Name,
+    Number,
+    Reply,
+    Request,
+    Text,
+)
 
 
 class Done(Reply, tag=50):
@@ -23,10 +28,10 @@ class Failed(Reply, tag=51):
 class Probe(Request, tag=52):
     """Ask about requests that got no answer."""
 
-    seqs: Annotated[list[Number], Meta(max_length=65_536)]
+    seqs: Annotated[list[Number], OF_MEMBERS]
 
 
 class Unknown(Reply, tag=53):
     """Requests that never arrived: the asker sends them again."""
 
-    seqs: list[Number]
+    seqs: Annotated[list[Number], OF_MEMBERS]

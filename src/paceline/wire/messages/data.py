@@ -7,7 +7,25 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Note, Number, Rank, Reply, Request, Text
+from paceline.wire.messages.fields import (
+    OF_KEYS,
+    Blob,
+    Count,
+    Counts,
+    Groups,
+    KeyName,
+    Message,
+    Name,
+    Note,
+    Notes,
+    Number,
+    Rank,
+    Ranks,
+    Reply,
+    Request,
+    Shape,
+    Text,
+)
 
 
 class OpenStore(Request, tag=20):
@@ -15,7 +33,7 @@ class OpenStore(Request, tag=20):
 
     store: Name
     merge: Name
-    groups: list[list[Rank]]
+    groups: Groups
     first: Rank
     bound: Rank
     """-1: no bound."""
@@ -36,11 +54,11 @@ class BucketSpec(Message):
 
     index: Count
     length: Count
-    keys: list[KeyName]
-    lengths: list[Count]
-    shapes: list[list[Count]]
+    keys: Annotated[list[KeyName], OF_KEYS]
+    lengths: Counts
+    shapes: Annotated[list[Shape], OF_KEYS]
     """Shape of a part that is the whole key, else empty."""
-    offsets: list[Count] = msgspec.field(default_factory=list)
+    offsets: Counts = msgspec.field(default_factory=list)
     """First element of each part inside its key; empty: all 0."""
 
 
@@ -50,7 +68,7 @@ class Init(Request, tag=21):
     store: Name
     block: Number
     dtype: Name
-    buckets: list[BucketSpec]
+    buckets: Annotated[list[BucketSpec], OF_KEYS]
     answers: Name = ""
     """Rows in the answer to a push of rows: none; the ``changed`` rows of the value, as they are after the update; or
     the ``merged`` rows of the round: then no value is stored, and its bucket has one element."""
@@ -60,7 +78,7 @@ class SetValues(Request, tag=54):
     """Overwrite values outside of any round; one frame of values per entry. The rounds of the entries do not count."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
 
 
 class SetUpdater(Request, tag=22):
@@ -117,7 +135,7 @@ class Push(Request, tag=24):
     """Push values; one frame per entry, or none when the values lie in shared memory."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
     samples: float
     options: Blob
     """Encoded StepOptions of the optimizer; empty: unchanged."""
@@ -132,7 +150,7 @@ class Push(Request, tag=24):
     With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged
     gradient.
     """
-    absent: list[Span] = msgspec.field(default_factory=list)
+    absent: Annotated[list[Span], OF_KEYS] = msgspec.field(default_factory=list)
     """Parts of the entries, each a whole key or all of a key that lies in the bucket, for which the worker has no
     gradient. They count as zeros, and are not updated where no worker of the cohort has one. An entry that is absent as
     a whole has an empty frame, and is not read."""
@@ -146,7 +164,7 @@ class Pull(Request, tag=25):
     """Ask for values."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
     shared: bool
 
 
@@ -165,10 +183,10 @@ class Values(Reply, tag=26):
     In a store that compresses pulls it is one frame per known range, or none when the values lie in shared memory.
     """
 
-    known: list[KnownRange] = msgspec.field(default_factory=list)
-    absent: list[Span] = msgspec.field(default_factory=list)
+    known: Annotated[list[KnownRange], OF_KEYS] = msgspec.field(default_factory=list)
+    absent: Annotated[list[Span], OF_KEYS] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which no worker had a gradient in that update."""
-    notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
+    notes: Notes = msgspec.field(default_factory=list)
     """To a push: the notes of the pushes that made that update, the same for all workers behind it."""
 
 
@@ -182,7 +200,7 @@ class MapArena(Request, tag=27):
     """-1: the worker maps the server's own values."""
     grad_fd: Number
     size_bytes: Count
-    starts: list[Count]
+    starts: Counts
     """First element inside the arena, per bucket index of the block."""
 
 
@@ -198,7 +216,7 @@ class ValuesAt(Reply, tag=41):
 
     pid: Number
     fd: Number
-    starts: list[Count]
+    starts: Counts
     """First element inside the file, per bucket of this server in the order of the layout; empty: there is no file."""
 
 
@@ -206,7 +224,7 @@ class GetState(Request, tag=28):
     """Ask for the optimizer state of ranges."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
 
 
 class StateItem(Span, frozen=True):
@@ -214,20 +232,20 @@ class StateItem(Span, frozen=True):
 
     name: Name
     dtype: Name
-    shape: list[Count]
+    shape: Shape
 
 
 class SetState(Request, tag=29):
     """Set optimizer state; frames as listed."""
 
     store: Name
-    items: list[StateItem]
+    items: Annotated[list[StateItem], OF_KEYS]
 
 
 class StateIs(Reply, tag=30):
     """Optimizer state; one frame per item."""
 
-    items: list[StateItem]
+    items: Annotated[list[StateItem], OF_KEYS]
 
 
 class Command(Request, tag=31):
@@ -265,7 +283,7 @@ class AskMissing(Request, tag=35):
 class Missing(Reply, tag=36):
     """Workers that have not pushed, or not entered a barrier."""
 
-    workers: list[Rank]
+    workers: Ranks
     story: Text = ""
     """To a push: the events of the first slot that waits for them, for the error; empty where none waits."""
 
@@ -280,7 +298,7 @@ class AskNorm(Request, tag=55):
     """Ask for the norm of the merged gradient over a worker's pushes here; answered when all of them are merged."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
 
 
 class NormIs(Reply, tag=56):
@@ -296,7 +314,7 @@ class Commit(Request, tag=57):
     """Make the updates of a pushed round, with merged gradients times a factor; the first commit of a unit counts."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
     factor: float
     skip: bool = False
     """Make none of them."""
@@ -328,7 +346,7 @@ class Regroup(Request, tag=59):
     store: Name
     generation: Number
     """Generation of the groups, from 1."""
-    groups: list[list[Rank]]
+    groups: Groups
 
 
 class PullRows(Request, tag=39):

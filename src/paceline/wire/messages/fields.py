@@ -11,9 +11,13 @@ from msgspec import Meta
 from paceline.wire.limits import (
     FIGURE_NAME,
     MAX_AMOUNT,
+    MAX_DIMENSIONS,
     MAX_FIGURE_NAME,
     MAX_GATHER_BYTES,
+    MAX_KEYS,
+    MAX_MEMBERS,
     MAX_NAME,
+    MAX_NAMES,
     MAX_NUMEL,
     MAX_RANK,
     MAX_TEXT,
@@ -43,6 +47,17 @@ Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Note: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 Saying: TypeAlias = Annotated[bytes, Meta(max_length=MAX_GATHER_BYTES)]
+
+OF_KEYS, OF_MEMBERS, OF_NAMES = Meta(max_length=MAX_KEYS), Meta(max_length=MAX_MEMBERS), Meta(max_length=MAX_NAMES)
+"""Limits of lists: a short message can be a long list of empty ones, which takes 60 times as much memory."""
+Ranks: TypeAlias = Annotated[list[Rank], OF_MEMBERS]
+Groups: TypeAlias = Annotated[list[Ranks], OF_MEMBERS]
+Notes: TypeAlias = Annotated[list[tuple[Rank, Note]], OF_MEMBERS]
+"""Notes of workers."""
+Counts: TypeAlias = Annotated[list[Count], OF_KEYS]
+Shape: TypeAlias = Annotated[list[Count], Meta(max_length=MAX_DIMENSIONS)]
+Ranges: TypeAlias = Annotated[list[tuple[Count, Count]], OF_KEYS]
+"""Beginnings and ends of ranges of samples."""
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from paceline.wire.messages.data import AskMissing, Away, Entry, Leave, Pause, Span
-from paceline.wire.messages.fields import Blob, Count, Message, Name, Note, Number, Rank, Request, Text
+from paceline.wire.messages.fields import (
+    OF_KEYS,
+    OF_MEMBERS,
+    Blob,
+    Count,
+    Message,
+    Name,
+    Notes,
+    Number,
+    Rank,
+    Request,
+    Text,
+)
 
 
 class ForwardedBucket(Message):
@@ -22,7 +36,7 @@ class ForwardBuckets(Request, tag=42):
     store: Name
     block: Number
     dtype: Name
-    buckets: list[ForwardedBucket]
+    buckets: Annotated[list[ForwardedBucket], OF_KEYS]
 
 
 class Share(Message):
@@ -30,7 +44,7 @@ class Share(Message):
 
     worker: Rank
     samples: float
-    rounds: list[Number]
+    rounds: Annotated[list[Number], OF_KEYS]
     """Per entry of the sum."""
 
 
@@ -38,20 +52,20 @@ class PushSum(Request, tag=43):
     """A server pushes the sum of pushes of workers of its host; one frame per entry, answered with values."""
 
     store: Name
-    entries: list[Entry]
+    entries: Annotated[list[Entry], OF_KEYS]
     """Their rounds do not count."""
-    shares: list[Share]
+    shares: Annotated[list[Share], OF_MEMBERS]
     unit: float
     """Where the store merges to the mean: values times this are the sum of gradients times their samples."""
     options: Blob
     """Encoded StepOptions of the optimizer; empty: unchanged."""
-    absent: list[Span] = msgspec.field(default_factory=list)
+    absent: Annotated[list[Span], OF_KEYS] = msgspec.field(default_factory=list)
     """As in :class:`Push`: ranges absent in the pushes of all its workers."""
     skip: bool = False
     """As in :class:`Push`, if any of its workers says so."""
     problem: Text = ""
     """Why the pushes of its workers cannot make one update: all workers that wait for it get this as an error."""
-    notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
+    notes: Notes = msgspec.field(default_factory=list)
     """Those of the pushes behind it."""
 
 

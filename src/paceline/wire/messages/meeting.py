@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.wire.messages.fields import Blob, Name, Number, Rank, Reply, Request
+from typing import Annotated
+
+from paceline.wire.messages.fields import (
+    OF_NAMES,
+    Blob,
+    Name,
+    Number,
+    Ranks,
+    Reply,
+    Request,
+)
 
 
 class Meet(Request, tag=90):
@@ -10,18 +20,18 @@ class Meet(Request, tag=90):
 
     group: Name
     number: Number
-    members: list[Rank]
+    members: Ranks
     """Ranks of the workers; the same for all that meet."""
     what: Name
     """The operation. Members that name unlike ones all get an error."""
-    to: list[Rank]
+    to: Ranks
     """Rank of the member that gets the frame; -1: all others."""
 
 
 class Met(Reply, tag=91):
     """Answer to :class:`Meet` and :class:`TakeAny`."""
 
-    senders: list[Rank]
+    senders: Ranks
     """Rank of the worker that gave each frame."""
 
 
@@ -36,20 +46,27 @@ class AskNotMet(Request, tag=93):
 
     group: Name
     number: Number
-    members: list[Rank]
+    members: Ranks
+
+
+class GiveUp(Request, tag=97):
+    """Wait no more in a group: a deadline has passed. Others that meet this worker there get an error."""
+
+    group: Name
 
 
 class UseBoard(Request, tag=94):
     """Use a board: texts by name, with which the processes of torch.distributed find each other."""
 
     verb: Name
-    """``set``, ``get`` (waits until all exist), ``add``, ``swap``, ``check``, ``delete`` or ``count``."""
-    names: list[Name]
-    values: list[Blob]
+    """``set``, ``get`` (waits until all exist), ``add``, ``swap``, ``check``, ``delete``, ``count``, ``forget``
+    (this worker waits no more for exactly these names)."""
+    names: Annotated[list[Name], OF_NAMES]
+    values: Annotated[list[Blob], OF_NAMES]
 
 
 class BoardIs(Reply, tag=95):
     """Answer to :class:`UseBoard`."""
 
-    values: list[Blob]
+    values: Annotated[list[Blob], OF_NAMES]
     number: int = 0

@@ -14,15 +14,20 @@ from paceline.wire.limits import (
     MAX_NUMEL,
     MAX_PARTS,
     MAX_REPORTS,
+    MAX_TOLD_STEPS,
     MAX_WINDOWS,
 )
 from paceline.wire.messages.changes import Dealt
 from paceline.wire.messages.fields import (
+    OF_KEYS,
+    OF_MEMBERS,
     Amount,
     Count,
+    Counts,
     Digest,
     FigureName,
     Finite,
+    Groups,
     HostName,
     KeyName,
     Letter,
@@ -32,10 +37,12 @@ from paceline.wire.messages.fields import (
     Name,
     Number,
     Rank,
+    Ranks,
     Reply,
     Request,
     Role,
     Saying,
+    Shape,
     Text,
 )
 from paceline.wire.messages.rejoining import Rejoined, TakenIn
@@ -84,7 +91,7 @@ class Welcome(Reply, tag=2):
     """All members are there: the rank of the new member, and all members."""
 
     rank: Rank
-    members: list[Member]
+    members: Annotated[list[Member], OF_MEMBERS]
     scheduler_pid: Number = 0
     """Process id of the scheduler; 0: not known."""
     scheduler_host_id: Name = ""
@@ -188,6 +195,10 @@ class StepBatch(Message):
     way: Way
     samples: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
     """The weight of the worker."""
+    rows: Annotated[float, Meta(ge=0, le=MAX_NUMEL)] = 0.0
+    """How many samples there may be."""
+    loss: Finite | None = None
+    """Sum of the losses whose gradients it has; None: not known."""
     shapes: Line = ""
     """Of the model's inputs, where the number of samples is not known; empty: not known either."""
     why: Line = ""
@@ -199,7 +210,7 @@ class WorkerStep(Message):
 
     store: Name
     step: Number
-    sums: list[tuple[Name, float, float]] = msgspec.field(default_factory=list)
+    sums: Annotated[list[tuple[Name, float, float]], OF_KEYS] = msgspec.field(default_factory=list)
     """Of each parameter its name, the sum of its weights, and by how much rounding may have changed that."""
     batch: StepBatch | None = None
 
@@ -225,7 +236,7 @@ class Heartbeat(Request, tag=3):
     """How much a worker's steps vary."""
     account: AccountReport = msgspec.field(default_factory=AccountReport)
     """The parts of its time since the last heartbeat."""
-    steps: list[WorkerStep] = msgspec.field(default_factory=list)
+    steps: Annotated[list[WorkerStep], Meta(max_length=MAX_TOLD_STEPS)] = msgspec.field(default_factory=list)
     """What a worker tells of some of the steps since its last heartbeat."""
     reports: Annotated[list[ReportedFigures], Meta(max_length=MAX_REPORTS)] = msgspec.field(default_factory=list)
     """Figures of the worker's script since the last heartbeat."""
@@ -233,7 +244,7 @@ class Heartbeat(Request, tag=3):
     """None: the script has told no total of steps."""
     trace: TraceEvents | None = None
     """Events since the last heartbeat, while a trace is made."""
-    dealt: list[Dealt] = msgspec.field(default_factory=list)
+    dealt: Annotated[list[Dealt], Meta(max_length=MAX_WINDOWS)] = msgspec.field(default_factory=list)
     """Samples that were dealt since the last heartbeat."""
     taken_in: list[TakenIn] = msgspec.field(default_factory=list)
     """From a server: members that are not the first of their rank, as it knows them."""
@@ -255,18 +266,18 @@ class Death(Message):
 class News(Reply, tag=4):
     """The scheduler's answer to a heartbeat; also sent unasked when something happens."""
 
-    deaths: list[Death]
+    deaths: Annotated[list[Death], OF_MEMBERS]
     shutdown: bool
     """All workers have left; servers exit."""
-    left: list[Rank] = msgspec.field(default_factory=list)
+    left: Ranks = msgspec.field(default_factory=list)
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
-    suspects: list[SilentMember] = msgspec.field(default_factory=list)
+    suspects: Annotated[list[SilentMember], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Silent members on the receiver's host."""
-    lost: list[Death] = msgspec.field(default_factory=list)
+    lost: Annotated[list[Death], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
     generation: Number = 0
     """Generation in which the groups have changed last; 0: they are those of the start."""
-    groups: list[list[Rank]] = msgspec.field(default_factory=list)
+    groups: Groups = msgspec.field(default_factory=list)
     """The groups that fit the measured speeds since then."""
     at: Amount = 0.0
     """In an answer: the scheduler's clock."""
@@ -322,7 +333,7 @@ class KeySpec(Message):
     """Name, shape and tag of a key."""
 
     name: KeyName
-    shape: list[Count]
+    shape: Shape
     tag: Number
 
 
@@ -331,9 +342,9 @@ class BlockSpec(Message):
 
     block: Number
     dtype: Name
-    keys: list[KeySpec]
-    loads: list[Count]
-    speeds: list[Amount]
+    keys: Annotated[list[KeySpec], OF_KEYS]
+    loads: Counts
+    speeds: Annotated[list[Amount], OF_MEMBERS]
     bound: Count
     policy: Name
     whole: bool
@@ -349,7 +360,7 @@ class Publish(Request, tag=8):
     """Rank 0 publishes where keys are."""
 
     store: Name
-    blocks: list[BlockSpec]
+    blocks: Annotated[list[BlockSpec], OF_KEYS]
     goes_on: bool = False
     """The workers can go on if one of them dies."""
     auto: Name = ""
@@ -360,13 +371,13 @@ class Lookup(Request, tag=9):
     """Ask where keys are; answered when all of them are published. No keys: ask for all that are published."""
 
     store: Name
-    keys: list[KeyName]
+    keys: Annotated[list[KeyName], OF_KEYS]
 
 
 class Found(Reply, tag=10):
     """The blocks that hold the keys asked for."""
 
-    blocks: list[BlockSpec]
+    blocks: Annotated[list[BlockSpec], OF_KEYS]
 
 
 class AskAbsent(Request, tag=13):
@@ -392,10 +403,10 @@ class Gather(Request, tag=14):
 class Gathered(Reply, tag=15):
     """The bytes that every worker sent, by rank; empty for a worker that had left or died before."""
 
-    payloads: list[Saying]
-    gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    payloads: Annotated[list[Saying], OF_MEMBERS]
+    gone: Annotated[list[tuple[Rank, Number]], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
-    dead: list[Rank] = msgspec.field(default_factory=list)
+    dead: Ranks = msgspec.field(default_factory=list)
     """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""

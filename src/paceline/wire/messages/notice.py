@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from paceline.wire.messages.fields import Count, Line, Message, Name, Number, Rank, Reply, Request
+from paceline.wire.messages.fields import (
+    OF_KEYS,
+    OF_MEMBERS,
+    Count,
+    Line,
+    Message,
+    Name,
+    Number,
+    Rank,
+    Ranks,
+    Reply,
+    Request,
+)
 
 
 class Notice(Request, tag=46):
@@ -18,7 +32,7 @@ class Notice(Request, tag=46):
 class Noticed(Reply, tag=47):
     """The scheduler has told these workers that they are to leave."""
 
-    workers: list[Rank]
+    workers: Ranks
     stays: Line = ""
     """What stays on the host that was named: the job cannot go on without it."""
 
@@ -30,7 +44,7 @@ class GiveBack(Request, tag=48):
     epoch: Number
     done: Count
     """Samples of its part that it has trained on."""
-    again: list[Number] = msgspec.field(default_factory=list)
+    again: Annotated[list[Number], OF_KEYS] = msgspec.field(default_factory=list)
     """Samples of others that it was to train on after its part, and has not."""
 
 
@@ -54,4 +68,4 @@ class GoneWorker(Message):
 class Gone(Reply, tag=62):
     """The workers without which the others go on."""
 
-    workers: list[GoneWorker]
+    workers: Annotated[list[GoneWorker], OF_MEMBERS]

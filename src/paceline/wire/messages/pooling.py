@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from paceline.wire.messages.fields import Count, Name, Number, Rank, Reply, Request
+from paceline.wire.messages.fields import (
+    OF_MEMBERS,
+    Count,
+    Name,
+    Number,
+    Ranges,
+    Rank,
+    Reply,
+    Request,
+)
 
 
 class TakeSamples(Request, tag=16):
@@ -24,7 +35,7 @@ class TakeSamples(Request, tag=16):
     round: Number = 0
     """Last round that the worker has pushed."""
     epoch: Number = 0
-    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    left: Ranges = msgspec.field(default_factory=list)
     """Positions of the epoch that the walk begins with; none: all."""
     limit: Count = 0
     """Samples after which the walk is over; 0: no limit."""
@@ -44,7 +55,7 @@ class ReturnSamples(Request, tag=58):
     pool: Name
     number: Number
     """Number of the request with which it took them."""
-    ranges: list[tuple[Count, Count]]
+    ranges: Ranges
     round: Number = 0
     """Last round that the worker has pushed: it has trained on all samples that it took before."""
 
@@ -52,7 +63,7 @@ class ReturnSamples(Request, tag=58):
 class PoolSamples(Reply, tag=18):
     """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
 
-    ranges: list[tuple[Count, Count]]
+    ranges: Ranges
     over: bool
     waits: bool
     phase: Number
@@ -74,7 +85,7 @@ class SamplesLeft(Reply, tag=61):
     """Whether there is such a pool; without one the other fields say nothing."""
     walk: Number = 0
     epoch: Number = 0
-    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    left: Ranges = msgspec.field(default_factory=list)
     """Positions; none: all."""
-    held: list[tuple[Rank, list[tuple[Count, Count]], float]] = msgspec.field(default_factory=list)
+    held: Annotated[list[tuple[Rank, Ranges, float]], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Other workers that hold some of them: the positions, and the seconds since the worker got samples last."""

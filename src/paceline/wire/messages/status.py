@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_TEXT
+from paceline.wire.limits import MAX_BINS, MAX_FIGURES, MAX_TEXT
 from paceline.wire.messages.changes import Change
 from paceline.wire.messages.fields import (
+    OF_MEMBERS,
     Amount,
     Count,
     FigureName,
@@ -42,16 +43,18 @@ class MemberState(Message):
     sent: Number
     received: Number
     """Bytes over the network."""
-    phase: Annotated[str, Meta(pattern=r"^(live|silent|leaving|left|dead)\Z")]
+    phase: Annotated[str, Meta(max_length=8, pattern=r"^(live|silent|leaving|left|dead)\Z")]
     waits_for: Annotated[str, Meta(max_length=MAX_TEXT, pattern=r"^([0-9]{1,7}( [0-9]{1,7})*)?\Z")]
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
     step_s: Amount = 0.0
     """Seconds that a worker computes in a step, without its waits; 0: not known."""
     recent: Annotated[list[Window], Meta(max_length=1)] = msgspec.field(default_factory=list)
     """The account of its last rounds in one window; none: it has said nothing yet."""
-    whole: list[Window] = msgspec.field(default_factory=list)
+    whole: Annotated[list[Window], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The same of all its rounds so far."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
+    figures: Annotated[dict[FigureName, tuple[Number, Finite]], Meta(max_length=MAX_FIGURES)] = msgspec.field(
+        default_factory=dict
+    )
     """The last figures that its script has reported, each with its step."""
     came_last: Number = 0
     """Cohorts that a worker was the last of, at any server; ``late_s`` is how long after the others in all."""
@@ -76,24 +79,26 @@ class Told(Message):
 class Status(Reply, tag=12):
     """Members, how each does, and the deaths."""
 
-    members: list[Member]
-    states: list[MemberState]
-    deaths: list[Death]
-    auto: list[Line] = msgspec.field(default_factory=list)
+    members: Annotated[list[Member], OF_MEMBERS]
+    states: Annotated[list[MemberState], OF_MEMBERS]
+    deaths: Annotated[list[Death], OF_MEMBERS]
+    auto: Annotated[list[Line], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
-    verdicts: list[Line] = msgspec.field(default_factory=list)
+    verdicts: Annotated[list[Line], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The processes that are slow now: why, since when, what it costs, and what to do."""
-    told: list[Told] = msgspec.field(default_factory=list)
+    told: Annotated[list[Told], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The last changes of these, the oldest first."""
-    figures: dict[FigureName, tuple[Number, Finite]] = msgspec.field(default_factory=dict)
+    figures: Annotated[dict[FigureName, tuple[Number, Finite]], Meta(max_length=MAX_FIGURES)] = msgspec.field(
+        default_factory=dict
+    )
     """The last figures of the job, each with its step: means over the workers, weighted by samples."""
     cohorts: Number = 0
     """Cohorts of several workers that servers have merged."""
-    staleness: list[tuple[Number, Number]] = msgspec.field(default_factory=list)
+    staleness: Annotated[list[tuple[Number, Number]], Meta(max_length=MAX_BINS)] = msgspec.field(default_factory=list)
     """How many updates of servers had which staleness so far."""
-    weighing: list[Line] = msgspec.field(default_factory=list)
+    weighing: Annotated[list[Line], OF_MEMBERS] = msgspec.field(default_factory=list)
     """How workers weigh in the mean of their gradients, the newest last."""
-    changes: list[Change] = msgspec.field(default_factory=list)
+    changes: Annotated[list[Change], OF_MEMBERS] = msgspec.field(default_factory=list)
     """The last changes of the membership, the oldest first."""
 
     def __post_init__(self) -> None:

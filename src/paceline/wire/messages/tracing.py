@@ -7,7 +7,19 @@ from typing import Annotated
 from msgspec import Meta
 
 from paceline.wire.limits import MAX_AMOUNT, MAX_TRACE_BYTES
-from paceline.wire.messages.fields import Amount, Count, HostName, Line, Message, Number, Rank, Reply, Request, Role
+from paceline.wire.messages.fields import (
+    OF_MEMBERS,
+    Amount,
+    Count,
+    HostName,
+    Line,
+    Message,
+    Number,
+    Rank,
+    Reply,
+    Request,
+    Role,
+)
 
 _Time = Annotated[float, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """Seconds on a clock, or between two."""
@@ -59,7 +71,7 @@ class TracePart(Message):
 class TraceIs(Reply, tag=45):
     """Parts of a trace."""
 
-    parts: list[TracePart]
+    parts: Annotated[list[TracePart], OF_MEMBERS]
     is_over: bool
     """No part follows."""
     says: Line

@@ -39,3 +39,5 @@ class Training(Request, tag=96):
     """Equal numbers: walks in the same order; 0: not known."""
     inputs: Annotated[list[Number], Meta(max_length=MAX_INPUTS)] = msgspec.field(default_factory=list)
     """Checksums of the inputs of its model before each of the first passes; empty: not known, or always the same."""
+    losses: Annotated[list[Number], Meta(max_length=MAX_INPUTS)] = msgspec.field(default_factory=list)
+    """Checksums of the losses of these passes; without weights and chance that are alike, they prove nothing alone."""

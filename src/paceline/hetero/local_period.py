@@ -5,6 +5,7 @@
 | ``32``              | 32                                                                            |
 | ``32 by speed``     | 32 where it is the fastest worker, else as many as fit that one's time        |
 | ``30 s``            | as many as fit the time                                                       |
+| ``auto``            | as many as the link needs, by speed                                           |
 | with ``qsr``        | the more the smaller the learning rate is                                     |
 """
 
@@ -20,6 +21,9 @@ _NOISE = 0.03
 #: Steps of a period by speed, of the fastest worker.
 _BY_SPEED = 100
 
+#: Steps of the first period of ``auto``: the first one loads libraries, and four tell how long a step takes.
+FIRST_STEPS = 5
+
 #: Steps of any period at most: learning rates may go to 0.
 MOST_STEPS = 10_000
 
@@ -32,11 +36,13 @@ class Period:
         steps: steps of a worker, or of the fastest one where ``by_speed``; 0: the period is a time.
         seconds: the time.
         by_speed: slower workers take fewer steps: as many as fit the time of the fastest worker's.
+        is_auto: the steps follow the measured link and step; those here are the first period's.
     """
 
     steps: int = 0
     seconds: float = 0.0
     by_speed: bool = False
+    is_auto: bool = False
 
     @property
     def follows_speed(self) -> bool:
@@ -53,6 +59,8 @@ class Period:
         if isinstance(local_steps, int) and not isinstance(local_steps, bool) and local_steps >= 1:
             return cls(steps=local_steps)
         words = local_steps.split() if isinstance(local_steps, str) else []
+        if words == ["auto"]:
+            return cls(steps=FIRST_STEPS, by_speed=True, is_auto=True)
         if words[-2:] == ["by", "speed"] and len(words) <= 3 and (len(words) == 2 or words[0].isdigit()):
             steps = int(words[0]) if len(words) == 3 else _BY_SPEED
             if steps >= 1:
@@ -65,11 +73,13 @@ class Period:
             if 0 < seconds < math.inf:
                 return cls(seconds=seconds)
         raise ValueError(
-            f"local_steps={local_steps!r}: give a number of steps (32), a time ('30 s'), 'by speed', or '32 by speed'"
+            f"local_steps={local_steps!r}: give a number of steps (32), a time ('30 s'), '32 by speed', or 'auto'"
         )
 
     def __str__(self) -> str:
         """Return it for the log."""
+        if self.is_auto:
+            return "local steps, as many as the link needs"
         if self.seconds:
             return f"local steps for {self.seconds:g} s"
         return f"{self.steps} local steps{' of the fastest worker, fewer of slower ones' if self.by_speed else ''}"
@@ -133,18 +143,22 @@ class Progress:
     Attributes:
         taken: steps of this period.
         pushed: fragments that it has pushed.
+        base: steps of the next period, of the fastest worker and before the schedule.
         steps: steps of this period in all; 0: the period is a time.
         largest_lr: largest learning rate at the begin of a period so far.
     """
 
     def __init__(self, period: Period, fragments: int, schedule: Quadratic | None, now: float) -> None:
         self._period, self._fragments, self._schedule = period, fragments, schedule
-        self._began = now
+        self._began, self.base = now, period.steps
         self.taken = self.pushed = 0
         self.steps, self.largest_lr = period.steps, 0.0
+        self._is_whole = period.is_auto
+        """All fragments are due at the end of the period: nothing is known before that."""
 
     def begin(self, now: float) -> None:
         """Begin a period."""
+        self._is_whole = False
         self.taken, self.pushed, self._began = 0, 0, now
 
     def step(self, now: float, pace: Callable[[], Pace]) -> Sequence[int]:
@@ -165,14 +179,14 @@ class Progress:
 
     def _is_due(self, number: int, now: float) -> bool:
         """Return whether the period has come to the end of a fragment's part."""
-        part = (number + 1) / self._fragments
+        part = 1.0 if self._is_whole else (number + 1) / self._fragments
         if self.steps:
             return self.taken >= math.ceil(self.steps * part)
         return now - self._began >= self._period.seconds * part
 
     def _chosen(self, pace: Pace) -> int:
         """Return the steps of a period that begins now."""
-        base, self.largest_lr = self._period.steps, max(self.largest_lr, pace.lr)
+        base, self.largest_lr = self.base, max(self.largest_lr, pace.lr)
         if self._schedule is not None:
             base = self._schedule.steps(base, pace.lr, self.largest_lr)
         if not (self._period.by_speed and pace.step_s > 0 and pace.fastest_s > 0):

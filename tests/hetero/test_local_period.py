@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from paceline.hetero.local_period import MOST_STEPS, Pace, Period, Progress, Quadratic
 from paceline.optim.local_choices import LocalChoices
-from paceline.optim.local_period import MOST_STEPS, Pace, Period, Progress, Quadratic
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,10 @@ def test_wrong_choices_are_refused(options):
 
 def test_period_of_a_time_has_no_schedule_and_options_need_a_period():
     sgd = torch.optim.SGD([torch.zeros(1)])
-    with pytest.raises(ValueError, match="a time"):
+    with pytest.raises(ValueError, match="number of steps"):
         LocalChoices.of(sgd, "30 s", "qsr")
+    with pytest.raises(ValueError, match="number of steps"):
+        LocalChoices.of(sgd, "auto", "qsr")
     for options in ({"fragments": 2}, {"blend": 0.5}, {"schedule": "qsr"}, {"outer": {"lr": 1.0}}):
         with pytest.raises(ValueError, match="belong to local_steps="):
             LocalChoices.of(sgd, None, **options)
