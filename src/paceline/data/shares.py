@@ -29,10 +29,13 @@ from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.worker import notice
+from paceline.worker.joining import Part
 
 _log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
+
+_FETCHED_AHEAD = "their DataLoader fetches batches ahead: nobody can join where these are dealt; give it num_workers=0"
 
 #: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two exchanges.
 _REMEMBERED = MOST_STEPS + 4
@@ -141,18 +144,25 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._log: DealingLog | None = None
         if dist is not None and is_logged and deadline_s is None:
             self._log = DealingLog(dist.session, name, self._settings)
-        self._is_handed_out = False
-        """Whether the last epoch was walked to its end."""
+        self._is_handed_out = self._has_joined = False
+        """Whether the last epoch was walked to its end, and whether this worker has joined since the last iteration."""
         self._begun = 0, 0
         """Batch and index at which the last iteration began."""
         self._dealing: Dealing | None = None
         """The last iteration, as far as it is known what the loop has got of it."""
+        if dist is not None:
+            dist.session.joining.add(name, Part(self._standing, self._stand))
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or that comes next when none has begun."""
+        """The epoch that is under way, or that comes next when none has begun.
+
+        In a process that takes over from a worker that has died, it joins the job first.
+        """
+        if self._session is not None:
+            self._session.joining.join(self._speeds.are_exchanged)
         return self._epoch
 
     @property
@@ -214,18 +224,7 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
-        ahead = fetched_ahead()
-        if self._deadline is not None:
-            check_prefetch(ahead)
-        self._prefetch = max(self._prefetch, ahead)
-        self._take_back()
-        if self._is_handed_out and not self._prefetch:
-            self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
-        self._follow(self._speeds.gather())
-        if not self._pending:
-            self._next_epoch()
-        self._pending = self._is_handed_out = False
-        self._begun = self._row, self._first
+        self._begin(fetched_ahead())
         order, sizes = self._order(), deque[int]()
         round, position = self._round(), self._handed_out.position
         self._handed_out.begin(self._prefetch + _REMEMBERED)
@@ -259,7 +258,28 @@ class SharedBatchSampler(Sampler[list[int]]):
                 gone = self._speeds.end_step(self._shares.samples, is_last)
                 self._leave_for_later()
                 self._follow(gone)
+                self._welcome()
         self._is_handed_out = True
+
+    def _begin(self, ahead: int) -> None:
+        """Begin the next epoch, or go on with one, with the speeds of all workers."""
+        if self._session is not None:
+            self._session.joining.check_joined()
+        if self._deadline is not None:
+            check_prefetch(ahead)
+        self._prefetch = max(self._prefetch, ahead)
+        self._speeds.why_shut = _FETCHED_AHEAD if self._prefetch else ""
+        self._take_back()
+        if self._is_handed_out and not self._prefetch:
+            self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
+        has_joined, self._has_joined = self._has_joined, False
+        if not has_joined:  # else it was let in where the others are
+            self._follow(self._speeds.gather())
+        if not self._pending:
+            self._next_epoch()
+        self._pending = self._is_handed_out = False
+        self._begun = self._row, self._first
+        self._welcome()
 
     def _odd(self, order: NDArray[np.int64], first: int) -> list[int]:
         """Return the samples of a global batch that do not simply follow from the order: the last ones of an epoch."""
@@ -314,6 +334,14 @@ class SharedBatchSampler(Sampler[list[int]]):
         if self._measures:
             present = self._shares.samples
             self._shares.revise({worker: speed for worker, speed in self._speeds.told.items() if worker in present})
+
+    def _welcome(self) -> None:
+        """Let those step with this worker that the last exchange has let in."""
+        if self._session is None:
+            return
+        for worker in (*self._session.came, *self._speeds.present):
+            self._shares.join(worker)
+        self._session.welcome()
 
     def _leave_for_later(self) -> None:
         """Let the rest of the workers' parts of the last global batch come once more."""
@@ -382,6 +410,24 @@ class SharedBatchSampler(Sampler[list[int]]):
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
             self._shares = Shares(self._shares.global_batch, shares, self._speeds.caps)
+
+    def _standing(self) -> State:
+        """Return where this worker stands between two batches, for one that joins there."""
+        place = {"epoch": self._epoch, "row": self._row, "first": self._first, "again": list(self._handed_out.again)}
+        place |= {"pending": self._pending, "over": self._is_handed_out}
+        return place | {"samples": dict(self._shares.samples), "speeds": self._speeds.state()}
+
+    def _stand(self, there: State | None) -> None:
+        if there is None:
+            return
+        self._epoch, self._row, self._first = there["epoch"], there["row"], there["first"]
+        self._handed_out.begin(0)
+        self._handed_out.again = list(there["again"])
+        self._speeds.stand(there["speeds"])
+        self._shares.stand(there["samples"], self._speeds.told)
+        self._is_handed_out = there["over"]
+        self._has_joined = not (there["pending"] or there["over"])
+        self._pending = there["pending"] or self._has_joined
 
     def _ahead(self, is_over: bool) -> int:
         """Return how many of the batches that were handed out the loop does not have yet."""

@@ -57,6 +57,8 @@ class Waiting:
     """The worker at the barrier pauses at the servers."""
     lets_in: bool = False
     """Replacements may be let in while all workers are there."""
+    why_shut: str = ""
+    """Why not, nevertheless."""
 
 
 def refuse(peer: bytes, seq: int, text: str) -> Answer:

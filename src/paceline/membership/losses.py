@@ -60,11 +60,11 @@ class Losses:
         """Whether a store has all workers in lock step."""
         return False in self._wishes
 
-    def rejoin(self, worker: int) -> None:
-        """Note that another process has the rank of a worker that was gone, and counts."""
-        self.rounds.pop(worker, None)
+    def rejoin(self, worker: int) -> int:
+        """Note that another process has the rank of a worker that was gone, and counts; returns its last round."""
         self.deaths.pop(worker, None)
         self.noticed.discard(worker)
+        return self.rounds.pop(worker)
 
     def add(self, death: m.Death) -> None:
         """Note that a worker has died, and that the job goes on."""
@@ -82,7 +82,8 @@ class Losses:
         """Return the lost workers that all these servers have taken out since the last call; they are gone now."""
         found = [worker for worker, rounds in self._found.items() if rounds.keys() >= set(servers)]
         for worker in found:
-            self.rounds[worker] = max(self._found.pop(worker).values(), default=0)
+            rounds = self._found.pop(worker).values()
+            self.rounds[worker] = max([*rounds, self.rounds.get(worker, 0)])  # the latter: of the process before
         return found
 
 

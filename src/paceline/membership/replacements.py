@@ -49,7 +49,8 @@ class _Newcomer:
 class LetIn:
     """Workers that count from now on."""
 
-    ranks: list[int]
+    rounds: dict[int, int]
+    """By rank, the last round of the process before."""
     phase: int
     answers: list[Action]
 
@@ -130,7 +131,7 @@ class Replacements:
         if not ready:
             return None
         answers: list[Action] = []
-        phase, giver = 0, self._giver()
+        phase, giver, rounds = 0, self._giver(), dict[int, int]()
         for rank, one in ready:
             assert one.counts is not None
             assert one.ready is not None
@@ -139,8 +140,15 @@ class Replacements:
             record = self._roster["worker", rank]
             record.joining, record.round = False, one.counts.round
             answers.append(Answer(one.ready.peer, one.ready.seq, m.Joined(phase, one.counts.round, giver)))
-            self._losses.rejoin(rank)
-        return LetIn([rank for rank, _ in ready], phase, answers)
+            rounds[rank] = self._losses.rejoin(rank)
+        return LetIn(rounds, phase, answers)
+
+    def refuse(self, why: str) -> list[Action]:
+        """Return the answers to those that are ready, and cannot be let in."""
+        ready = [one.ready for one in self._new.values() if one.ready is not None and one.counts is None]
+        for one in self._new.values():
+            one.ready = one.ready if one.counts is not None else None
+        return [Answer(one.peer, one.seq, m.Failed("PacelineError", f"it cannot join: {why}")) for one in ready]
 
     def _giver(self) -> int:
         """Return the worker that gives its state to those who join in lock step: of those that counted before."""

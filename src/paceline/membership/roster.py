@@ -249,10 +249,10 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         return ""
 
     def takes_over(self, hello: m.Hello) -> bool:
-        """Tell whether a process takes the rank of a worker that has died."""
+        """Tell whether a process takes the rank of a worker that has died, as is known or soon will be."""
         record = self.get((hello.role, hello.rank))
-        is_dead_worker = record is not None and record.dead and hello.role == "worker"
-        return is_dead_worker and record is not None and hello.incarnation > record.member.incarnation
+        is_later = record is not None and not record.left and hello.incarnation > record.member.incarnation
+        return is_later and hello.role == "worker"
 
     def free_rank(self, role: str) -> int:
         """Return the lowest free rank of a role; -1 if there is none."""

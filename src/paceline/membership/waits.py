@@ -37,7 +37,7 @@ class Waits:
             case m.Enter():
                 return self._enter(key, Waiting(peer, seq, pauses=body.pauses), body.barrier, body.store, body.round)
             case m.Gather():
-                waiting = Waiting(peer, seq, payload=body.payload, lets_in=body.lets_in)
+                waiting = Waiting(peer, seq, payload=body.payload, lets_in=body.lets_in, why_shut=body.why_shut)
                 return self._enter(key, waiting, body.barrier)
             case m.Join():
                 self._replacements.ready(key[1], Waiting(peer, seq))
@@ -101,7 +101,9 @@ class Waits:
         if not self._has_started:
             return []
         wanted = self._roster.expected()
-        cuts = self.barriers.cuts(wanted)
+        cuts, why_shut = self.barriers.cuts(wanted)
+        if why_shut:
+            return [*self._replacements.refuse(why_shut), *self.barriers.opened(wanted, self._losses)]
         if cuts and (self._replacements.is_letting_in or self._replacements.begin(self._round())):
             return self.barriers.opened(wanted, self._losses, cuts)
         return self.barriers.opened(wanted, self._losses)
@@ -111,7 +113,7 @@ class Waits:
 
     def let_in(self, wanted: Collection[MemberKey], found: LetIn) -> list[Action]:
         """Open the gathers in which these workers have waited until others count; returns the answers."""
-        for rank in found.ranks:
+        for rank in found.rounds:
             self.pools.rejoin(rank, found.phase)
         return self.barriers.let_in(wanted, self._losses, found)
 

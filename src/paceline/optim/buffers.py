@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Sequence
+from typing import Any
 
 import torch
 

@@ -51,7 +51,7 @@ class _Session(Session):
         return pauses
 
     def gather(
-        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False
+        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False, why_shut: str = ""
     ) -> list[bytes]:
         """Return what this worker says; a test calls its workers one after the other."""
         return [payload if rank == self.rank else b"" for rank in range(len(self.workers))]

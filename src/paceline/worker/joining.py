@@ -4,13 +4,13 @@ Its script runs from its first line. What it sets up has been set up before, so 
 told: until it counts, gathers and barriers are its own, and requests that would change the servers are answered here.
 Its loop asks the sampler where the job is: there it is let in, and gets the state of a living worker.
 
-| state   | event                                               | action                                       | next    |
-|---------|-----------------------------------------------------|----------------------------------------------|---------|
-| sets up | a gather or a barrier                               | it opens at once                             | sets up |
-| sets up | ``Init``, ``SetUpdater`` and the like               | nothing                                      | sets up |
-| sets up | a push                                              | ``PacelineError`` that names the loop's form | sets up |
-| sets up | :meth:`Joining.join`                                | ask the scheduler; take the state            | counts  |
-| counts  | a gather lets others in, and this worker is to give | give the state of all its :class:`Part`      | counts  |
+| state   | event                                          | action                                       | next    |
+|---------|------------------------------------------------|----------------------------------------------|---------|
+| sets up | a gather or a barrier                          | it opens at once                             | sets up |
+| sets up | ``Init``, ``SetUpdater`` and the like          | nothing                                      | sets up |
+| sets up | a push                                         | ``PacelineError`` that names the loop's form | sets up |
+| sets up | :meth:`Joining.join`                           | ask the scheduler; take the state            | counts  |
+| counts  | a gather lets others in, and this one gives    | give the state of all its :class:`Part`      | counts  |
 
 State goes through a server, as frames of meetings of the two workers.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,7 +43,10 @@ _SET_UP = (
 _PART_BYTES = 64 << 20
 
 #: The form of a loop that another process can join.
-FORM = "for epoch in range(sampler.epoch, epochs)"
+FORM = (
+    "write it as 'for epoch in range(sampler.epoch, epochs)', with a paceline.data.SharedBatchSampler of measured "
+    "shares in lock step, or a PooledBatchSampler elsewhere (docs/elastic.md)"
+)
 
 
 class Part(NamedTuple):
@@ -128,11 +131,6 @@ class Joining:
                 self._host.check()  # if the job goes on, so does this worker
                 logger.warning("worker %d has not got its state: %s", worker, error)
 
-    def welcome(self, came: Sequence[int], ranks: Iterable[int], gone: Collection[int], phase: int) -> None:
-        """Give the state to workers that were let in, if this one has the lowest rank of those that were there."""
-        if came and self._host.rank == min(rank for rank in ranks if rank not in gone and rank not in came):
-            self.give(came, phase)
-
     def _take_from(self, giver: int, phase: int) -> None:
         (head,) = self._meet(giver, self._host.rank, phase, 0, ())
         said = json.loads(bytes(memoryview(head)))
@@ -157,10 +155,16 @@ class Joining:
 
     # ---- joining ---------------------------------------------------------------------------------------------------
 
-    def join(self) -> None:
-        """Count from now on, if this worker does not yet: wait until it is let in, and take the state."""
+    def join(self, can_be_let_in: bool = True) -> None:
+        """Count from now on, if this worker does not yet: wait until it is let in, and take the state.
+
+        Raises:
+            PacelineError: nobody lets it in.
+        """
         if not self.is_on:
             return
+        if not can_be_let_in:
+            self.check_joined()
         answer = self._host.call_scheduler(m.Join(), "being let in")
         assert isinstance(answer, m.Joined)
         self.is_on, self.round, self.phase = False, answer.round, answer.phase
@@ -171,6 +175,18 @@ class Joining:
             if (take := method()) is not None:
                 take(self._arrived.pop(name, None))
         logger.warning("worker %d has joined after round %d", self._host.rank, answer.round)
+
+    def check_joined(self) -> None:
+        """Raise where a loop goes on that has not asked where the job is.
+
+        Raises:
+            PacelineError: names the form of a loop that can be joined.
+        """
+        if self.is_on:
+            raise PacelineError(
+                f"worker {self._host.rank} takes over from a process that has died, and its loop trains without having "
+                f"joined the others: {FORM}"
+            )
 
     def _why_not_taken(self, answer: m.Joined) -> str:
         try:
@@ -189,10 +205,7 @@ class Joining:
         if not self.is_on:
             return None
         if isinstance(body, m.Push | m.AskNorm):
-            raise PacelineError(
-                f"worker {self._host.rank} joins a job that trains, and pushes before it was let in: its loop has to "
-                f"ask a sampler of paceline.data where the job is: {FORM}"
-            )
+            self.check_joined()
         if not isinstance(body, _SET_UP):
             return None
         call = Call(whom, what, body, (), None)

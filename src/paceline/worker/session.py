@@ -13,6 +13,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from paceline.config import Settings
 from paceline.errors import DeadlineError, PacelineError
@@ -107,7 +108,7 @@ class Session:
         self.came: list[int] = []
         """Replacements that were let in by the last gather."""
         self.joining = Joining(self, settings.incarnation > 0)
-        self.joining.add("gathers", Part(self._give_gathers, self._take_gathers))
+        self.joining.add("session", Part(self._standing, self._stand))
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -168,6 +169,11 @@ class Session:
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
         return [*self._lifeline.lost, *self._lifeline.deaths]
+
+    @property
+    def has_joiners(self) -> bool:
+        """Whether processes wait to take over from workers that have died."""
+        return bool(self._lifeline.joiners)
 
     @property
     def fitting_groups(self) -> tuple[int, list[list[int]]]:
@@ -350,7 +356,7 @@ class Session:
         return answer.mixed
 
     def gather(
-        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False
+        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False, why_shut: str = ""
     ) -> list[bytes]:
         """Return the payloads of all workers, by rank.
 
@@ -360,7 +366,9 @@ class Session:
             name: purpose of the call. It need not be unique: calls with the same name are counted.
             payload: this worker's payload; those of all workers together have at most 8 MiB.
             timeout_s: longest wait for all workers, in seconds; by default as for any request.
-            lets_in: all workers are between the same two rounds: others may be let in, which are then in :attr:`came`.
+            lets_in: all workers are between the same two rounds: others may be let in, which are then in :attr:`came`,
+                until :meth:`welcome`.
+            why_shut: why nobody may be let in there nevertheless; who waits for it gets this error.
 
         Returns:
             One entry for each rank; empty for a worker that left the job without an error before it called.
@@ -379,7 +387,7 @@ class Session:
         if self.joining.is_on:
             return [bytes(payload)] * self.settings.num_workers
         full = f"gather/{name}/{self._gathers[name]}"
-        body = m.Gather(full, bytes(payload), self.round, lets_in)
+        body = m.Gather(full, bytes(payload), self.round, lets_in, why_shut)
         gathered = self.call_scheduler(body, f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
         self.gone, self.dead, self.came = dict(gathered.gone), frozenset(gathered.dead), gathered.came
@@ -389,15 +397,20 @@ class Session:
     def welcome(self) -> None:
         """Give those that the last gather has let in their state, if this worker is to; all its parts know of them."""
         came, self.came = self.came, []
-        self.joining.welcome(came, range(self.settings.num_workers), self.gone, self.stores.phase)
+        is_giver = bool(came) and self.is_lead
+        self.gone = {rank: last for rank, last in self.gone.items() if rank not in came}
+        self.dead -= set(came)
+        if is_giver:
+            self.joining.give(came, self.stores.phase)
 
-    def _give_gathers(self) -> dict[str, int]:
-        return dict(self._gathers)
+    def _standing(self) -> dict[str, Any]:
+        return {"gathers": dict(self._gathers), "gone": self.gone, "dead": sorted(self.dead)}
 
-    def _take_gathers(self, gathers: Mapping[str, int] | None) -> None:
+    def _stand(self, there: Mapping[str, Any] | None) -> None:
         """Be where the others are that have been there before."""
-        self._gathers = Counter(gathers or self._gathers)
         self.stores.phase, self._lifeline.round = self.joining.phase, self.joining.round
+        if there is not None:
+            self._gathers, self.gone, self.dead = there["gathers"], there["gone"], frozenset(there["dead"])
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
 

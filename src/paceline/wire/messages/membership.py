@@ -398,6 +398,8 @@ class Gather(Request, tag=14):
     """Last round that the worker has pushed; it is answered."""
     lets_in: bool = False
     """All workers are between the same two rounds here, so that others can be let in."""
+    why_shut: Line = ""
+    """Why nobody may be let in nevertheless."""
 
 
 class Gathered(Reply, tag=15):
