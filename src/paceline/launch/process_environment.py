@@ -37,6 +37,7 @@ OWNED = frozenset(
         "rank",
         "local_rank",
         "restart",
+        "incarnation",
         "page_token",
     )
 ) | {

@@ -52,7 +52,7 @@ class Barriers:
         return [action for name in complete for action in self._open(name, self._inside.pop(name), losses, found)]
 
     def cuts(self, wanted: Collection[MemberKey]) -> tuple[list[str], str]:
-        """Return the gathers that all wanted workers have entered, and that let workers in; and why not nevertheless."""
+        """Return the gathers that all wanted workers have entered, and that let workers in; and why not."""
         complete = [name for name in self._inside if not self.missing(name, wanted)]
         cuts = [name for name in complete if all(one.lets_in for one in self._inside[name].values())]
         return cuts, next((one.why_shut for name in cuts for one in self._inside[name].values() if one.why_shut), "")

@@ -34,8 +34,8 @@ class Losses:
         """By rank, the deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone or has left."""
-        self.history: list[m.Death] = []
-        """All deaths without which the job went on, those of replaced workers too."""
+        self.history: list[m.Death | int] = []
+        """The deaths without which the job went on, and the ranks in which others counted after that, in order."""
         self.noticed: set[int] = set()
         """Workers that have left under notice."""
         self._found: dict[int, dict[int, int]] = {}
@@ -63,13 +63,14 @@ class Losses:
     def rejoin(self, worker: int) -> int:
         """Note that another process has the rank of a worker that was gone, and counts; returns its last round."""
         self.deaths.pop(worker, None)
-        self.noticed.discard(worker)
+        self.history.append(worker)
         return self.rounds.pop(worker)
 
-    def add(self, death: m.Death) -> None:
-        """Note that a worker has died, and that the job goes on."""
+    def add(self, death: m.Death, counted: bool = True) -> None:
+        """Note that a worker has died, and that the job goes on; or a process that did not count yet."""
         self.deaths[death.rank] = death
-        self.history.append(death)
+        if counted:
+            self.history.append(death)
         self._found[death.rank] = {}
 
     def taken_out(self, server: int, found: Iterable[tuple[int, int]]) -> None:

@@ -306,10 +306,9 @@ class Membership:
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         record = self._roster[key]
         record.dead = True
-        if key[0] == "worker":
-            self.replacements.drop(key[1])
         death = m.Death(key[0], key[1], record.member.host, reason, record.member.incarnation)
-        return self._survivors.lose(death) if self._goes_on_without(key) else self._fail_with(death, now)
+        goes_on = record.joining or self._goes_on_without(key)
+        return self._survivors.lose(death) if goes_on else self._fail_with(death, now)
 
     def _goes_on_without(self, key: MemberKey) -> bool:
         """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
@@ -331,8 +330,6 @@ class Membership:
         record.code = code
         if record.left and record.notice:
             return [Warn(f"{record} had left, and its process has ended: {why_ended(code)}")] if code else []
-        if record.dead and role == "worker" and code and rank in self.losses.deaths:
-            self.losses.history.append(m.Death(role, rank, record.member.host, why_ended(code)))
         if record.dead or (record.left and code == 0 and (role == "worker" or self._ending.began is not None)):
             return []
         if record.left and code == 0:

@@ -30,6 +30,9 @@ from paceline.membership.losses import Losses
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.wire import messages as m
 
+#: Answer to those who come too late.
+_OVER = m.Failed("JobOverError", "the job has ended before this process could join")
+
 
 @dataclass
 class _Newcomer:
@@ -85,13 +88,15 @@ class Replacements:
                 self._has_news = True
                 return
 
-    def ready(self, rank: int, waiting: Waiting) -> None:
-        """Note that a replacement has come to its loop."""
+    def ready(self, rank: int, waiting: Waiting) -> list[Action]:
+        """Note that a replacement has come to its loop; returns the answer if it is too late."""
         one = self._new.get(rank)
-        if one is not None:
-            one.ready, self._has_news = waiting, True
-            if not self._losses.is_lock_step:
-                self.begin(self._losses.rounds.get(rank, 0))
+        if one is None:
+            return [Answer(waiting.peer, waiting.seq, _OVER)]
+        one.ready, self._has_news = waiting, True
+        if not self._losses.is_lock_step:
+            self.begin(self._losses.rounds.get(rank, 0))
+        return []
 
     def begin(self, round: int) -> bool:
         """Let all count that are ready, after a round, once all servers let them; returns whether there are any."""
@@ -163,11 +168,10 @@ class Replacements:
 
     def end(self) -> list[Action]:
         """Return the answers to those who come too late: the job ends."""
-        over = m.Failed("JobOverError", "the job has ended before this process could join")
         waiting = [Waiting(one.peer, one.seq) for one in self._new.values() if not one.welcomed]
         waiting += [one.ready for one in self._new.values() if one.ready is not None]
         self._new.clear()
-        return [Answer(one.peer, one.seq, over) for one in waiting]
+        return [Answer(one.peer, one.seq, _OVER) for one in waiting]
 
     # ---- questions -------------------------------------------------------------------------------------------------
 

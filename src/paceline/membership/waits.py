@@ -40,8 +40,7 @@ class Waits:
                 waiting = Waiting(peer, seq, payload=body.payload, lets_in=body.lets_in, why_shut=body.why_shut)
                 return self._enter(key, waiting, body.barrier)
             case m.Join():
-                self._replacements.ready(key[1], Waiting(peer, seq))
-                return self._opened()
+                return [*self._replacements.ready(key[1], Waiting(peer, seq)), *self._opened()]
             case m.Publish():
                 self._losses.note_store(body.goes_on)
                 return [Answer(peer, seq, m.Done()), *self.directory.publish(body.store, body.blocks)]

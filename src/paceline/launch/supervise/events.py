@@ -69,6 +69,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The scheduler says that a process counts which has taken over from a worker that has died."""
+
+    member: ProcessName
+
+
+@dataclass(frozen=True)
 class Left:
     """The scheduler says that a worker under notice has left the job: its exit code does not matter any more."""
 
@@ -136,6 +143,7 @@ Event: TypeAlias = (
     | Stopped
     | Unheard
     | Lost
+    | Joined
     | Left
     | Complete
     | Alone
@@ -154,6 +162,7 @@ _WORDS: dict[str, type[Any]] = {
     "exited": Exited,
     "stopped": Stopped,
     "lost": Lost,
+    "joined": Joined,
     "left": Left,
     "complete": Complete,
     "alone": Alone,
