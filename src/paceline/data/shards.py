@@ -24,10 +24,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data.fetching import is_in_loader
-from paceline.data.partition import check_epoch, check_part, own_part, part_of
+from paceline.data.partition import check_epoch, check_part, fractions_of, own_part, part_of
 from paceline.data.pool import session_of, walker_of
 from paceline.data.sampler import ShardedSampler, State, check_kind, epoch_order
-from paceline.data.shares import fractions_of
 from paceline.hetero import split_evenly
 from paceline.kvstore.agreement import Fact
 from paceline.kvstore.base import KVStoreBase

@@ -19,15 +19,13 @@ from paceline.data.deadline import Accumulates, Deadline, accumulate, check_dead
 from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
-from paceline.data.partition import check_epoch, length_of, read_spans
+from paceline.data.partition import check_epoch, fractions_of, length_of
 from paceline.data.sampler import State, epoch_order
-from paceline.data.speeds import MOST_STEPS, Speeds
+from paceline.data.speeds import MOST_STEPS, Speeds, lock_step_of
 from paceline.data.states import place_of
-from paceline.errors import ConfigError
 from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
 from paceline.worker import notice
 from paceline.worker.joining import Part
 
@@ -123,7 +121,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
-        dist = _lock_step_of(store, self._measures, deadline_s)
+        dist = lock_step_of(store, self._measures, deadline_s)
         self._session = None if dist is None else dist.session
         if self._session is not None and self._measures:
             self._session.has_measured_shares = True
@@ -159,7 +157,7 @@ class SharedBatchSampler(Sampler[list[int]]):
     def epoch(self) -> int:
         """The epoch that is under way, or that comes next when none has begun.
 
-        In a process that takes over from a worker that has died, it joins the job first.
+        A process that takes over from a worker that has died joins the job here.
         """
         if self._session is not None:
             self._session.joining.join(self._speeds.are_exchanged)
@@ -272,12 +270,11 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._take_back()
         if self._is_handed_out and not self._prefetch:
             self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
-        has_joined, self._has_joined = self._has_joined, False
-        if not has_joined:  # else it was let in where the others are
+        if not self._has_joined:  # else it was let in where the others are
             self._follow(self._speeds.gather())
         if not self._pending:
             self._next_epoch()
-        self._pending = self._is_handed_out = False
+        self._pending = self._is_handed_out = self._has_joined = False
         self._begun = self._row, self._first
         self._welcome()
 
@@ -337,11 +334,10 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def _welcome(self) -> None:
         """Let those step with this worker that the last exchange has let in."""
-        if self._session is None:
-            return
-        for worker in (*self._session.came, *self._speeds.present):
-            self._shares.join(worker)
-        self._session.welcome()
+        if self._session is not None:
+            for worker in (*self._session.came, *self._speeds.present):
+                self._shares.join(worker)
+            self._session.welcome()
 
     def _leave_for_later(self) -> None:
         """Let the rest of the workers' parts of the last global batch come once more."""
@@ -414,19 +410,17 @@ class SharedBatchSampler(Sampler[list[int]]):
     def _standing(self) -> State:
         """Return where this worker stands between two batches, for one that joins there."""
         place = {"epoch": self._epoch, "row": self._row, "first": self._first, "again": list(self._handed_out.again)}
-        place |= {"pending": self._pending, "over": self._is_handed_out}
-        return place | {"samples": dict(self._shares.samples), "speeds": self._speeds.state()}
+        place |= {"pending": self._pending, "over": self._is_handed_out, "samples": dict(self._shares.samples)}
+        return place | {"speeds": self._speeds.state()}
 
     def _stand(self, there: State | None) -> None:
         if there is None:
             return
         self._epoch, self._row, self._first = there["epoch"], there["row"], there["first"]
-        self._handed_out.begin(0)
         self._handed_out.again = list(there["again"])
         self._speeds.stand(there["speeds"])
         self._shares.stand(there["samples"], self._speeds.told)
-        self._is_handed_out = there["over"]
-        self._has_joined = not (there["pending"] or there["over"])
+        self._is_handed_out, self._has_joined = there["over"], not (there["pending"] or there["over"])
         self._pending = there["pending"] or self._has_joined
 
     def _ahead(self, is_over: bool) -> int:
@@ -456,36 +450,3 @@ class SharedBatchSampler(Sampler[list[int]]):
             return
         check_deadline(deadline_s, self._max_batch)
         check_prefetch(self._prefetch)
-
-
-def _lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
-    """Return the store whose workers agree on shares; None: there is one worker."""
-    if not isinstance(store, DistStore):
-        return None
-    if (measures or deadline_s is not None) and store.policy.merge != "all":
-        what, instead = ("shares='measured'", "Give fractions") if measures else ("deadline_s", "Take a pool")
-        raise ValueError(
-            f"{what} needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
-            f"would have to wait for each other to agree. {instead} instead"
-        )
-    return store
-
-
-def fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
-    """Return the fraction of each worker with which a job begins.
-
-    Raises:
-        ValueError: there is not one per worker.
-        ConfigError: the file cannot be used.
-    """
-    if isinstance(shares, str) and shares in ("equal", "measured"):
-        return [1.0] * num_workers
-    if isinstance(shares, str | os.PathLike):
-        if not os.path.exists(shares):
-            raise ConfigError(
-                f"shares={os.fspath(shares)!r} is neither 'equal' nor 'measured', nor is there such a file"
-            )
-        return [end - begin for begin, end in read_spans(shares, num_workers)]
-    if len(shares) != num_workers:
-        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
-    return [float(one) for one in shares]

@@ -24,6 +24,7 @@ from collections.abc import Collection
 
 from paceline.data.sampler import State
 from paceline.hetero import Speed, SpeedMeter
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 
 #: Number of the step, fixed seconds, seconds per sample (0: not known yet), the largest batch that fits into memory (0:
@@ -187,3 +188,16 @@ class Speeds:
             step, *_, done, _ = _NOTE.unpack(note)
             if step == self._steps and done >= 0:
                 self._done.setdefault(worker, done)
+
+
+def lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
+    """Return the store whose workers agree on shares; None: there is one worker."""
+    if not isinstance(store, DistStore):
+        return None
+    if (measures or deadline_s is not None) and store.policy.merge != "all":
+        what, instead = ("shares='measured'", "Give fractions") if measures else ("deadline_s", "Take a pool")
+        raise ValueError(
+            f"{what} needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
+            f"would have to wait for each other to agree. {instead} instead"
+        )
+    return store

@@ -161,10 +161,12 @@ class Replacements:
             return -1
         return min((one.member.rank for one in self._roster.of_role("worker") if one.counts), default=-1)
 
-    def drop(self, rank: int) -> None:
-        """Forget a replacement that has died."""
-        self._new.pop(rank, None)
-        self._counting.pop(rank, None)
+    def drop(self, member: m.Member) -> None:
+        """Forget a replacement that has died; not one that waits for this death."""
+        one = self._new.get(member.rank)
+        if one is not None and one.hello.incarnation == member.incarnation:
+            del self._new[member.rank]
+        self._counting.pop(member.rank, None)
 
     def end(self) -> list[Action]:
         """Return the answers to those who come too late: the job ends."""

@@ -43,7 +43,7 @@ class Survivors:
     def lose(self, death: m.Death) -> list[Action]:
         """Tell all that a worker has died, without which they go on."""
         record = self._roster[death.role, death.rank]
-        self._replacements.drop(death.rank)
+        self._replacements.drop(record.member)
         self._losses.add(death, counted=not record.joining)
         news = [Answer(record.peer, 0, self._news(record)) for record in self._roster.live()]
         return [Warn(f"{describe(death)}; the others go on"), *news]

@@ -6,6 +6,7 @@ A deadline judges those who do not move, not those who are slow: a worker within
 |---|---|
 | push, norm of a round | the workers that have not pushed |
 | meeting, barrier, gather | the workers that have not come |
+| being let in | the other workers |
 | any other; a push that its server has not got yet | its asker and the server that answers |
 """
 
@@ -17,9 +18,13 @@ from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 from paceline.net.call import Call
+from paceline.net.client import Client
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
+
+#: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
+MISSING_TIMEOUT_S = 5.0
 
 
 def questions_about(request: m.Request | None) -> list[m.Request]:
@@ -82,9 +87,7 @@ def _said(member: m.Member, state: m.MemberState) -> str:
 
 
 def whom_it_waits_for(
-    late: Call,
-    ask: Callable[[int, Sequence[m.Request]], tuple[list[m.Body | None], m.Body | None]],
-    between: tuple[int, int],
+    late: Call, client: Client, ask_status: Callable[[], m.Body], between: tuple[int, int]
 ) -> tuple[Awaited, str]:
     """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
 
@@ -92,17 +95,24 @@ def whom_it_waits_for(
 
     Args:
         late: the request.
-        ask: returns a channel's answers to questions, none if they are late, and the status.
+        client: has sent it.
+        ask_status: returns the scheduler's status.
         between: rank of the asker, and of the server that it has asked.
     """
+    questions = questions_about(late.request if late.seq else None)
     try:
-        answers, status = ask(late.channel, questions_about(late.request if late.seq else None))
+        asked = [client.ask(late.channel, one, "asking who is missing") for one in questions]
+        status = ask_status()
+        # A question waits until the message has left that is under way on its connection.
+        is_told = bool(asked) and client.wait(asked, MISSING_TIMEOUT_S) is None
     except PacelineError as error:
         return Awaited(), f" ({error})"
     assert isinstance(status, m.Status)
-    missing, stories = missing_in(answers)
+    missing, stories = missing_in(one.body for one in asked)
     for story in stories:
         logger.debug("worker %d: %s", between[0], story)
+    if isinstance(late.request, m.Join):
+        missing = [one.rank for one in status.members if one.role == "worker" and one.rank != between[0]]
     wanted = [("worker", rank) for rank in missing] or [("worker", between[0]), ("server", between[1])]
     found = Awaited.of(status, wanted)
-    return found, f"; it waits for {found if missing else 'nobody'}" if answers else ""
+    return found, f"; it waits for {found if missing else 'nobody'}" if is_told or missing else ""

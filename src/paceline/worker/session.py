@@ -34,7 +34,7 @@ from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker import alone, notice
 from paceline.worker.joining import Joining, Part
-from paceline.worker.late import whom_it_waits_for, withdrawals
+from paceline.worker.late import MISSING_TIMEOUT_S, whom_it_waits_for, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 from paceline.worker.to_tell import ToTell
@@ -43,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
-
-#: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
-_MISSING_TIMEOUT_S = 5.0
 
 
 class Session:
@@ -167,13 +164,8 @@ class Session:
         return self._lifeline.me.host_id
 
     def deaths(self) -> list[m.Death]:
-        """Return the members that the job has lost."""
+        """Return the members that the job has lost, and that nobody has replaced."""
         return [*self._lifeline.lost, *self._lifeline.deaths]
-
-    @property
-    def has_joiners(self) -> bool:
-        """Whether processes wait to take over from workers that have died."""
-        return bool(self._lifeline.joiners)
 
     @property
     def fitting_groups(self) -> tuple[int, list[list[int]]]:
@@ -321,7 +313,7 @@ class Session:
         waited_s = 0.0
         while (late := self._client.wait(calls, rest_s)) is not None:
             waited_s += rest_s
-            whom, text = whom_it_waits_for(late, self._ask_about, (self.rank, late.channel - _FIRST_SERVER))
+            whom, text = whom_it_waits_for(late, self._client, self._status, (self.rank, late.channel - _FIRST_SERVER))
             rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
@@ -330,14 +322,8 @@ class Session:
                 after = f"was not answered within {waited_s:.3g} s"
                 raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
 
-    def _ask_about(self, channel: int, questions: Sequence[m.Request]) -> tuple[list[m.Body | None], m.Body | None]:
-        """Return a peer's answers to questions, none if they do not come in time, and the scheduler's status."""
-        asked = [self._client.ask(channel, one, "asking who is missing") for one in questions]
-        status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-        self.wait([status], _MISSING_TIMEOUT_S)
-        # A question waits until the message has left that is under way on its connection.
-        is_told = bool(asked) and self._client.wait(asked, _MISSING_TIMEOUT_S) is None
-        return [call.body for call in asked] if is_told else [], status.body
+    def _status(self) -> m.Body:
+        return self.call_scheduler(m.AskStatus(), "asking for the status", MISSING_TIMEOUT_S)
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -366,9 +352,8 @@ class Session:
             name: purpose of the call. It need not be unique: calls with the same name are counted.
             payload: this worker's payload; those of all workers together have at most 8 MiB.
             timeout_s: longest wait for all workers, in seconds; by default as for any request.
-            lets_in: all workers are between the same two rounds: others may be let in, which are then in :attr:`came`,
-                until :meth:`welcome`.
-            why_shut: why nobody may be let in there nevertheless; who waits for it gets this error.
+            lets_in: all are between the same two rounds: others may be let in, :attr:`came` until :meth:`welcome`.
+            why_shut: why nobody may be let in nevertheless; who waits for it gets this error.
 
         Returns:
             One entry for each rank; empty for a worker that left the job without an error before it called.
@@ -380,9 +365,8 @@ class Session:
             DeadlineError: not all workers called in time; the text names the missing ones.
         """
         if len(payload) > MAX_GATHER_BYTES:
-            raise ValueError(
-                f"gather {name!r}: the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
-            )
+            text = f"the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
+            raise ValueError(f"gather {name!r}: {text}")
         self._gathers[name] += 1
         if self.joining.is_on:
             return [bytes(payload)] * self.settings.num_workers
@@ -396,15 +380,18 @@ class Session:
 
     def welcome(self) -> None:
         """Give those that the last gather has let in their state, if this worker is to; all its parts know of them."""
-        came, self.came = self.came, []
-        is_giver = bool(came) and self.is_lead
+        came, self.came, is_lead = self.came, [], self.is_lead
         self.gone = {rank: last for rank, last in self.gone.items() if rank not in came}
-        self.dead -= set(came)
-        if is_giver:
+        if came and is_lead:
             self.joining.give(came, self.stores.phase)
 
+    @property
+    def has_joiners(self) -> bool:
+        """Whether processes wait to take over from workers that have died."""
+        return bool(self._lifeline.joiners)
+
     def _standing(self) -> dict[str, Any]:
-        return {"gathers": dict(self._gathers), "gone": self.gone, "dead": sorted(self.dead)}
+        return {"gathers": self._gathers, "gone": self.gone, "dead": sorted(self.dead)}
 
     def _stand(self, there: Mapping[str, Any] | None) -> None:
         """Be where the others are that have been there before."""

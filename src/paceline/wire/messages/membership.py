@@ -246,7 +246,7 @@ class Heartbeat(Request, tag=3):
     """Events since the last heartbeat, while a trace is made."""
     dealt: Annotated[list[Dealt], Meta(max_length=MAX_WINDOWS)] = msgspec.field(default_factory=list)
     """Samples that were dealt since the last heartbeat."""
-    taken_in: list[TakenIn] = msgspec.field(default_factory=list)
+    taken_in: Annotated[list[TakenIn], OF_MEMBERS] = msgspec.field(default_factory=list)
     """From a server: members that are not the first of their rank, as it knows them."""
     work: Number = 0
     """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
@@ -289,11 +289,11 @@ class News(Reply, tag=4):
     """Why the receiver is to end its step and leave; empty: it is not."""
     number: Number = 0
     """The newest generation: older news say nothing about who is there."""
-    joiners: list[Rank] = msgspec.field(default_factory=list)
+    joiners: Ranks = msgspec.field(default_factory=list)
     """To workers: replacements that wait to be let in."""
-    came: list[Member] = msgspec.field(default_factory=list)
+    came: Annotated[list[Member], OF_MEMBERS] = msgspec.field(default_factory=list)
     """To servers: members that are not the first of their rank."""
-    rejoined: list[Rejoined] = msgspec.field(default_factory=list)
+    rejoined: Annotated[list[Rejoined], OF_MEMBERS] = msgspec.field(default_factory=list)
     """To servers: those of them that count."""
 
 
@@ -412,7 +412,7 @@ class Gathered(Reply, tag=15):
     """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
-    came: list[Rank] = msgspec.field(default_factory=list)
+    came: Ranks = msgspec.field(default_factory=list)
     """Replacements that count from the next round on."""
     phase: Number = 0
     """The phase in which they step with the others."""
