@@ -417,17 +417,17 @@ class Membership:
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news(one)) for one in self._roster.of_role("server") if one.live]
 
-    def _news(self, to: MemberRecord | None = None, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
-        """Return the news for a member; None: for those who have not joined, or hear of a failure."""
+    def _news(self, to: MemberRecord, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
+        """Return the news for a member."""
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending.began is not None, self.log.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
         fastest_s = self._roster.fastest_step_s(at) if at else 0.0
         news = m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s)
         news.number = max(0, self.log.generation)
-        if to is not None and to.member.role == "server":
+        if to.member.role == "server":
             news.came, news.rejoined = self.replacements.for_servers()
-        elif to is not None:
+        else:
             news.leave, news.joiners = to.notice, self.replacements.waiting
         return news
 
