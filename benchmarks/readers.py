@@ -1,9 +1,9 @@
-"""Samples per second of images that are read from folders, RecordIO and tar archives, with one decoder for all.
+"""Samples per second of images that are read from folders and RecordIO, with one decoder for all.
 
     python -m benchmarks.readers --images 1000 --size 256 --processes 2
 
-The images are made up: smooth noise, as JPEG. Folders and records are read in a random order, archives in theirs. All
-lie in the page cache, so the time is that of opening, reading and decoding. The rounds of the three alternate, as other
+The images are made up: smooth noise, as JPEG. Both are read in a random order. They lie
+in the page cache, so the time is that of opening, reading and decoding. The rounds of the two alternate, as other
 programs may use the machine; figures are medians, and *x folders* is a ratio of medians. *Reading* and *decoding* are
 processor times: of reading alone in one process, and of the whole loader with all its processes. The *speed* is by the
 clock, so it counts on a quiet machine only. *Memory* is the most that Python's objects take at once in an epoch of
@@ -21,9 +21,8 @@ import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,11 @@ from rich.table import Table
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.data import Records, RecordWriter, TarSamples, TarWriter
+from paceline.data import Records, RecordWriter
+from paceline.data.ledger import epoch_order
 from paceline.data.record_files import ImageHeader, pack, unpack
-from paceline.data.sampler import epoch_order
 
 BATCH = 32
-PER_ARCHIVE = 100
 
 
 @dataclass(frozen=True)
@@ -97,59 +95,42 @@ class RecordImages(Dataset[Any]):
         return self._use(image, int(header.labels[0]))
 
 
-def archives(folder: Path, use: Any) -> TarSamples:
-    """Return the images of tar archives."""
-    return TarSamples(sorted(folder.glob("*.tar")), partial(of_sample, use))
-
-
-def of_sample(use: Any, sample: dict[str, bytes]) -> Any:
-    return use(sample["jpg"], int(sample["cls"]))
-
-
-READERS = {"folders": Folders, "RecordIO": RecordImages, "tar": archives}
+READERS = {"folders": Folders, "RecordIO": RecordImages}
 
 
 def write(folder: Path, images: int, size: int) -> int:
-    """Write the images in all three forms; returns the bytes of the images."""
+    """Write the images in both forms; returns the bytes of the images."""
     chance, total = torch.Generator().manual_seed(0), 0
     with RecordWriter(folder / "train.rec") as records:
-        for first in range(0, images, PER_ARCHIVE):
-            with TarWriter(folder / f"train-{first:06}.tar") as archive:
-                for number in range(first, min(first + PER_ARCHIVE, images)):
-                    noise = torch.rand((1, 3, size // 8, size // 8), generator=chance)
-                    pixels = F.interpolate(noise, (size, size), mode="bilinear")[0].permute(1, 2, 0)
-                    file = io.BytesIO()
-                    Image.fromarray((pixels * 255).byte().numpy()).save(file, "JPEG", quality=90)
-                    image, label = file.getvalue(), number % 10
-                    path = folder / str(label) / f"{number:06}.jpg"
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_bytes(image)
-                    records.write(pack(ImageHeader((float(label),), number), image))
-                    archive.write(f"{number:06}", {"jpg": image, "cls": str(label).encode()})
-                    total += len(image)
+        for number in range(images):
+            noise = torch.rand((1, 3, size // 8, size // 8), generator=chance)
+            pixels = F.interpolate(noise, (size, size), mode="bilinear")[0].permute(1, 2, 0)
+            file = io.BytesIO()
+            Image.fromarray((pixels * 255).byte().numpy()).save(file, "JPEG", quality=90)
+            image, label = file.getvalue(), number % 10
+            path = folder / str(label) / f"{number:06}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(image)
+            records.write(pack(ImageHeader((float(label),), number), image))
+            total += len(image)
     return total
-
-
-def order(data: Any, epoch: int) -> Iterable[int] | None:
-    """Return a random order of data with positions."""
-    return None if isinstance(data, TarSamples) else epoch_order(len(data), 0, epoch).tolist()
 
 
 def reading_s(data: Any, epoch: int) -> float:
     """Return the processor time of reading all images in this process."""
-    indices = order(data, epoch)
+    indices = epoch_order(len(data), 0, epoch).tolist()
     begun = time.process_time()
-    for _ in data if indices is None else map(data.__getitem__, indices):
+    for _ in map(data.__getitem__, indices):
         pass
     return time.process_time() - begun
 
 
 def memory_kib(data: Any) -> float:
     """Return the most memory that reading all images has taken at once, beyond what was there before."""
-    indices = order(data, 0)
+    indices = epoch_order(len(data), 0, 0).tolist()
     tracemalloc.start()
     try:
-        for _ in data if indices is None else map(data.__getitem__, indices):
+        for _ in map(data.__getitem__, indices):
             pass
         return tracemalloc.get_traced_memory()[1] / 1024
     finally:
@@ -158,7 +139,7 @@ def memory_kib(data: Any) -> float:
 
 def decoding_s(data: Any, epoch: int, processes: int) -> tuple[float, float]:
     """Return the processor time of a loader, and the time from the first batch to the last: processes start slowly."""
-    loader = DataLoader(data, BATCH, sampler=order(data, epoch), num_workers=processes)
+    loader = DataLoader(data, BATCH, sampler=epoch_order(len(data), 0, epoch).tolist(), num_workers=processes)
     before_s, batches = processor_s(), iter(loader)
     next(batches)
     begun = time.perf_counter()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -106,9 +107,12 @@ def make_archives(folder: Path, per_archive: int = 200) -> None:
         for archive in itertools.count():
             if not (some := list(itertools.islice(samples, per_archive))):
                 break
-            with paceline.data.TarWriter(folder / f"{part}-{archive:06}.tar") as file:
+            with tarfile.open(folder / f"{part}-{archive:06}.tar", "w") as file:
                 for number, (label, image) in some:
-                    file.write(f"{number:07}", {"png": image, "cls": str(label).encode()})
+                    for suffix, data in (("png", image), ("cls", str(label).encode())):
+                        member = tarfile.TarInfo(f"{number:07}.{suffix}")
+                        member.size = len(data)
+                        file.addfile(member, io.BytesIO(data))
 
 
 def make_libsvm(folder: Path) -> None:

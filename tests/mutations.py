@@ -82,6 +82,11 @@ AREAS = (
             ("for cohort in self._open[1:]) else None", "for cohort in self._open) else None"),
             ('if self.policy.merge != "groups" or self.units.is_alone(self.unit[worker]):', "if True:"),
             ("low != self._seen_low or", "False or"),
+            ("return cohort.is_over or (self._has_enough(cohort)", "return (self._has_enough(cohort)"),
+            ("self.policy.grace_s and not self._activity.workers <= cohort.samples.keys()", "self.policy.grace_s"),
+            ("if one.number == cohort and one.has_grace:", "if one.has_grace:"),
+            ("if one.number == cohort and one.has_grace:", "if one.number == cohort:"),
+            ("cohort.has_grace = True", "pass"),
         ),
     ),
     Area(

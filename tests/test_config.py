@@ -89,9 +89,9 @@ def test_blank_text_means_not_given() -> None:
     ("field", "text", "wanted"),
     [
         ("insecure", "maybe", "0 or 1"),
-        ("num_workers", "two", "a whole number"),
-        ("num_workers", "", "a whole number"),
-        ("staleness", "1.5", "a whole number"),
+        ("num_workers", "two", "an integer"),
+        ("num_workers", "", "an integer"),
+        ("staleness", "1.5", "an integer"),
         ("timeout_s", "soon", "a number"),
     ],
 )

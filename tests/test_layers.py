@@ -61,7 +61,7 @@ PURE = {
     "observe.job_figures",
     "observe.page",
     "observe.prometheus",
-    "observe.rows",
+    "observe.job_view",
     "observe.servers",
     "observe.page_history",
     "observe.story",

@@ -31,7 +31,7 @@ CONTENTS: dict[str, list[str]] = {
     "Coming from": ["pytorch", "ddp", "horovod", "mxnet"],
     "Reference": ["reference/*", "settings", "extending", "changes", "releases", "reporting"],
     "Measured": ["benchmarks", "unequal-measured", "examples"],
-    "Architecture": ["architecture", "architecture/*", "assumptions", "contributing"],
+    "Architecture": ["architecture", "architecture/*", "decisions", "decisions/*", "assumptions", "contributing"],
 }
 
 #: Texts of the project's root, and their names on the site.

@@ -6,6 +6,7 @@ import argparse
 import io
 import math
 import os
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 import paceline
 from common.fit import Batch, own_part
 from paceline.data.record_files import unpack
-from paceline.data.tar import Archive, grouped
 from paceline.kvstore import KVStoreBase
 
 #: Mean and standard deviation of ImageNet's channels.
@@ -96,11 +96,13 @@ class TarSource:
     def __init__(self, paths: list[Path]) -> None:
         self._samples: list[tuple[Path, int, int, int]] = []
         for path in paths:
-            with path.open("rb") as file:
-                for sample in grouped(Archive(file, str(path), places=True)):
-                    offset, size = next(sample[name] for name in sample if f".{name}" in _SUFFIXES)
-                    label = os.pread(file.fileno(), sample["cls"][1], sample["cls"][0])
-                    self._samples.append((path, offset, size, int(label)))
+            with tarfile.open(path, "r:") as archive:
+                files = {member.name: member for member in archive}
+                for name, member in files.items():
+                    stem, suffix = os.path.splitext(name)
+                    if suffix.lower() in _SUFFIXES:
+                        label = archive.extractfile(files[f"{stem}.cls"]).read()
+                        self._samples.append((path, member.offset_data, member.size, int(label)))
         self.num_classes = 1 + max(label for *_, label in self._samples)
 
     def __len__(self) -> int:

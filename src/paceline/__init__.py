@@ -1,4 +1,4 @@
-"""paceline: data-parallel training of PyTorch models on machines that are not alike.
+"""paceline: data-parallel training of PyTorch models on machines that are different.
 
 Importing paceline starts nothing, and imports nothing before it is used.
 """

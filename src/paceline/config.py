@@ -43,7 +43,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 BEATS_PER_S, BEATS_PER_TIMEOUT = 80, 4
 
 _IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
-#: Most processes of a role, largest other whole number, and largest speed: messages take no more.
+#: Most processes of a role, largest other integer, and largest speed: messages take no more.
 _MOST_PROCESSES, _MOST, MOST_SPEED, _MOST_PORT = 1_000_000, 2**48, 1e15, 65535
 #: Most characters of names: files are named after a job, and a name in DNS has at most 253.
 _LONGEST = {"job_id": 200, "host": 253}
@@ -153,7 +153,7 @@ class Settings:
     received a part of a tensor."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler. It is longer in jobs of more than 40 processes:
-    a second in those of 80 or more (:attr:`beat_interval_s`)."""
+    a second in jobs of 80 or more (:attr:`beat_interval_s`)."""
     heartbeat_timeout_s: float = 4.0
     """Silence after which a member is named in the log and in ``paceline status``."""
     stall_timeout_s: float = 30.0
@@ -260,7 +260,7 @@ def parse(field: str, text: str, source: str) -> Any:
         if kind == "float":
             return float(text)
     except ValueError:
-        wanted = {"bool": "0 or 1", "float": "a number"}.get(kind, "a whole number")
+        wanted = {"bool": "0 or 1", "float": "a number"}.get(kind, "an integer")
         raise ConfigError(f"{source}={text!r:.100} is not {wanted}") from None
     return text
 

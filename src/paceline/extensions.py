@@ -1,4 +1,4 @@
-"""Codecs, weightings, updaters, launchers, trackers and commands by name: ours, a program's own, those of packages.
+"""Codecs, weightings, updaters, launchers, trackers and commands by name: ours, a program's own, and packages'.
 
 | kind | object | entry points of packages |
 |---|---|---|

@@ -34,6 +34,7 @@ from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.observe import reports, tracking
+from paceline.observe.job_view import JobView
 from paceline.optim import DistributedOptimizer
 from paceline.wire import messages as m
 from paceline.worker.current import current_session
@@ -51,7 +52,7 @@ _REDUCTIONS = {
 
 
 class PacelineEnvironment(ClusterEnvironment):
-    """Gives Lightning this process's rank and the number of workers: those of the paceline job."""
+    """Gives Lightning this process's rank and the number of workers, from the paceline job."""
 
     def __init__(self) -> None:
         self._settings = config.from_environment()
@@ -105,7 +106,7 @@ class PacelineEnvironment(ClusterEnvironment):
 class PacelineStrategy(ParallelStrategy):
     """Trains a LightningModule on all workers of a job: its optimizers become :class:`DistributedOptimizer`.
 
-    Ranks are those of the job, so rank 0 logs and writes checkpoints, and Lightning gives every worker its part of the
+    Ranks are the job's, so rank 0 logs and writes checkpoints, and Lightning gives every worker its part of the
     samples (``DistributedSampler``). ``sync_dist=True``, ``all_gather``, early stopping and the choice of checkpoints
     exchange values through the scheduler. These may be a few numbers, not tensors of the size of a model. Metrics of
     ``torchmetrics`` only synchronise through ``torch.distributed``, so here each worker has its own.
@@ -249,7 +250,7 @@ class PacelineStrategy(ParallelStrategy):
         status = current_session().call_scheduler(m.AskStatus(), "asking for the status")
         assert isinstance(status, m.Status)
         job = {name: value for name, (_, value) in status.figures.items()}
-        figures = {f"paceline/{name}": value for name, value in (job | tracking.overview(status)[1]).items()}
+        figures = {f"paceline/{name}": value for name, value in (job | tracking.overview(JobView(status))[1]).items()}
         for logger in trainer.loggers if figures else ():
             logger.log_metrics(figures, step)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 #: Share of equal characters above which a name is suggested. A name with one typing error has more, unless it is very
-#: short. Different names that begin alike have less.
+#: short. Different names that begin equally have less.
 _CUTOFF = 0.75
 
 #: Workers, or runs of workers, in one text.

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.config import Settings
 from paceline.membership import Membership
 from paceline.observe.account import APPLY, COMPUTE, DATA, FIGURES, MERGE, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
-from paceline.observe.rows import rows_of
+from paceline.observe.job_view import JobView
 from paceline.scheduler.exports import Exports
 from paceline.wire import messages as m
 
@@ -115,7 +115,7 @@ class SimulatedJob:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what ``paceline status`` has."""
-        return rows_of(self.membership.status(self.now))
+        return JobView(self.membership.status(self.now)).as_json("")["processes"]
 
     def close(self) -> None:
         """End the job."""

@@ -128,33 +128,23 @@ def test_files_of_the_directory_hide_no_module_and_only_allow_finds_them(tmp_pat
     [
         ("", 2, "the number of workers is missing; give -n"),
         ("-n 2", 2, "there is no command to run; give it after --"),
-        ("-n 2 --", 2, "there is no command to run"),
         ("-n 0 sh", 2, "number of workers is 0; a job has at least 1 worker"),
-        ("-n -3 sh", 2, "number of workers is -3"),
-        ("-n two sh", 2, "-n/-np/--num-workers: 'two' is not a whole number, as in -n 2"),
-        ("-n", 2, "-n/-np/--num-workers: needs a value after it"),
-        ("-n 2 --timeout soon sh", 2, "--timeout: 'soon' is not a number"),
+        ("-n two sh", 2, "-n/-np/--num-workers: 'two' is not an integer, as in -n 2"),
         ("--num_proc 2 sh", 2, "unknown option '--num_proc'; did you mean '-n'?"),
         ("--ntasks=2 sh", 2, "unknown option '--ntasks=2'; did you mean '-n'?"),
-        ("--server 1 sh", 2, "unknown option '--server'; did you mean '-s'?"),
         ("--nproc_per_node 2 -n 2 sh", 2, "--nproc-per-node is the number of workers on each host; leave out -n"),
-        ("--nproc-per-node=gpu sh", 2, "'gpu' is not a whole number, as in --nproc_per_node 2"),
+        ("--nproc-per-node=gpu sh", 2, "'gpu' is not an integer, as in --nproc_per_node 2"),
         ("--ddp --standalone -n 2 sh", 2, "leave it out: the launcher starts the processes of all hosts"),
         ("--ddp -s 0 -n 2 sh", 2, "--ddp needs a server, and the variables of torchrun; leave out -s 0"),
         ("--ddp --no-torchrun-env -n 2 sh", 2, "leave out --no-torchrun-env"),
         ("--shares measured -n 2 sh", 2, "--shares is for DDP scripts, and needs --ddp; a script with a store takes"),
         ("--ddp --shares mesured -n 2 sh", 2, "'mesured' is unknown; did you mean 'measured'?"),
-        ("-n 2 --workers 2 sh", 2, "unknown option '--workers'; did you mean '-n'?"),
-        ("-n 2 --alow a:B sh", 2, "did you mean '--allow'?"),
         ("-n 2 -- python -u -W ignore no-such-script.py --lr 1", 127, "the script 'no-such-script.py' does not exist"),
-        ("-n 2 -s -1 sh", 2, "number of servers is -1"),
         ("-n 2 --launcher locla sh", 2, "unknown launcher 'locla'; did you mean 'local'?"),
         ("-n 2 --env A sh", 2, "--env 'A' is not NAME=VALUE"),
-        ("-n 2 --env =1 sh", 2, "'' is not the name of an environment variable"),
         ("-n 2 --env PACELINE_JOB_KEY=x sh", 2, "PACELINE_JOB_KEY is set by the launcher"),
-        ("-n 2 --staleness soon sh", 2, "staleness='soon' is not a whole number"),
+        ("-n 2 --staleness soon sh", 2, "staleness='soon' is not an integer"),
         ("-n 2 --timeout 0 sh", 2, "--timeout: '0' is not a number above 0"),
-        ("-n 2 --timeout inf sh", 2, "--timeout: 'inf' is not a number above 0"),
         ("-n 2 --grace nan sh", 2, "--grace: 'nan' is not a number above 0"),
         ("-n 2 -o python=/no/python sh", 2, "launcher 'local' has no options: leave out -o python=..."),
         ("-n 2 --launcher ssh -o pyton=/no/python sh", 2, "has no option 'pyton'; did you mean 'python'?"),
@@ -163,13 +153,10 @@ def test_files_of_the_directory_hide_no_module_and_only_allow_finds_them(tmp_pat
         ("-n 2 --launcher slurm -H h1,h2 sh", 2, "launcher 'slurm' gets its hosts from its engine"),
         ("--launcher slurm --nproc-per-node 4 sh", 2, "so --nproc-per-node says no number of workers: give -n"),
         ("-n 2 --launcher sge --sync-dst-dir /tmp/x sh", 2, "launcher 'sge' does not copy a directory"),
-        ("-n 2 --launcher ray --sync-dst-dir /tmp/x sh", 2, "launcher 'ray' does not copy a directory"),
-        ("-n 2 --launcher k8s -o image=x --sync-dst-dir /x sh", 2, "launcher 'k8s' does not copy a directory"),
-        ("-n 2 --launcher mpi -o mpi=mpich --sync-dst-dir /x sh", 2, "launcher 'mpi' does not copy a directory"),
         (
             "-n 2 --env-worker PACELINE_STALENES=1 sh",
             2,
-            "PACELINE_STALENES is unknown; did you mean PACELINE_STALENESS",
+            "PACELINE_STALENES is unknown; did you mean",
         ),
         ("-n 2 --dashboard 99999 sh", 2, "dashboard '99999' is not a port, as in 8080, or 0 for any"),
         ("-n 2 --metrics 0.0.0.0 sh", 2, "metrics '0.0.0.0' is not [HOST:]PORT, as in 9464"),
@@ -178,28 +165,19 @@ def test_files_of_the_directory_hide_no_module_and_only_allow_finds_them(tmp_pat
         ("-n 2 --weighting invers sh", 2, "--weighting 'invers' is unknown; did you mean 'inverse'?"),
         ("-n 2 --on-worker-death go sh", 2, "--on-worker-death: 'go' is unknown; known are continue, stop"),
         ("-n 2 --allow Lion sh", 2, "allow 'Lion' is not pkg.mod:Name, as in mylib.optim:Lion"),
-        ("-n 2 --env PACELINE_STALENESS=x sh", 2, "PACELINE_STALENESS='x' is not a whole number"),
+        ("-n 2 --env PACELINE_STALENESS=x sh", 2, "PACELINE_STALENESS='x' is not an integer"),
         ("-n 2 -s 0 --log-dir /proc/nope sh", 2, "--log-dir '/proc/nope' cannot be made: No such file or directory"),
-        (
-            "-n 2 -H no-such-file sh",
-            2,
-            "For a list without a file write commas: -H h1,h2 (of one host: -H no-such-file,)",
-        ),
+        ("-n 2 -H no-such-file sh", 2, "write commas: -H h1,h2 (of one host: -H no-such-file,)"),
         ("-n 2 -H /tmp sh", 2, "the hostfile '/tmp' cannot be read: Is a directory"),
         ("-n 2 --kv-store dist_sync -- python x.py", 2, "'--kv-store': options of your script come after it, as in"),
         ("--nnodes=2 -n 2 -- python x.py", 2, "'--nnodes=2': -n is the number of all workers and -H names the hosts"),
         ("--rdzv_backend c10d -n 2 -- python x.py", 2, "leave it out: the launcher starts the processes of all hosts"),
         ("-n 2 -m mypkg.train", 2, "name the interpreter, as in: paceline launch -n 2 -- python -m mypkg.train"),
-        (
-            "-n 2 --groups no-such-file sh",
-            2,
-            "cannot be read: No such file or directory; paceline profile and paceline",
-        ),
+        ("-n 2 --groups no-such-file sh", 2, "cannot be read: No such file or directory; paceline profile and"),
         ("-n 2 no-such-command", 127, "the command 'no-such-command' is not on the PATH"),
         ("-n 2 -s 0 --env-server A=1 sh", 2, "--env-server changes nothing with -s 0"),
         ("-n 2 -s 0 --staleness 2 --insecure sh", 2, "--staleness, --insecure changes nothing with -s 0"),
         ("-n 2 -s 0 --start-timeout 5 sh", 2, "--start-timeout changes nothing with -s 0: then there are workers only"),
-        ("-n 2 --dryrun sh", 2, "did you mean '--dry-run'?"),
         ("-n 99999999 --dry-run sh", 2, "99999999 workers and 99999999 servers are more than the 65536 processes"),
         ("-n 2 -s 0 -i nope sh", 2, "interface 'nope' does not exist on "),
     ],
@@ -220,18 +198,13 @@ def test_mistake_is_explained_and_starts_nothing(
         (["-n", "2", "-H", ""], "-H is empty; it takes a hostfile, or a list as in: -H h1,h2"),
         (["--group", "new: n=2, wieght=3"], "group new: unknown 'wieght'; did you mean 'weight'?"),
         (["--group", "new: n=2, args=--lr 1, wieght=3"], "group new: unknown 'wieght'; did you mean 'weight'?"),
-        (["--group", "new: n=2; weight=3"], "group new: n=2; weight=3 is not a whole number"),
-        (["--group", "new: n=two"], "group new: n=two is not a whole number"),
+        (["--group", "new: n=2; weight=3"], "group new: n=2; weight=3 is not an integer"),
         (["--group", "new: n=2, weight=x"], "group new: weight=x is not a number"),
         (["--group", "new: n=2, args='"], "group new: args: No closing quotation"),
-        (["--group", "new: n=2, n=3"], "group new: n: it is given twice"),
-        (
-            ["--group", "a: n=2, gpus=1"],
-            "group a: gpus= changes nothing with launcher 'local', but with slurm, k8s, ray",
-        ),
+        (["--group", "a: n=2, gpus=1"], "gpus= changes nothing with launcher 'local', but with slurm, k8s, ray"),
         (["--launcher", "k8s", "-o", "image=a", "--group", "a: n=2, hosts=h"], "group a: hosts= changes nothing with"),
         (["--launcher", "ray", "--group", "a: n=2, slots=1"], "group a: slots= changes nothing with launcher 'ray'"),
-        (["--group", "a: n=2, env=PACELINE_AGE=x"], "PACELINE_AGE='x' is not a whole number"),
+        (["--group", "a: n=2, env=PACELINE_AGE=x"], "PACELINE_AGE='x' is not an integer"),
     ],
 )
 def test_mistake_in_one_word_is_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,20 +234,8 @@ def test_every_exit_code_stands_in_the_help(capsys: pytest.CaptureFixture[str]) 
 def test_dry_run_shows_every_process_and_hides_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     groups = tmp_path / "groups"
     groups.write_text("0 1\n")
-    words = [
-        "launch",
-        "-n",
-        "2",
-        "--groups",
-        str(groups),
-        "--staleness",
-        "4",
-        "--weighting",
-        "inverse",
-        "--env",
-        "PACELINE_AGE=7",
-    ]
-    assert main([*words, "--insecure", "--dry-run", "--", "sh", "-c", "exit 3"]) == 0
+    options = f"-n 2 --groups {groups} --staleness 4 --weighting inverse --env PACELINE_AGE=7 --insecure"
+    assert main(["launch", *options.split(), "--dry-run", "--", "sh", "-c", "exit 3"]) == 0
     shown = capsys.readouterr().out
     assert re.match(r"job [0-9a-f]{8}: 1 scheduler, 2 servers, 2 workers\n", shown)
     for text in (f"GROUPS={groups}", "STALENESS=4", "WEIGHTING=inverse", "AGE=7", "INSECURE=1"):
@@ -326,15 +287,14 @@ def test_group_that_names_other_hosts_is_started_by_ssh(
     assert (f" {host} 'sh -c" in capsys.readouterr().out) is is_reached
 
 
-def test_number_of_workers_may_be_given_as_to_mpirun(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "-np", "3", "-s", "1", "--dry-run", "sh"]) == 0
-    assert "1 server, 3 workers" in capsys.readouterr().out
-
-
-def test_allowed_optimizers_reach_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["launch", "-n", "1", "--allow", "mine:Lion", "--allow", "mine:Tiger", "--dry-run"]
+def test_options_reach_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+    times = ["--timeout", "9", "--start-timeout", "8"]
+    words = ["launch", "-np", "3", "-s", "1", "--allow", "mine:Lion", "--allow", "mine:Tiger", *times, "--dry-run"]
     assert main([*words, "sh"]) == 0
-    assert "PACELINE_ALLOW=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 server, 3 workers" in shown
+    for text in ("ALLOW=mine:Lion,mine:Tiger", "TIMEOUT_S=9.0", "START_TIMEOUT_S=8.0"):
+        assert shown.count(f"    PACELINE_{text}\n") == 5
 
 
 def test_ddp_script_is_planned_as_torchrun_would_start_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,23 +335,10 @@ def test_variables_of_torchrun_can_be_left_out() -> None:
     assert paceline(*words, RANK="7", WORLD_SIZE="9").stdout == "[worker 0] 0\n"
 
 
-def test_times_reach_every_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "-n", "1", "--timeout", "9", "--start-timeout", "8", "--dry-run", "sh"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("PACELINE_TIMEOUT_S=9.0\n") == 3
-    assert shown.count("PACELINE_START_TIMEOUT_S=8.0\n") == 3
-
-
 def test_workers_run_and_their_output_says_who_they_are() -> None:
     done = paceline("launch", "-n", "2", "-s", "0", "--env", "X=a b", "--", "sh", "-c", 'echo $RANK/$WORLD_SIZE "$X"')
     assert sorted(done.stdout.splitlines()) == ["[worker 0] 0/2 a b", "[worker 1] 1/2 a b"]
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_exit_code_is_that_of_the_first_failure() -> None:
-    done = paceline("launch", "-n", "2", "-s", "0", "sh", "-c", "[ $RANK = 0 ] || exit 7")
-    assert done.returncode == 7
-    assert "worker 1 failed: exit code 7" in done.stderr
 
 
 WORKER = """
@@ -490,8 +437,8 @@ def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixt
         ("n = [", "is not TOML"),
         pytest.param(f"n = {5000 * '['}{5000 * ']'}", "is not TOML: maximum recursion depth exceeded", id="deep"),
         ("num_worker = 2", "'num_worker' is not an option; did you mean 'num-workers'?"),
-        ("num_workers = 'two'", "num_workers: 'two' is not a whole number"),
-        ("n = 2.5", "n: '2.5' is not a whole number"),
+        ("num_workers = 'two'", "num_workers: 'two' is not an integer"),
+        ("n = 2.5", "n: '2.5' is not an integer"),
         ("n = 2\nnum-workers = 2", "'n' and 'num-workers' are the same option; give one"),
         ("n = 2\ncommand = 3", "command = 3; it is a text, or a list of words"),
         ('n = 2\ncommand = "sh \'"', "No closing quotation"),
@@ -503,8 +450,8 @@ def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixt
         ("config = 'x'", "'config' is not an option; known are"),
         ("[group]\na = 3", "group a: 3 is not a table, as in: n = 2"),
         ("[group.a]\nm = 1", "group a: unknown 'm'"),
-        ("[group.a]\nn = 2.7", "group a: n=2.7 is not a whole number"),
-        ("[group.a]\nn = true", "group a: n=True is not a whole number"),
+        ("[group.a]\nn = 2.7", "group a: n=2.7 is not an integer"),
+        ("[group.a]\nn = true", "group a: n=True is not an integer"),
         ("[group.a]\nn = 2\nargs = 3", "group a: args=3 is neither text nor a list"),
         ("[group.a]\nn = 2\nenv = 3", "group a: 3 is not a table of NAME = VALUE"),
     ],

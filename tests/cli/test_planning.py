@@ -109,7 +109,7 @@ def without(*flags: str) -> list[str]:
         ([*JOB, "--gpus", "0"], "--gpus: 0 is too small; it is at least 1"),
         ([*JOB, "--gpus", "10000001"], "--gpus: 10000001 is too large; it is at most 1000000"),
         ([*JOB, "--rate", "-1"], "--rate: '-1' is not a number above 0"),
-        ([*JOB, "--batch", "x"], "--batch: 'x' is not a whole number"),
+        ([*JOB, "--batch", "x"], "--batch: 'x' is not an integer"),
         ([*JOB, "--latency", "-1"], "--latency: -1 is too small"),
         ([*JOB, "--compression", "fp61"], "--compression: 'fp61' is unknown; did you mean 'fp16'"),
         ([*JOB, "--plot", "/nowhere/plan.png"], "--plot /nowhere/plan.png cannot be written: No such file"),

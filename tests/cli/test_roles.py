@@ -60,7 +60,7 @@ def test_allowed_optimizers_may_be_repeated(role: str) -> None:
     [
         ([], "the address of the scheduler is missing"),
         (["--scheduler", "tcp://h:1"], "this process has no job key"),
-        (["--scheduler", "tcp://h:1", "--insecure", "--num-workers", "x"], "--num-workers='x' is not a whole number"),
+        (["--scheduler", "tcp://h:1", "--insecure", "--num-workers", "x"], "--num-workers='x' is not an integer"),
         (["--insecure", "--num-workers", "0"], "num_workers is 0"),
         (["--scheduler", "foo"], "scheduler is 'foo'; it is an address of the form tcp://HOST:PORT"),
         (["--scheduler", "tcp://h:99999"], "scheduler is 'tcp://h:99999'"),

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.cli.top import pressed
 from paceline.launch.picture import ORDERS, View
+from paceline.observe.job_view import JobView
 from paceline.wire import messages as m
 from tests.launch.supervise.screens import Terminal
 
@@ -36,21 +37,24 @@ def status() -> m.Status:
     return m.Status(members, states, [], [], [], [m.Told("worker", 2, 5.0, "worker 2 was slow")])
 
 
+JOB = JobView(status())
+
+
 def test_keys_sort_and_select() -> None:
     view = View()
     orders, selected = [], []
     for _ in ORDERS:
-        view = pressed(view, "s", status())
+        view = pressed(view, "s", JOB)
         orders.append(view.order)
     assert orders == [*list(ORDERS)[1:], "step"]
     for key in "jjjjkkkk":
-        view = pressed(view, key, status())
+        view = pressed(view, key, JOB)
         selected.append(view.selected)
     assert selected == [2, 1, 0, 0, 1, 2, 2, 2]
-    assert pressed(view, "x", status()).selected is None
-    assert pressed(View(), "k", status()).selected == 0
-    assert pressed(view, "?", status()) == pressed(view, "", status()) == view
-    assert pressed(View(), "j", m.Status([], [], [])) == View()
+    assert pressed(view, "x", JOB).selected is None
+    assert pressed(View(), "k", JOB).selected == 0
+    assert pressed(view, "?", JOB) == pressed(view, "", JOB) == view
+    assert pressed(View(), "j", JobView(m.Status([], [], []))) == View()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from paceline.consistency import (
     Action,
     Apply,
     Drop,
+    Grace,
     Merge,
     Policy,
     Pushed,
@@ -71,6 +72,8 @@ class Model(RuleBasedStateMachine):
         self.read = [0] * num_workers
         self.version = 0
         self.open: dict[int, list[Part]] = {}
+        self.graced: set[int] = set()
+        self.over = -1
         self.applied: set[tuple[int, int]] = set()
         self.dropped: set[tuple[int, int]] = set()
         self.ages: list[int] = []
@@ -147,6 +150,16 @@ class Model(RuleBasedStateMachine):
         self.take(self.rule.leave(worker))
         self.open_barrier()
 
+    @precondition(lambda self: self.graced & self.open.keys())
+    @rule(data=st.data())
+    def end_grace(self, data: st.DataObject) -> None:
+        cohort = data.draw(st.sampled_from([*sorted(self.graced & self.open.keys()), 99]))
+        self.over = cohort
+        actions = self.rule.end_grace(cohort)
+        assert bool(actions) == (cohort != 99)
+        self.take(actions)
+        assert cohort not in self.open
+
     @precondition(lambda self: self.with_barriers)
     @rule(data=st.data())
     def enter_barrier(self, data: st.DataObject) -> None:
@@ -190,6 +203,10 @@ class Model(RuleBasedStateMachine):
                     self.finished[action.worker] = self.pushed[action.worker]
                 case Apply():
                     self.take_update(action)
+                case Grace():
+                    assert action.cohort not in self.graced, "it has one time of grace"
+                    assert len(self.open[action.cohort]) >= min(self.settings.first, len(self.active))
+                    self.graced.add(action.cohort)
                 case Release():
                     self.take_release(action)
                 case _:
@@ -215,7 +232,7 @@ class Model(RuleBasedStateMachine):
         cohort = self.open.pop(update.cohort)
         workers = [part.worker for part in cohort]
         assert list(update.workers) == (sorted(workers) if self.settings.merge in ("all", "groups") else workers)
-        self.check_complete(workers)
+        self.check_complete(workers, update.cohort)
         assert update.staleness == self.version - min(part.read for part in cohort) + 1
         self.ages.append(update.staleness)
         assert update.weight == pytest.approx(self.weight(update.staleness))
@@ -230,7 +247,7 @@ class Model(RuleBasedStateMachine):
             if self.settings.merge != "first":
                 self.finished[part.worker] = part.round
 
-    def check_complete(self, cohort: list[int]) -> None:
+    def check_complete(self, cohort: list[int], number: int) -> None:
         match self.settings.merge:
             case "all":
                 assert self.active <= set(cohort)
@@ -244,8 +261,10 @@ class Model(RuleBasedStateMachine):
                 assert len(cohort) == self.settings.first or not self.active
                 assert 1 <= len(cohort) <= self.settings.first
             case "first":
-                assert len(cohort) >= min(self.settings.first, len(self.active))
-                assert len(cohort) <= self.settings.first
+                if self.settings.grace_s:
+                    assert number == self.over or self.active <= set(cohort)
+                else:
+                    assert min(self.settings.first, len(self.active)) <= len(cohort) <= self.settings.first
 
     def weight(self, age: int) -> float:
         match self.settings.weighting:
@@ -370,22 +389,29 @@ class FirstK(Model):
         return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=age)
 
 
+class FirstKWithGrace(Model):
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        return Policy("first", first=data.draw(st.integers(1, num_workers)), bound=data.draw(BOUNDS), grace_s=2.0)
+
+
 class Barriers(Model):
     """Workers that wait at a barrier hold up nobody, so rounds need not be even."""
 
     with_barriers = True
 
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
-        return data.draw(st.sampled_from([All, Each, Groups, FirstK])).policy(self, data, num_workers)
+        return data.draw(st.sampled_from([All, Each, Groups, FirstK, FirstKWithGrace])).policy(self, data, num_workers)
 
 
 TestAll = All.TestCase
 TestEach = Each.TestCase
 TestGroups = Groups.TestCase
 TestFirstK = FirstK.TestCase
+TestFirstKWithGrace = FirstKWithGrace.TestCase
 TestBarriers = Barriers.TestCase
 TestAll.settings = TestEach.settings = TestGroups.settings = TestFirstK.settings = QUICK
-TestBarriers.settings = settings(QUICK, max_examples=60)
+TestFirstKWithGrace.settings = settings(QUICK, max_examples=60)
+TestBarriers.settings = TestFirstKWithGrace.settings
 
 
 # ---- by example: the table of the consistency models ----------------------------------------------------------------
@@ -548,6 +574,33 @@ def test_first_k_lets_everybody_go_on_at_once_and_takes_a_second_push_into_the_n
     actions = rule.push(2, 1)
     assert updates(actions) == [Apply(0, (0, 2), 2.0, 1, 1.0, 1)]
     assert releases(actions) == [Release((0,), 1), Release((2,), 1)]
+
+
+def test_first_k_with_grace_takes_those_who_come_a_little_later_and_waits_for_no_other() -> None:
+    rule = CheckedRule(Policy("first", first=2, grace_s=3.0), 4)
+    assert rule.push(0, 1) == [Merge(0, 0), Release((0,), 0)]
+    assert rule.end_grace(0) == [], "it has not begun"
+    assert rule.push(1, 1) == [Merge(0, 1), Grace(0), Release((1,), 0)]
+    assert rule.push(0, 2) == [Merge(1, 0)]
+    assert rule.missing_for(0) == [2, 3]
+    assert rule.push(2, 1) == [Merge(0, 2), Release((2,), 0)]
+    assert rule.end_grace(0) == [Apply(0, (0, 1, 2), 3.0, 1, 1.0, 1), Release((0,), 1)]
+    assert rule.end_grace(0) == []
+    assert "the time of grace of cohort 0 ended" in rule.story("the slot")
+    assert rule.push(1, 2) == [Merge(1, 1), Grace(1), Release((1,), 1)]
+    rule.push(2, 2)
+    assert updates(rule.push(3, 1)) == [Apply(1, (0, 1, 2, 3), 4.0, 2, 1.0, 2)], "all have come"
+
+
+def test_time_of_grace_that_has_begun_ends_although_more_workers_are_active_by_then() -> None:
+    rule = CheckedRule(Policy("first", first=3, grace_s=3.0), 4)
+    rule.pause(2)
+    rule.pause(3)
+    rule.push(2, 1)
+    assert Grace(0) in rule.push(0, 1), "two are active, and two pushes are enough"
+    rule.come_back(2, 0)
+    rule.come_back(3, 0)
+    assert updates(rule.end_grace(0)) == [Apply(0, (2, 0), 2.0, 1, 1.0, 1)]
 
 
 def test_first_k_with_a_bound_names_the_slowest() -> None:

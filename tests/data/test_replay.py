@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
-from paceline.data.dealing_log import DealingLog
+from paceline.data.ledger import DealingLog, epoch_order
 from paceline.data.replay import Replay, Step
-from paceline.data.sampler import epoch_order
 from paceline.errors import LaunchError
 from paceline.observe import ring
 from paceline.scheduler.journal import FILE_NAME, Journal

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from paceline.data import ArrayDataset, ShardedSampler
-from paceline.data.sampler import epoch_order
+from paceline.data.ledger import epoch_order
 
 lengths = st.integers(1, 200)
 parts = st.integers(1, 7)

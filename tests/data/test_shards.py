@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import struct
+import tarfile
+from collections.abc import Iterator
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -12,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.data import Shards, TarSamples, TarWriter, shards
+from paceline.data import Shards, shards
 from paceline.observe.account import Steps
 from paceline.testing.one_process import OneProcess
 from paceline.worker.round_times import RoundTimes
@@ -166,18 +169,28 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Eleven archives of three samples each, 0 to 32."""
     folder = tmp_path_factory.mktemp("archives")
     for number, name in enumerate(URLS):
-        with TarWriter(folder / name) as file:
+        with tarfile.open(folder / name, "w") as file:
             for sample in range(3 * number, 3 * number + 3):
-                file.write(str(sample), {"cls": str(sample).encode()})
+                member, data = tarfile.TarInfo(f"{sample}.cls"), str(sample).encode()
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
     return [str(folder / name) for name in URLS]
 
 
-def number_of(sample: dict[str, bytes]) -> int:
-    return int(sample["cls"])
+class Numbers(IterableDataset[int]):
+    """The numbers in archives."""
+
+    def __init__(self, urls: Shards) -> None:
+        self.urls = urls
+
+    def __iter__(self) -> Iterator[int]:
+        for url in self.urls:
+            with tarfile.open(url) as archive:
+                yield from (int(member.name.removesuffix(".cls")) for member in archive)
 
 
 def loader(dealt: Shards, processes: int, **options: Any) -> DataLoader[int]:
-    return DataLoader(TarSamples(dealt, number_of), batch_size=None, num_workers=processes, **options)
+    return DataLoader(Numbers(dealt), batch_size=None, num_workers=processes, **options)
 
 
 @pytest.mark.parametrize("processes", [0, 2])

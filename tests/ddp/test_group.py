@@ -33,7 +33,7 @@ def start(hosts: str, folder: str) -> None:
 
 
 def content(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Return small whole numbers, so that sums are exact in any order; other ones on each rank."""
+    """Return small integers, so that sums are exact in any order; other ones on each rank."""
     generator = torch.Generator().manual_seed(100 * dist.get_rank() + seed)
     return torch.randint(0, 4, shape, generator=generator).to(dtype)
 

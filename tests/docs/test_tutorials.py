@@ -105,7 +105,7 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
 
 
 def is_like(seen: str, shown: str) -> bool:
-    """Whether lines are alike: whole numbers are equal, others (accuracies) nearly so; a choice has its reasons."""
+    """Whether lines are alike: integers are equal, others (accuracies) nearly so; a choice has its reasons."""
     if shown.startswith("dist_auto: "):
         return seen.startswith("dist_auto: ")
     if _MEASURED.search(shown):

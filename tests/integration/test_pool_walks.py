@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.data.sampler import epoch_order
+from paceline.data.ledger import epoch_order
 from paceline.testing import LocalJob
 
 LENGTH, WORKERS = 60, 3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.data import TarSamples, TarWriter
 from paceline.errors import ConfigError
 from paceline.observe.account import Steps
 from paceline.testing import LocalJob
@@ -21,18 +21,13 @@ SHARDS, SAMPLES = 9, 4
 @pytest.fixture
 def archives(tmp_path):
     for shard in range(SHARDS):
-        with TarWriter(tmp_path / f"{shard}.tar") as file:
-            for sample in range(SAMPLES * shard, SAMPLES * (shard + 1)):
-                file.write(str(sample), {"cls": str(sample).encode()})
-    return [str(tmp_path / f"{shard}.tar") for shard in range(SHARDS)]
-
-
-def number_of(sample):
-    return int(sample["cls"])
+        numbers = range(SAMPLES * shard, SAMPLES * (shard + 1))
+        (tmp_path / str(shard)).write_text(" ".join(map(str, numbers)))
+    return [str(tmp_path / str(shard)) for shard in range(SHARDS)]
 
 
 def batches(url, processes):
-    return DataLoader(TarSamples([url], number_of), batch_size=3, num_workers=processes)
+    return DataLoader([int(word) for word in Path(url).read_text().split()], batch_size=3, num_workers=processes)
 
 
 def new_ledger(store):
@@ -145,7 +140,7 @@ def refuse(archives):
     pooled = paceline.data.shards(archives, store, shares="pool")
     for processes in (0, 1):
         with pytest.raises(ValueError, match="make a loader for each: for url in shards"):
-            next(iter(DataLoader(TarSamples(pooled), batch_size=None, num_workers=processes)))
+            next(iter(DataLoader(pooled, batch_size=None, num_workers=processes)))
     with pytest.raises(ValueError, match="has no pool"):
         paceline.data.shards(archives, paceline.kvstore.create("dist_sync"), shares="pool")
 

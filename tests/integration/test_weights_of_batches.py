@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -674,6 +675,7 @@ def said_in_a_job(kvstore: str, options: dict[str, Any], told_by_0: bool, **more
         classify(model, x, y).backward()
         optimizer.step()
     optimizer.close()
+    assert ("paceline.torch_hooks.loss_graph" in sys.modules) == (options.get("weigh") == "loss")
     return lines
 
 
@@ -684,6 +686,7 @@ EQUALLY = "workers weigh equally, as with DistributedDataParallel: no sampler of
     ("kvstore", "options", "told_by_0", "said"),
     [
         ("dist_sync", {}, False, [EQUALLY, "inputs are [3, 5] on worker 0 and [5, 5] on worker 1"]),
+        ("dist_sync", {"weigh": "loss"}, False, ["workers weigh by the number that their losses are divided by"]),
         ("dist_sync", {"local_steps": 1}, False, [EQUALLY, "inputs are [3, 5] on worker 0"]),
         ("dist_sync", {}, True, ["worker 1 weighs 1, and worker 0 weighs by samples (4 on worker 0)"]),
         ("dist_sync", {"reduction": "sum"}, False, ["workers weigh equally: gradients are added up"]),

@@ -32,7 +32,7 @@ def test_impossible_job_is_refused(arguments: dict[str, object], message: str) -
     ("settings", "message"),
     [
         ({"stalenes": "1"}, "'stalenes' is not a setting"),
-        ({"staleness": "many"}, "staleness='many' is not a whole number"),
+        ({"staleness": "many"}, "staleness='many' is not an integer"),
         ({"staleness": "-1"}, "staleness is -1"),
         ({"timeout_s": "0"}, "timeout_s is 0"),
     ],

@@ -11,6 +11,7 @@ from paceline.launch.picture import _COLOURS, LETTERS, ORDERS, View, bar, in_ord
 from paceline.launch.runtime import JobRecord
 from paceline.observe import page
 from paceline.observe.account import COMPUTE, DATA, RECEIVE, SERVER_PARTS, WAIT, WORKER_PARTS
+from paceline.observe.job_view import JobView
 from paceline.observe.table import Size
 from paceline.wire import messages as m
 
@@ -48,7 +49,11 @@ def many(workers: int) -> m.Status:
 
 def shown(what: m.Status, columns: int, lines: int = 0, view: View | None = None) -> list[str]:
     size = Size(columns, lines)
-    return [line.plain for line in picture(what, RECORD, 60.0, size, *([] if view is None else [view]))]
+    return [line.plain for line in picture(JobView(what, 2, 1), RECORD, 60.0, size, *([] if view is None else [view]))]
+
+
+def ranks(what: m.Status, order: str) -> list[int]:
+    return [one.member.rank for one in in_order(JobView(what), order)]
 
 
 def test_picture_has_the_slowest_worker_first_the_rate_of_all_and_the_verdict() -> None:
@@ -80,7 +85,7 @@ def test_picture_fits_every_terminal(columns: int, height: int, view: View) -> N
 
 def test_command_of_several_lines_takes_one() -> None:
     record = replace(RECORD, command="python -c 'import a\n\x1b[2J'")
-    lines = [line.plain for line in picture(status(), record, 60.0, Size(100))]
+    lines = [line.plain for line in picture(JobView(status()), record, 60.0, Size(100))]
     assert r"python -c 'import a\n\x1b[2J'" in lines
 
 
@@ -116,9 +121,9 @@ def test_selected_worker_is_among_those_shown_with_its_parts_and_last_verdicts()
 
 
 def test_workers_have_the_order_that_was_chosen() -> None:
-    assert in_order(status(), "step") == [1, 0]
-    assert in_order(status(), "rank") == [0, 1]
-    assert all(sorted(in_order(many(5), order)) == [0, 1, 2, 3, 4] for order in ORDERS)
+    assert ranks(status(), "step") == [1, 0]
+    assert ranks(status(), "rank") == [0, 1]
+    assert all(sorted(ranks(many(5), order)) == [0, 1, 2, 3, 4] for order in ORDERS)
 
 
 def test_servers_and_legend_make_room_for_workers_verdicts_and_keys() -> None:
@@ -160,7 +165,7 @@ def test_no_two_parts_have_the_same_colour_in_the_terminal_and_on_the_page() -> 
 
 
 def test_colours_follow_the_terminal_and_can_be_switched_off() -> None:
-    lines = picture(status(), RECORD, 60.0, Size(100))
+    lines = picture(JobView(status()), RECORD, 60.0, Size(100))
     coloured = painted(lines, {"TERM": "xterm-256color"})
     plain = painted(lines, {"TERM": "xterm-256color", "NO_COLOR": "1"})
     assert len(coloured) == len(plain) == len(lines)

@@ -21,14 +21,6 @@ def env(made: JobPlan, role: str, rank: int = 0) -> dict[str, object]:
     return next(dict(process.env) for process in made if (process.role, process.rank) == (role, rank))
 
 
-def test_plan_starts_scheduler_then_servers_then_workers() -> None:
-    made = plan()
-    assert [str(process.member) for process in made] == ["scheduler", "server 0", "worker 0", "worker 1"]
-    assert made.processes[0].argv == ("/usr/bin/python", "-P", "-m", "paceline", "scheduler")
-    assert made.processes[1].argv == ("/usr/bin/python", "-P", "-m", "paceline", "server")
-    assert made.processes[2].argv == ("train", "-x")
-
-
 def test_every_process_can_resolve_its_settings() -> None:
     made = plan(settings={"staleness": "3", "weighting": "inverse", "timeout_s": "7"})
     known = dict.fromkeys(Late, "tcp://127.0.0.1:1")
@@ -65,12 +57,7 @@ def test_only_the_scheduler_binds_and_reports() -> None:
 
 def test_workers_get_the_variables_of_torchrun_and_mxnet() -> None:
     worker = env(plan(), "worker", 1)
-    assert (worker["RANK"], worker["WORLD_SIZE"], worker["LOCAL_RANK"], worker["LOCAL_WORLD_SIZE"]) == (
-        "1",
-        "2",
-        "1",
-        "2",
-    )
+    assert [worker[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == [*"1212"]
     assert (worker["MASTER_ADDR"], worker["MASTER_PORT"]) == ("127.0.0.1", Late.MASTER_PORT)
     assert (worker["DMLC_ROLE"], worker["DMLC_NUM_WORKER"], worker["DMLC_NUM_SERVER"]) == ("worker", "2", "1")
     assert (worker["DMLC_PS_ROOT_URI"], worker["DMLC_PS_ROOT_PORT"]) == (Late.SCHEDULER_HOST, Late.SCHEDULER_PORT)

@@ -44,7 +44,7 @@ def test_group_of_a_table_is_that_of_the_command_line() -> None:
     [
         ("n=2", "has no name"),
         ("a:", "the number of workers is missing"),
-        ("a: n=two", "group a: n=two is not a whole number"),
+        ("a: n=two", "group a: n=two is not an integer"),
         ("a: n=0", "group a: n=0; a group has at least 1 worker"),
         ("a: n=1, slots=0", "group a: slots=0"),
         ("a: n=1, n=2", "group a: n: it is given twice"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.membership.log import MembershipLog, sentence
+from paceline.membership.log import MembershipLog
 from paceline.wire import messages as m
 from tests.membership.test_losses import THREE, confirm, dead
 from tests.membership.test_machine import answers, joined
@@ -59,24 +59,6 @@ def test_words_on_samples_that_several_workers_say_count_once() -> None:
     log.note_dealt(words)
     log.note_dealt(words[-2:])
     assert log.take() == words
-
-
-def test_changes_have_sentences() -> None:
-    assert [sentence(one) for one in (
-        m.Change(0, "starts", [0, 1], 0),
-        m.Change(1, "left", [1], 7, "SIGTERM"),
-        m.Change(2, "died", [1], 7, "its process ended"),
-        m.Change(3, "joins", [1], 9, "restart 1"),
-        m.Change(4, "regroups", [0, 1, 2], 9, "", [[0, 2], [1]]),
-        m.Change(5, "walks", [], 0, "epoch 1 of pool 'p'"),
-    )] == [
-        "the job starts with workers 0-1",
-        "worker 1 left after round 7: SIGTERM",
-        "worker 1 died after round 7: its process ended",
-        "worker 1 joins after round 9: restart 1",
-        "groups from now on: 0 2, 1",
-        "epoch 1 of pool 'p' begins",
-    ]  # fmt: skip
 
 
 def test_all_workers_hear_of_new_groups_with_the_number_of_the_change() -> None:

@@ -207,7 +207,12 @@ def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> No
         claimed = members.handle(b"bulk", 1, m.Claim("worker", 0, b"token-1"), 1.0)
         assert claimed == [Answer(b"bulk", 1, m.Done())]
     assert members.handle(b"bulk", 2, m.Enter("b"), 1.0) == []
-    members.lost(b"bulk", 1.0)
+    members.handle(b"new", 1, m.Claim("worker", 0, b"token-1"), 1.0)
+    assert members.is_member(b"new")
+    assert not members.is_member(b"bulk"), "a member has one further connection: the last one that it has claimed"
+    members.handle(b"worker-0", 3, m.Claim("worker", 0, b"token-1"), 1.0)
+    assert members.is_member(b"new"), "its lifeline is none of them"
+    members.lost(b"new", 1.0)
     assert members.tick(10.0) == [], "only the lifeline tells of death"
 
 

@@ -143,3 +143,15 @@ def test_all_workers_hear_the_same_of_who_is_gone_at_a_point_and_where_it_was() 
     for number in range(300):
         ask(0, f"other/{number}")
     assert ask(0, "s/3/0") == m.Gone([m.GoneWorker(1, 7, given)]), "it is forgotten when all are far beyond it"
+
+
+def test_samplers_of_which_a_worker_tells_have_a_bound() -> None:
+    members = training()
+
+    def give(number: int) -> m.Reply:
+        ((_, _, answer),) = answers(members.handle(b"worker-1", 80, m.GiveBack(f"s{number}", 3, 40), 2.0))
+        return answer
+
+    assert [give(number) for number in range(64)] == [m.Done()] * 64
+    assert give(64) == m.Failed("ProtocolError", "worker 1 has more than 64 samplers")
+    assert give(0) == m.Done(), "it says how far it has come once more"

@@ -623,5 +623,5 @@ def test_frozen_layer_that_becomes_unlike_on_its_devices_is_refused():
     train_replicated(net, trainer, batches[:1])
     weight.list_data()[1].fill_(3.0)
     weight.grad_req = "write"
-    with pytest.raises(PacelineError, match="has become unlike on its devices"):
+    with pytest.raises(PacelineError, match="differs between its devices"):
         train_replicated(net, trainer, batches[1:])

@@ -12,6 +12,7 @@ import pytest
 
 import paceline
 from paceline.observe.account import COMPUTE, DATA, SERVER_PARTS, WORKER_PARTS
+from paceline.observe.job_view import JobView
 from paceline.observe.prometheus import METRICS, text
 from paceline.observe.verdicts import Verdict
 from paceline.wire import messages as m
@@ -36,7 +37,8 @@ def example() -> str:
     states = [state("server", 0, 40.0), state("worker", 7, 320.0), state("worker", 5, 80.0, "dead")]
     deaths = [m.Death("worker", 1, "h", "it was killed")]
     slow = [Verdict(0, "h", "data", DATA, 2.5, 0.8, 3, 10.0)]
-    return text(m.Status(members, states, deaths, figures={"val/loss": (7, 0.125)}), slow, "job1", "0.1.0", 1e9)
+    job = JobView(m.Status(members, states, deaths, figures={"val/loss": (7, 0.125)}))
+    return text(job, slow, "job1", "0.1.0", 1e9)
 
 
 def test_every_metric_has_its_samples() -> None:
@@ -75,7 +77,7 @@ def test_nothing_secret_and_no_address_is_shown() -> None:
 
 
 def test_job_that_nobody_has_joined_has_a_text() -> None:
-    assert 'paceline_deaths_total{role="worker"} 0' in text(m.Status([], [], []), [], "job1", "0.1.0", 0.0)
+    assert 'paceline_deaths_total{role="worker"} 0' in text(JobView(m.Status([], [], [])), [], "job1", "0.1.0", 0.0)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: nox -s trackers")

@@ -16,6 +16,7 @@ from paceline import extensions
 from paceline.observe import tracking
 from paceline.observe.account import COMPUTE, DATA, WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
+from paceline.observe.job_view import JobView
 from paceline.observe.trackers import Tracker
 from paceline.observe.tracking import TrackerThread, by_step, make, overview
 from paceline.wire import messages as m
@@ -155,10 +156,10 @@ def test_rate_of_the_job_is_the_sum_of_unlike_workers() -> None:
         states.append(m.MemberState(4 + rank, 1.0, 0.1, 0, 0, 0, phase, "", 0.1, recent, [], {"loss": (3, 0.5)}))
     members.append(m.Member("server", 0, 0, "h", "", 1, "", b""))
     states.append(m.MemberState(0, 0.0, 0.1, 0, 0, 0, "live", ""))
-    step, found = overview(m.Status(members, states, []))
+    step, found = overview(JobView(m.Status(members, states, [])))
     assert step == 6
     assert found["throughput/samples_per_sec"] == 400.0
     assert (found["worker/0/samples_per_sec"], found["worker/1/samples_per_sec"]) == (100.0, 300.0)
     assert (found["time/data_ratio"], found["time/compute_ratio"]) == (0.25, 0.75)
     assert (found["worker/2/loss"], "worker/2/samples_per_sec" in found) == (0.5, False)
-    assert overview(m.Status([], [], [])) == (0, {})
+    assert overview(JobView(m.Status([], [], []))) == (0, {})

@@ -1,5 +1,6 @@
 """Local steps against models of them that are written out, and against training in one process."""
 
+import functools
 import logging
 import math
 import time
@@ -9,9 +10,14 @@ import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, kvstore
+from paceline.consistency import Policy
+from paceline.hetero.local_period import Period
 from paceline.hetero.local_plan import Exchange
 from paceline.optim.auto_period import AutoPeriod
+from paceline.optim.local_choices import LocalChoices
 from paceline.testing import LocalJob
+from paceline.testing.one_process import OneProcess
+from paceline.updaters import DelayedNesterov
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
 
@@ -222,8 +228,9 @@ def together(kind):
     model = nn.Linear(3, 1)
     everything = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
     targets = everything @ torch.tensor([[1.0], [-2.0], [0.5]])
+    outer = None if kind == "dist_async" else {"lr": 0.5}
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05), store, model=model, local_steps=4, outer={"lr": 0.5}
+        torch.optim.SGD(model.parameters(), lr=0.05), store, model=model, local_steps=4, outer=outer
     )
     losses = [nn.functional.mse_loss(model(everything), targets).item()]
     mine = slice(store.rank, None, 2)
@@ -234,6 +241,38 @@ def together(kind):
     losses.append(nn.functional.mse_loss(model(everything), targets).item())
     store.barrier()
     return losses
+
+
+def asynchronous(outer):
+    """Two workers push deltas one by one, not in turn; return what each of them reads."""
+    stores = (job := OneProcess("aa")).stores(Policy("each"))
+    for store in stores:
+        store.set_optimizer(outer([torch.nn.Parameter(torch.zeros(1))]))
+    for store in stores:
+        store.init("w", torch.zeros(1))
+    found, value = [], torch.zeros(1)
+    for rank, delta in ((0, 1.0), (1, 2.0), (1, 0.5), (0, 4.0)):
+        stores[rank].push("w", torch.tensor([delta]))
+        job.deliver_all()
+        stores[rank].pull("w", value)
+        found.append(value.item())
+    return found
+
+
+def test_asynchronous_workers_share_the_momentum_of_one_step():
+    choices = LocalChoices(Period(steps=8), {"lr": 0.5, "momentum": 0.5, "nesterov": True})
+    delayed = functools.partial(DelayedNesterov, lr=0.5, momentum=0.5, every=2)
+    assert asynchronous(delayed) == [-0.25, -1.125, -1.25, -3.0]
+    own = LocalChoices(Period(steps=8)).optimizer([torch.nn.Parameter(torch.zeros(1))], 4, "each")
+    assert (type(own), own.defaults) == (DelayedNesterov, {"lr": 0.7, "momentum": 0.9, "every": 4})
+    weight = momentum = 0.0
+    ahead = []
+    for delta in (1.0, 2.0, 0.5, 4.0):
+        momentum = 0.5 * momentum + delta
+        weight -= 0.5 * momentum
+        ahead.append(weight - 0.5 * 0.5 * momentum)
+    found = asynchronous(lambda params: choices.optimizer(params, 2, "each"))
+    assert found == ahead, "workers start from the weights that momentum will lead to"
 
 
 def by_speed():

@@ -317,7 +317,7 @@ def test_equal_weights_are_1_unless_a_worker_has_no_samples(given: float | None,
     backward(samples, ((torch.zeros(5),), {}))
     count = samples.take()
     assert (count.samples, count.way) == (weight, way)
-    with pytest.raises(ValueError, match="weigh is 'samples' or 'equal', not 'labels'"):
+    with pytest.raises(ValueError, match="weigh is 'samples' or 'equal' or 'loss', not 'labels'"):
         SampleCounter(None, None, "labels")  # type: ignore[arg-type]
 
 

@@ -146,8 +146,8 @@ def test_the_round_of_an_absent_bucket_counts_and_changes_nothing() -> None:
             push(store, [None] * 4)
     for found, wanted in zip(pull(stores[1]), start(), strict=True):
         assert torch.equal(found, wanted)
-    held = job.services[0].stores["s"].own.store
-    assert {slot.rule.version for slot in held.buckets.get(0, 0).slots} == {3}
+    held = job.services[0].stores["s"].own
+    assert {slot.rule.version for slot in held.get(0, 0).slots} == {3}
     pushes = [body for _, _, body in job.requests if isinstance(body, m.Push)]
     assert all(len(body.absent) == len(body.entries) for body in pushes)
 

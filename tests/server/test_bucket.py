@@ -66,8 +66,8 @@ class OneServer:
         numel = sum(lengths)
         bucket = m.BucketSpec(0, numel, ["a", "b"], list(lengths), [[one] for one in lengths])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, numel))])
-        self.store = self.service.stores["s"].own.store
-        self.bucket = self.store.buckets.get(0, 0)
+        self.store = self.service.stores["s"].own
+        self.bucket = self.store.get(0, 0)
 
     def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"

@@ -144,7 +144,7 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
-    before = job.services[0].stores["s"].own.store.buckets.get(0, 0).values.clone()
+    before = job.services[0].stores["s"].own.get(0, 0).values.clone()
     assert torch.equal(before[:5], torch.ones(5))
     assert not all(call.done for store in stores for call in calls(store))
     stores[1].clip_round()
@@ -180,7 +180,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     for store in stores:
         push(store, gradients(store.rank))
     wanted = oracle.step([gradients(0), gradients(1)])
-    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    bucket = job.services[0].stores["s"].own.get(0, 0)
     if where == "before the norm":
         job.deliver_all()
         bucket.cut(m.Span(0, 0, 0, 5))
@@ -197,7 +197,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
 def test_questions_and_late_commits_cut_nothing() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    bucket = job.services[0].stores["s"].own.get(0, 0)
     part = [m.Entry(0, 0, 3, 9, 1)]
     for store in stores:
         push(store, gradients(store.rank))
@@ -213,7 +213,7 @@ def test_questions_and_late_commits_cut_nothing() -> None:
 def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    bucket = job.services[0].stores["s"].own.get(0, 0)
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
@@ -226,7 +226,7 @@ def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
 def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
     job = OneProcess("aa")
     stores, oracle = new_stores(job), Oracle(1.0)
-    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    bucket = job.services[0].stores["s"].own.get(0, 0)
     for round in range(4):
         grads = [gradients(10 * round + store.rank) for store in stores]
         wanted = oracle.step(grads)
@@ -247,7 +247,7 @@ def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
 def test_a_late_question_for_one_of_the_joined_slots_counts_that_one() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    bucket = job.services[0].stores["s"].own.get(0, 0)
     for store in stores:
         push(store, gradients(store.rank), together=False)
     stores[0].clip_round()
@@ -371,9 +371,9 @@ def test_what_nobody_can_commit_any_more_is_dropped() -> None:
     push(stores[0], gradients(0))
     job.deliver_all()
     stores[0].session.call_server(0, m.Leave("s"), "leaving")
-    store = job.services[0].stores["s"].own.store
+    store = job.services[0].stores["s"].own
     assert store.stats.skipped == 1
-    assert not store.buckets.get(0, 0).slots[0].clipping.held
+    assert not store.get(0, 0).slots[0].clipping.held
     push(stores[1], gradients(1))
     stores[1].clip_round()
     assert not torch.equal(pull(stores[1]), torch.ones(67))

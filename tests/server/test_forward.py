@@ -145,7 +145,7 @@ class Cluster:
         return bool(busy)
 
     def values(self, server: int) -> torch.Tensor:
-        return self.hosted[server].own.store.buckets.get(0, server).values
+        return self.hosted[server].own.get(0, server).values
 
 
 def frozen(frames: Sequence[Any]) -> list[bytearray]:
@@ -257,7 +257,7 @@ counts = st.lists(st.sampled_from([0.0, 1.0, 16.0, 48.0]), min_size=len(WORKERS)
 
 def outcome(cluster: Cluster) -> list[torch.Tensor]:
     """Return the values on all servers, and how many samples of every worker have reached them."""
-    stores = [hosted.own.store for hosted in cluster.hosted]
+    stores = [hosted.own for hosted in cluster.hosted]
     masses = [[store.stats.data_mass[rank] for rank in range(len(WORKERS))] for store in stores]
     return [*(cluster.values(server) for server in range(len(SERVERS))), torch.tensor(masses)]
 
@@ -310,7 +310,7 @@ def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_take
     cluster = Cluster(policy, True, True, random.Random(seed))
     workers = train(cluster, segments, samples)
     for server in range(len(SERVERS)):
-        for slot in cluster.hosted[server].own.store.buckets.get(0, server).slots:
+        for slot in cluster.hosted[server].own.get(0, server).slots:
             for worker in workers:
                 rounds = {round - 1 for _, _, round in worker.rounds[server].next(slot.span.start, slot.span.length)}
                 assert rounds == {slot.rule.pushed[worker.rank]} == {slot.rule.answered[worker.rank]}
@@ -352,13 +352,13 @@ def refusal(cluster: Cluster, call: tuple[int, int, int]) -> str:
 
 def of_server(cluster: Cluster, body: m.Request, frames: Sequence[Any] = ()) -> str:
     """Let server 0 ask server 1; return the refusal or an empty text."""
-    before = repr([slot.rule.__dict__ for slot in cluster.hosted[1].own.store.buckets.get(0, 1).slots])
+    before = repr([slot.rule.__dict__ for slot in cluster.hosted[1].own.get(0, 1).slots])
     found: list[m.Body] = []
     cluster.ask_owner[0](1, body, frames, lambda body, frames: found.append(body))
     settle(cluster, until=lambda: bool(found))
     [answer] = found
     assert isinstance(answer, m.Failed)
-    after = repr([slot.rule.__dict__ for slot in cluster.hosted[1].own.store.buckets.get(0, 1).slots])
+    after = repr([slot.rule.__dict__ for slot in cluster.hosted[1].own.get(0, 1).slots])
     assert before == after, "a refused message changed something"
     return answer.text
 
@@ -462,7 +462,7 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
         assert isinstance(body, m.Values)
         values = from_frame(frames[0], torch.float32, NUMEL)
         torch.testing.assert_close(values, torch.linspace(-1.0, 1.0, NUMEL) - 0.1 * 6.0)
-    assert cluster.hosted[1].own.store.stats.updates == 1
+    assert cluster.hosted[1].own.stats.updates == 1
 
 
 def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> None:
@@ -473,7 +473,7 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     cluster.ask(0, 0, m.AskMissing("s", part))
     cluster.ask(0, 0, m.Push("s", [part], 1.0, b"", False, True, False), [bytes(12)])
     settle(cluster)
-    assert [(slot.span.start, slot.span.stop) for slot in forward.store.buckets.get(0, 1).slots] == [(0, NUMEL)]
+    assert [(slot.span.start, slot.span.stop) for slot in forward.get(0, 1).slots] == [(0, NUMEL)]
 
 
 @pytest.mark.parametrize(

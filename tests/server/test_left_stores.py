@@ -36,7 +36,7 @@ def test_servers_forget_a_store_when_the_last_worker_leaves_it(policy: Policy) -
     for store in stores[:-1]:
         store.close()
         assert all("s" in service.stores for service in job.services)
-    held = [weakref.ref(bucket) for service in job.services for bucket in service.stores["s"].own.store.buckets]
+    held = [weakref.ref(bucket) for service in job.services for bucket in service.stores["s"].own]
     assert held
     stores[-1].close()
     job.deliver_all()
@@ -48,14 +48,14 @@ def test_servers_forget_a_store_when_the_last_worker_leaves_it(policy: Policy) -
 
 def test_forwarded_values_are_freed_without_the_collector() -> None:
     job, stores = used(Policy())
-    [forward] = [one for service in job.services if (one := service.stores["s"].forward) is not None]
-    held = weakref.ref(forward.store)
-    assert list(forward.store.buckets)
-    hosted = [service.stores["s"] for service in job.services]
+    [held] = [weakref.ref(one.forward) for service in job.services if (one := service.stores["s"]).forward is not None]
+    assert list(held())
     gc.disable()
     try:
-        for one in hosted:
+        for service in job.services:
+            one = service.stores.pop("s")
             one.close()
+        del one
         assert held() is None
     finally:
         gc.enable()
@@ -85,7 +85,7 @@ def test_a_store_that_is_opened_after_another_was_forgotten_is_left_by_those_who
     first.set_updater("add")
     for service in job.services:
         service.take_out(frozenset({2}))
-        assert service.stores["s"].own.store.unpushed.live == {0, 1}
+        assert service.stores["s"].own.unpushed.live == {0, 1}
     first.close()
     second.close()
     assert not any(service.stores for service in job.services)

@@ -61,7 +61,7 @@ class Job:
             self.compress()
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
-        self.bucket = self.service.stores["s"].own.store.buckets.get(0, 0)
+        self.bucket = self.service.stores["s"].own.get(0, 0)
         self.shared = {0} if shared else set()
         for rank in self.shared:
             self.bucket.arenas[rank] = MappedArena(self.blocks[rank].values[:NUMEL], self.blocks[rank].grads[:NUMEL])
@@ -107,7 +107,7 @@ class Job:
         return self.blocks[rank].values[:NUMEL].tolist()
 
     def visible(self, rank: int) -> list[float]:
-        return self.bucket.visible(self.service.stores["s"].own.store.units[rank]).tolist()
+        return self.bucket.visible(self.service.stores["s"].own.units[rank]).tolist()
 
     def told(self, rank: int, seq: int) -> list[m.KnownRange]:
         body = self.answers[rank, seq][0]
@@ -132,7 +132,7 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
         if data.draw(st.booleans()):
             job.pull(rank)
             assert job.values_of(rank) == job.visible(rank)
-            if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
+            if job.service.stores["s"].own.policy.merge in ("each", "first"):
                 assert job.values_of(rank) == job.bucket.values.tolist()
             continue
         if data.draw(st.booleans()):
@@ -141,7 +141,7 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
                 slots = [(slot.span.start, slot.span.stop) for slot in job.bucket.slots]
                 job.pull(rank, start, stop)
                 assert job.values_of(rank)[start:stop] == job.visible(rank)[start:stop]
-                if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
+                if job.service.stores["s"].own.policy.merge in ("each", "first"):
                     assert job.values_of(rank)[start:stop] == job.bucket.values[start:stop].tolist()
                 assert [(slot.span.start, slot.span.stop) for slot in job.bucket.slots] == slots, "a pull cuts nothing"
             continue

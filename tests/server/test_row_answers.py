@@ -112,7 +112,7 @@ class OneServer:
 
     @property
     def values(self) -> torch.Tensor:
-        return self.service.stores["s"].own.store.buckets.get(0, 0).values.view(ROWS, WIDTH).clone()
+        return self.service.stores["s"].own.get(0, 0).values.view(ROWS, WIDTH).clone()
 
 
 # ---- merged rows --------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_merged_rows_are_not_stored_and_not_those_of_the_round_before() -> None:
     for rank in range(WORKERS):
         third = server.push(rank, 3, None)
     assert server.rows(2, third) is None, "nobody had a gradient"
-    assert server.service.stores["s"].own.store.buckets.get(0, 0).values.numel() == 1
+    assert server.service.stores["s"].own.get(0, 0).values.numel() == 1
 
 
 @pytest.mark.parametrize("answers", ["merged", "changed"])
@@ -255,7 +255,7 @@ def test_who_takes_the_rows_that_changed_has_the_whole_value(
             if (b"worker-%d" % one, asked) in server.answers:
                 readers[one].take(server.rows(one, asked))
                 del waiting[one]
-                bucket = server.service.stores["s"].own.store.buckets.get(0, 0)
+                bucket = server.service.stores["s"].own.get(0, 0)
                 seen = bucket.visible(bucket.slots[0].rule.unit[one]).view(ROWS, WIDTH)
                 assert torch.equal(readers[one].values, seen)
     for rank in range(WORKERS):

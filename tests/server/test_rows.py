@@ -95,7 +95,7 @@ class OneServer:
 
     @property
     def values(self) -> torch.Tensor:
-        return self.service.stores["s"].own.store.buckets.get(0, 0).values.view(ROWS, WIDTH).clone()
+        return self.service.stores["s"].own.get(0, 0).values.view(ROWS, WIDTH).clone()
 
 
 def local(name: str) -> LocalStore:

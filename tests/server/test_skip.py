@@ -99,10 +99,10 @@ def test_a_flag_counts_for_its_own_update_only(merge: Policy) -> None:
     for store in stores:
         push(store, 1.0, skip=store.rank == 0)
         job.deliver_all()
-    held = job.services[0].stores["s"].own.store
+    held = job.services[0].stores["s"].own
     applied = {"each": 2, "groups": 1, "first": 0}[merge.merge]
     assert held.stats.skipped == 1
-    assert float(held.buckets.get(0, 0).values[0]) == pytest.approx({0: 1.0, 1: 0.9, 2: 0.71}[applied])
+    assert float(held.get(0, 0).values[0]) == pytest.approx({0: 1.0, 1: 0.9, 2: 0.71}[applied])
 
 
 def test_what_a_codec_holds_back_stays_in_a_skipped_round() -> None:

@@ -89,6 +89,14 @@ def test_first_k_makes_an_update_of_two_pushes() -> None:
     assert sum(result.rounds) == 12
 
 
+def test_update_with_a_time_of_grace_takes_the_pushes_that_come_meanwhile() -> None:
+    """Both are in at 1.5 s and 3 s; later worker 0 comes to its bound. Without grace each push is an update."""
+    result = run(Policy("first", first=1, grace_s=1.0), 1, 1.5, rounds=2)
+    assert result.seconds == pytest.approx(3)
+    assert [result.stats.updates, sum(result.rounds)] == [2, 4]
+    assert run(Policy("first", first=1, grace_s=0.25), 1, 1.5, rounds=2).stats.updates == 4
+
+
 def test_links_and_server_take_their_time() -> None:
     """Two pushes of 10 bytes share 10 bytes/s for 2 s, are merged for 1 s each, updated for 3 s, pulled for 2 s."""
     more = {"bandwidth": 10.0, "merge_s": 1.0, "update_s": 3.0, "model_bytes": 10.0, "latency_s": 0.5}

@@ -1,4 +1,4 @@
-"""MXNet's optimizers against their published formulas, written out in numpy with double precision."""
+"""Our own optimizers, most of them MXNet's, against their published formulas in numpy with double precision."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from paceline.updaters import (
     DCASGD,
     NAG,
     SGLD,
+    DelayedNesterov,
     FlatUpdater,
     Ftrl,
     KeyOptions,
@@ -77,6 +78,15 @@ def sgld(w: Array, g: Array, state: dict[str, Array], t: int, o: dict[str, Any])
     return w - o["lr"] / 2 * (g + o["weight_decay"] * w) + np.sqrt(o["lr"]) * noise
 
 
+def delayed_nesterov(w: Array, g: Array, state: dict[str, Array], t: int, o: dict[str, Any]) -> Array:
+    """The form of the paper, with its c = 0."""
+    state["sum"] = state.get("sum", 0 * w) + g
+    if t % o["every"]:
+        return w - o["lr"] * g / o["every"]
+    state["m"] = o["momentum"] * state.get("m", 0 * w) + state.pop("sum") / o["every"]
+    return w - o["lr"] * (o["momentum"] * state["m"] + g / o["every"])
+
+
 CASES: dict[str, tuple[str, Step, dict[str, Any]]] = {
     "nag": ("nag", nag, {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02}),
     "nag without momentum": ("nag", nag, {"lr": 0.05, "momentum": 0.0, "weight_decay": 0.02}),
@@ -93,6 +103,7 @@ CASES: dict[str, tuple[str, Step, dict[str, Any]]] = {
     "dcasgd": ("dcasgd", dcasgd, {"lr": 0.1, "momentum": 0.5, "lamda": 0.9, "weight_decay": 0.02}),
     "dcasgd without momentum": ("dcasgd", dcasgd, {"lr": 0.1, "momentum": 0.0, "lamda": 0.9, "weight_decay": 0.0}),
     "sgld": ("sgld", sgld, {"lr": 0.01, "weight_decay": 0.02, "seed": 5}),
+    "delayed_nesterov": ("delayed_nesterov", delayed_nesterov, {"lr": 0.7, "momentum": 0.9, "every": 3}),
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "nag": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
@@ -101,6 +112,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "signsgd": {"lr": 0.01, "wd_lh": 0.0, "weight_decay": 0.0},
     "dcasgd": {"lr": 0.1, "momentum": 0.0, "lamda": 0.04, "weight_decay": 0.0},
     "sgld": {"lr": 0.1, "weight_decay": 0.0, "seed": 0},
+    "delayed_nesterov": {"lr": 0.7, "momentum": 0.9, "every": 1},
 }
 
 
@@ -179,6 +191,7 @@ def test_class_is_an_optimizer_for_plain_loops_too(case: str) -> None:
         "signsgd": SignSGD,
         "dcasgd": DCASGD,
         "sgld": SGLD,
+        "delayed_nesterov": DelayedNesterov,
     }
     param = torch.nn.Parameter(start())
     optimizer: torch.optim.Optimizer = classes[name]([{"params": [param], "key": "w"}], **options)  # type: ignore[operator]

@@ -11,6 +11,7 @@ from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.running import SCHEDULER, asking, find
 from paceline.errors import LaunchError, PacelineError
 from paceline.naming import workers_text
+from paceline.observe.job_view import JobView
 from paceline.observe.table import duration
 from paceline.wire import messages as m
 
@@ -71,11 +72,8 @@ def _wait(ask: Callable[[m.Request], m.Body], ranks: Sequence[int], limit_s: flo
     while True:
         status = ask(m.AskStatus())
         assert isinstance(status, m.Status)
-        rounds = {
-            member.rank: state.round
-            for member, state in zip(status.members, status.states, strict=True)
-            if member.role == "worker" and member.rank in ranks and state.phase in ("left", "dead")
-        }
+        workers = [one for one in JobView(status).workers if one.member.rank in ranks and not one.is_there]
+        rounds = {one.member.rank: one.state.round for one in workers}
         waited_s = time.monotonic() - began
         if rounds.keys() >= set(ranks):
             for rank, round in sorted(rounds.items()):

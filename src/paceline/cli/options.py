@@ -81,7 +81,7 @@ class Option:
 
     def _whole_number(self, text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text.strip()):
-            raise ValueError(f"{text!r} is not a whole number, as in {self.flags[0]} 2")
+            raise ValueError(f"{text!r} is not an integer, as in {self.flags[0]} 2")
         return int(self._checked(int(text) if len(text) < 100 else math.inf))
 
     def _number(self, text: str) -> float:

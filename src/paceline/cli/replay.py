@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from paceline.cli.options import Parser
 from paceline.cli.story import find_folder
 from paceline.data.replay import Replay
-from paceline.membership.log import sentence
 from paceline.naming import workers_text
 from paceline.observe import ring
+from paceline.observe.job_view import change_text
 from paceline.observe.table import plural
 
 DESCRIPTION = f"""\
@@ -33,7 +33,7 @@ def run(name: str, words: Sequence[str]) -> int:
     print(f"job {ring.start_of(path)[0]}")
     for when, change in log.changes:
         clock = time.strftime("%H:%M:%S", time.localtime(when))
-        print(f"generation {change.generation}, {clock}: {sentence(change)}")
+        print(f"generation {change.generation}, {clock}: {change_text(change)}")
     for sampler in log.samplers:
         print("\n".join(_epochs(log, sampler)))
     return 0

@@ -53,6 +53,7 @@ OPTIONS = (
     ),
     Option(("--age",), "missed updates beyond which a push is dropped", "UPDATES", int, least=0),
     Option(("--first",), "pushes that make an update of dist_ksync (default: half of the workers)", "K", int, least=1),
+    Option(("--grace",), "for which that update waits for further pushes (default: 0)", "SECONDS", float, least=0),
     Option(
         ("--local-steps",),
         "steps that workers take by themselves in a round, '32 by speed', or a time, '30 s'",
@@ -77,6 +78,7 @@ _ONLY_FOR = {
     "lr_scale": ("dist_async", "dist_ssync", "dist_gsync", "dist_ksync"),
     "age": ("dist_async", "dist_ssync", "dist_ksync"),
     "first": ("dist_ksync",),
+    "grace": ("dist_ksync",),
 }
 
 DESCRIPTION = """\
@@ -227,6 +229,7 @@ def _policy(store_type: str, cluster: SimulatedCluster, options: argparse.Namesp
         store_type,
         groups=_groups(cluster, options) if store_type == "dist_gsync" else (),
         first=options.first,
+        grace_s=options.grace if store_type == "dist_ksync" else None,
         staleness=options.staleness,
         weighting=None if is_sync else options.weighting,
         lr_scale=None if is_sync else options.lr_scale,

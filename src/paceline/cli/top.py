@@ -20,8 +20,8 @@ from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.launch.picture import ORDERS, View, in_order, painted, picture
 from paceline.launch.supervise.panel import obeys_codes
+from paceline.observe.job_view import JobView
 from paceline.observe.table import Size
-from paceline.wire import messages as m
 
 OPTIONS = (
     Option(("--interval",), "seconds between two pictures (default: 1)", "SECONDS", float, positive=True),
@@ -51,7 +51,7 @@ def run(name: str, words: Sequence[str]) -> int:
             _watch(record, view, interval_s)
             return 0
         while True:
-            _print(ask(record), record, view)
+            _print(_job(record), record, view)
             if options.once or not record.is_known_alive:
                 return 0
             time.sleep(interval_s)
@@ -59,8 +59,12 @@ def run(name: str, words: Sequence[str]) -> int:
         return 0
 
 
-def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:
-    lines = picture(status, record, time.time(), Size(shutil.get_terminal_size().columns), view)
+def _job(record: runtime.JobRecord) -> JobView:
+    return JobView(ask(record), record.workers, record.servers)
+
+
+def _print(job: JobView, record: runtime.JobRecord, view: View) -> None:
+    lines = picture(job, record, time.time(), Size(shutil.get_terminal_size().columns), view)
     if sys.stdout.isatty() and obeys_codes(os.environ):
         print(b"\n".join(painted(lines, os.environ)).decode(), flush=True)
     else:
@@ -69,11 +73,11 @@ def _print(status: m.Status, record: runtime.JobRecord, view: View) -> None:
 
 def _watch(record: runtime.JobRecord, view: View, interval_s: float) -> None:
     """Show a picture that follows keys and the terminal's size. The last one stays when the job ends."""
-    last: m.Status | None = None
+    last: JobView | None = None
     try:
         with _Terminal() as terminal:
             while last is None or record.is_known_alive:
-                last, until = ask(record), time.monotonic() + interval_s
+                last, until = _job(record), time.monotonic() + interval_s
                 while (left := until - time.monotonic()) > 0:
                     keys = f"s: sort by {_next(view.order)}  up, down: select a worker  q: quit"
                     terminal.draw(last, record, replace(view, about=(keys,)))
@@ -93,9 +97,9 @@ def _next(order: str) -> str:
     return names[(names.index(order) + 1) % len(names)]
 
 
-def pressed(view: View, key: str, status: m.Status) -> View:
+def pressed(view: View, key: str, job: JobView) -> View:
     """Return the view after a key: ``s`` sorts, ``j`` and ``k`` select a worker, ``x`` none."""
-    ranks = in_order(status, view.order)
+    ranks = [one.member.rank for one in in_order(job, view.order)]
     if key == "s":
         return replace(view, order=_next(view.order))
     if key == "x":
@@ -128,9 +132,9 @@ class _Terminal:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
         signal.signal(signal.SIGTERM, self._sigterm)
 
-    def draw(self, status: m.Status, record: runtime.JobRecord, view: View) -> None:
+    def draw(self, job: JobView, record: runtime.JobRecord, view: View) -> None:
         self._size = _size()
-        lines = painted(picture(status, record, time.time(), self._size, view), os.environ)
+        lines = painted(picture(job, record, time.time(), self._size, view), os.environ)
         text = f"{_ERASE_REST}\n".join(line.decode() for line in lines)
         print(f"{_HOME}{text}{_ERASE_REST}{_ERASE_BELOW}", end="", flush=True)
 

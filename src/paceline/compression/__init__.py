@@ -19,6 +19,5 @@ type                  parameters (defaults)                       bytes / elem  
 from paceline.compression import chunk_topk, halves, linear, packed, powersgd, sparse  # noqa: F401 (registers the codecs)
 from paceline.compression.base import Codec, CodecState
 from paceline.compression.codec_registry import Compression, Leg, by_leg, known_codecs, make
-from paceline.compression.ddp import DDPState, ddp_hook
 
-__all__ = ["Codec", "CodecState", "Compression", "DDPState", "Leg", "by_leg", "ddp_hook", "known_codecs", "make"]
+__all__ = ["Codec", "CodecState", "Compression", "Leg", "by_leg", "known_codecs", "make"]

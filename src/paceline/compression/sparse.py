@@ -96,7 +96,7 @@ class TopK(SparseCodec):
         return indices, floats(payload[half:])
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import selection
+        from paceline.compression.kernels import magnitude, selection
 
         residual = state.residual_array()
         indices, values = self._parts(payload, grad.numel())
@@ -109,7 +109,8 @@ class TopK(SparseCodec):
         low_counts = np.zeros(selection.LOW_BINS, np.int64)
         selection.count_low(residual, high, low_counts)
         low, ties = selection.last_bin(low_counts, wanted)
-        selection.take_largest(residual, high << 16 | low, ties, indices, values)
+        magnitude.take_indices(residual, high << 16 | low, ties, indices)
+        selection.take(residual, indices, values)
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:

@@ -3,7 +3,7 @@
 Pure: no socket, thread, clock or random generator.
 """
 
-from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
+from paceline.consistency.actions import Action, Apply, Drop, Grace, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.checked import CheckedRule, check_every_rule, new_rule
 from paceline.consistency.groups_file import groups_line, name_ranks, parse_groups, resolve_groups
 from paceline.consistency.policy import Policy, policy_of
@@ -17,6 +17,7 @@ __all__ = [
     "Apply",
     "CheckedRule",
     "Drop",
+    "Grace",
     "Groups",
     "Merge",
     "Policy",

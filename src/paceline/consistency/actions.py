@@ -48,6 +48,13 @@ class Apply:
 
 
 @dataclass(frozen=True)
+class Grace:
+    """A cohort has K pushes, and others may still come: end its time of grace later (:meth:`Rule.end_grace`)."""
+
+    cohort: int
+
+
+@dataclass(frozen=True)
 class Release:
     """Answer these workers' pushes; all of them get the values of the same version."""
 
@@ -71,4 +78,4 @@ class Refuse:
     reason: str
 
 
-Action: TypeAlias = Merge | Drop | Apply | Release | Repeat | Refuse
+Action: TypeAlias = Merge | Drop | Apply | Grace | Release | Repeat | Refuse

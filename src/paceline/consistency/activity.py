@@ -22,6 +22,10 @@ class Cohort:
     """Contributors, in the order of arrival."""
     samples: dict[int, float] = field(default_factory=dict)
     """Per contributor."""
+    has_grace: bool = False
+    """It has K pushes, and its time of grace has begun."""
+    is_over: bool = False
+    """That has ended."""
 
     def join(self, worker: int, samples: float, read: int) -> None:
         """Count a push."""
@@ -39,7 +43,7 @@ class Activity:
     def __init__(self, live: set[int], paused: set[int], away: set[int], units: Units, finished: list[int]) -> None:
         self._live, self._paused, self._away, self._units, self._finished = live, paused, away, units, finished
         self.level = [0] * len(finished)
-        """Finished rounds from which the bound counts, per worker: those of the last barrier, or :meth:`come_back`."""
+        """Finished rounds from which the bound counts, per worker: at the last barrier, or :meth:`come_back`."""
         self.phase = [0] * len(finished)
         """Per worker, the phase that it has come back in last."""
         self.change()

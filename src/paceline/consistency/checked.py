@@ -41,6 +41,7 @@ class CheckedRule(Rule):
     come_back = _then_checked(Rule.come_back)
     rejoin = _then_checked(Rule.rejoin)
     pull = _then_checked(Rule.pull)
+    end_grace = _then_checked(Rule.end_grace)
 
     def take(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes, and check, also that there is no objection to it."""
@@ -78,6 +79,7 @@ class CheckedRule(Rule):
     def _check_open(self, cohort: Cohort) -> None:
         assert cohort.workers, "an open cohort is empty"
         assert not self._is_complete(cohort), "a complete cohort was not applied"
+        assert not cohort.is_over, "a cohort whose time of grace has ended is open"
         assert set(cohort.workers) == set(cohort.samples), "a cohort has samples of other workers than its own"
         if self.policy.age is None:
             assert len(cohort.workers) == len(cohort.samples), "a cohort counts a worker twice"

@@ -30,6 +30,8 @@ class Policy:
     """Missed updates beyond which a push is dropped, with merges ``each`` and ``first``; None: no limit."""
     lr_scale: LrScale = "update"
     """``update``: every update steps by the learning rate; ``sample``: by its part of one batch of every worker."""
+    grace_s: float = 0.0
+    """Seconds for which an update waits for further pushes after its K-th one, with merge ``first``."""
 
     @functools.cached_property
     def merges_rounds(self) -> bool:
@@ -55,6 +57,12 @@ class Policy:
             _check_age(self.age, self.merge)
         if self.merge == "groups":
             _check_groups(self.groups, num_workers)
+        if not 0 <= self.grace_s < float("inf"):
+            raise ValueError(f"grace_s is {self.grace_s}; it is a time in seconds, 0 or more")
+        if self.grace_s and (self.merge != "first" or self.age is not None):
+            raise ValueError(
+                f"merge {self.merge!r} has no time of grace; merge 'first' (dist_ksync) without an age limit has one"
+            )
 
     def unit_of(self, num_workers: int) -> list[int]:
         """Return for every worker the index of the unit that steps together with it."""
@@ -125,6 +133,7 @@ def policy_of(
     weighting: str | None = None,
     age: int | None = None,
     lr_scale: str | None = None,
+    grace_s: float | None = None,
     num_workers: int = 1,
 ) -> Policy:
     """Return the policy of a canonical store type with the user's settings.
@@ -149,6 +158,7 @@ def policy_of(
         policy = dataclasses.replace(policy, first=first if first is not None else max(1, num_workers // 2))
     if weighting is not None:
         policy = dataclasses.replace(policy, weighting=weighting)
-    policy = dataclasses.replace(policy, age=age, lr_scale=lr_scale or "update")  # type: ignore[arg-type]
+    scale: LrScale = lr_scale or "update"  # type: ignore[assignment]
+    policy = dataclasses.replace(policy, age=age, lr_scale=scale, grace_s=grace_s or 0.0)
     policy.check(num_workers)
     return policy

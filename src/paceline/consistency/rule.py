@@ -20,7 +20,10 @@ none of these; others wait only for them. ``k`` is the last round that the worke
     regroup         waiting      (unchanged)        Refuse
     pull            any          (unchanged)        none; the worker has read this version, its unit's with groups
 
-    settle: Apply for each complete cohort, then Release for all waiting workers that may go on; these become idle.
+The end of a cohort's time of grace, which the store tells some time after the action Grace, settles too.
+
+    settle: Apply for each complete cohort, Grace for each that has enough pushes since, and is not complete; then
+    Release for all waiting workers that may go on; these become idle.
     The barrier opens: all become active, and the bound counts rounds from here on.
 
 A cohort is open until it is complete, then it is applied and forgotten::
@@ -29,8 +32,8 @@ A cohort is open until it is complete, then it is applied and forgotten::
     all      the one open cohort        a push of every active worker                it is applied
     groups   its group's open cohort    a push of every active worker of the group   it is applied
     each     a cohort of its own        this push                                    it is applied (at once)
-    first    the first open cohort      K pushes, or one of each active worker       no older cohort is open
-             without its worker
+    first    the first open cohort      K pushes and the end of its time of grace,   no older cohort is open
+             without its worker         or one of each active worker
     first,   the one open cohort        K pushes, several of one worker too; when    always
     age set                             all are paused, those it has
 
@@ -56,6 +59,7 @@ The guarantees do not hold with:
 
 - Events of one slot that overlap, or an event before the actions of the last one are carried out, in order.
 - A worker that pushes again under a new round number: that counts twice. Under the same number it counts once.
+- A time of grace that never ends: its cohort waits for a push of each active worker.
 - A worker that dies without ``leave``: cohorts wait for it forever. The rule has no clock; deadlines are the askers'.
 - A ``pause`` that overtakes the worker's own pushes: cohorts do not wait for them.
 - A worker that comes back in its old phase while others push: cohorts of two slots may differ by a round.
@@ -66,7 +70,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 
-from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
+from paceline.consistency.actions import Action, Apply, Drop, Grace, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.activity import Activity, Cohort
 from paceline.consistency.objections import objection, objection_to_regrouping
 from paceline.consistency.policy import Policy
@@ -218,7 +222,7 @@ class Rule:
         return self._settle()
 
     def come_back(self, worker: int, phase: int) -> list[Action]:
-        """Note that a worker steps with those of its unit that are in a phase, from its next round on.
+        """Note that a worker steps with the workers of its unit that are in a phase, from its next round on.
 
         All slots must get this before that round, and after the answers to earlier ones.
 
@@ -251,6 +255,15 @@ class Rule:
         self._activity.change()
         self._events.append(("rejoin", worker, phase))
         return self.come_back(worker, phase)
+
+    def end_grace(self, cohort: int) -> list[Action]:
+        """Note that a cohort has waited for further pushes for long enough; returns the actions, in order."""
+        for one in self._open:
+            if one.number == cohort and one.has_grace:
+                one.is_over = True
+                self._events.append(("over", cohort))
+                return self._settle()
+        return []
 
     def _resume_all(self) -> list[Action]:
         """Open the barrier if all live workers have come to it: all of them are active again."""
@@ -381,9 +394,13 @@ class Rule:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
-            return len(cohort.workers) >= self._pushes_needed()
+            waits = self.policy.grace_s and not self._activity.workers <= cohort.samples.keys()
+            return cohort.is_over or (self._has_enough(cohort) and not waits)
         required = self._activity.of_unit(cohort.unit, cohort.phase)
         return len(cohort.samples) >= len(required) and required <= cohort.samples.keys()
+
+    def _has_enough(self, cohort: Cohort) -> bool:
+        return len(cohort.workers) >= self._pushes_needed()
 
     def _pushes_needed(self) -> int:
         """Return how many pushes complete a cohort of merge ``first``: none when everybody is at a barrier."""
@@ -398,6 +415,11 @@ class Rule:
         for cohort in complete:
             self._open.remove(cohort)
             actions.append(self._apply(cohort))
+        for cohort in self._open if self.policy.grace_s else ():
+            if not cohort.has_grace and self._has_enough(cohort):
+                cohort.has_grace = True
+                self._events.append(("grace", cohort.number))
+                actions.append(Grace(cohort.number))
         return actions + self._releases(self._may_be_free(pushers, complete))
 
     def _may_be_free(self, pushers: Sequence[int] | None, complete: Sequence[Cohort]) -> set[int]:
@@ -430,7 +452,7 @@ class Rule:
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _releases(self, workers: Collection[int]) -> list[Action]:
-        """Release those of the workers that wait and may go on."""
+        """Release the workers that wait and may go on."""
         ready: dict[int, list[int]] = {}
         for worker in sorted(workers):
             if self.pushed[worker] > self.answered[worker] and self._may_go_on(worker):

@@ -9,8 +9,8 @@ class Samples:
     """The samples that each worker has pushed last.
 
     With ``lr_scale="sample"`` an update counts as its part of one batch of every live worker. So a sample moves the
-    weights alike in every mode: an update of one of N workers steps by 1/N of the rate, of a group of n by n/N, of all
-    by the rate itself. At one rate, all modes then make steps of the same sum per sample.
+    weights equally in every mode: an update of one of N workers steps by 1/N of the rate, of a group of n by n/N, of
+    all by the rate itself. At one rate, all modes then make steps of the same sum per sample.
     """
 
     def __init__(self, num_workers: int) -> None:

@@ -73,6 +73,8 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "open": lambda: "all live workers are at the barrier: it opens",
     "regroup": lambda worker, generation: f"worker {worker} moved to the groups of generation {generation}",
     "rejoin": lambda worker, phase: f"worker {worker} joined again, as another process, in phase {phase}",
+    "grace": lambda cohort: f"cohort {cohort} has enough pushes and waits for others for a while",
+    "over": lambda cohort: f"the time of grace of cohort {cohort} ended",
     "leave": lambda worker: f"worker {worker} left",
     "join": lambda: "this range was joined with its neighbour, which had other events before",
 }

@@ -1,7 +1,7 @@
 """Which workers step together, and how they move to other groups while they train.
 
-Groups have *generations*: those of a job's start are generation 0. Each worker moves to a newer generation by itself,
-between two of its rounds, the same two at every slot. For the cohorts of a unit this means::
+Groups have *generations*: the groups of a job's start are generation 0. Each worker moves to a newer generation by
+itself, between two of its rounds, the same two at every slot. For the cohorts of a unit this means::
 
     a worker       of the unit's generation     is waited for by the unit
     has not moved  older: it is to come         yes, if the groups of that generation name it

@@ -26,13 +26,13 @@ def _inverse(staleness: int, history: tuple[int, float]) -> float:
 
 @register("weighting", "normalised")
 def _normalised(staleness: int, history: tuple[int, float]) -> float:
-    """1/Y with mean 1, so that the step per update stays that of synchronous SGD."""
+    """1/Y with mean 1, so that the step per update stays as in synchronous SGD."""
     updates, inverse_sum = history
     return updates / (staleness * inverse_sum)
 
 
 def weighting_names(packages: bool = True) -> list[str]:
-    """Return all known names, with those of installed ``packages``, sorted."""
+    """Return all known names, with the names of installed ``packages``, sorted."""
     return extensions.names("weighting") if packages else sorted(extensions.registered("weighting"))
 
 

@@ -9,7 +9,6 @@ from paceline.data.record_files import Records, RecordWriter
 from paceline.data.sampler import ShardedSampler
 from paceline.data.shards import Shards, shards
 from paceline.data.shares import SharedBatchSampler
-from paceline.data.tar import TarSamples, TarWriter, decoded
 
 __all__ = [
     "ArrayDataset",
@@ -20,11 +19,8 @@ __all__ = [
     "ShardedSampler",
     "Shards",
     "SharedBatchSampler",
-    "TarSamples",
-    "TarWriter",
     "batch_sampler",
     "batches",
-    "decoded",
     "digits",
     "read_spans",
     "shards",

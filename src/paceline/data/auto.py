@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 from torch.utils.data import Sampler
 
 from paceline.data.fetching import Dealing
+from paceline.data.ledger import State, epoch_order
 from paceline.data.partition import length_of
 from paceline.data.pool import PooledBatchSampler
-from paceline.data.sampler import State, epoch_order
 from paceline.data.shares import SharedBatchSampler
 from paceline.hetero.measured import sizes
 from paceline.kvstore.base import KVStoreBase

@@ -32,7 +32,7 @@ def length_of(data: SupportsIndex | Sized) -> int:
     """Return the number of samples of a data set, which may be given as that number, NumPy's too.
 
     Raises:
-        TypeError: it is no whole number, and has no length.
+        TypeError: it is no integer, and has no length.
     """
     return len(data) if isinstance(data, Sized) else operator.index(data)
 
@@ -41,7 +41,7 @@ def check_epoch(epoch: SupportsIndex) -> int:
     """Return the number of an epoch as a plain number.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is no integer.
         ValueError: it is negative.
     """
     number = operator.index(epoch)

@@ -14,9 +14,8 @@ from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline
 from paceline.data.fetching import Dealing, fetched_ahead
+from paceline.data.ledger import State, epoch_order, left_of
 from paceline.data.partition import check_epoch, length_of
-from paceline.data.sampler import State, epoch_order
-from paceline.data.states import left_of
 from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero import split_evenly
 from paceline.hetero.sample_pool import WalkStart, positions

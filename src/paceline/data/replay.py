@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.sampler import epoch_order
+from paceline.data.ledger import epoch_order
 from paceline.errors import LaunchError
 from paceline.scheduler.journal import FILE_NAME
 from paceline.wire import messages as m

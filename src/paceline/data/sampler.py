@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing
-from paceline.data.left_over import LeftOver
+from paceline.data.ledger import DealingLog, LeftOver, State, check_kind, check_settings, epoch_order
 from paceline.data.partition import (
     Slots,
     check_epoch,
@@ -26,53 +25,10 @@ from paceline.data.partition import (
     span_bounds,
     window_slots,
 )
-from paceline.naming import listed
 from paceline.wire import messages as m
 from paceline.worker.current import joined_session
 
-State = dict[str, Any]
-
 _numbers = itertools.count()
-
-
-def epoch_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """Return the order of ``length`` samples in an epoch, int64; without ``shuffle`` they stay as they are.
-
-    It sorts raw PCG64 output, whose stream NumPy guarantees for ever; ``Generator.permutation`` may change with the
-    version, and machines that are not alike seldom run the same one.
-    """
-    if not shuffle:
-        return np.arange(length, dtype=np.int64)
-    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
-    return np.asarray(bits.random_raw(length)).argsort(kind="stable")
-
-
-def check_kind(state: Mapping[str, Any], *names: str) -> None:
-    """Refuse a state of another kind of sampler.
-
-    Raises:
-        ValueError: names the missing entries.
-    """
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(
-            f"this is no state of such a sampler: it has no {listed(missing)}, but {listed(state) or 'nothing'}; load "
-            "what state_dict() of the same kind of sampler has returned"
-        )
-
-
-def check_settings(state: Mapping[str, Any], settings: State) -> None:
-    """Refuse a state of the middle of an epoch that a sampler with these settings cannot go on with.
-
-    Raises:
-        ValueError: names the settings that differ.
-    """
-    then = {name: state.get(name) for name, value in settings.items() if state.get(name) != value}
-    if then:
-        now = {name: settings[name] for name in then}
-        raise ValueError(
-            f"the state was taken in the middle of epoch {state['epoch']} with {then}, this sampler has {now}"
-        )
 
 
 class ShardedSampler(Sampler[int]):

@@ -24,9 +24,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data.fetching import is_in_loader
+from paceline.data.ledger import State, check_kind, epoch_order
 from paceline.data.partition import check_epoch, check_part, fractions_of, own_part, part_of
 from paceline.data.pool import session_of, walker_of
-from paceline.data.sampler import ShardedSampler, State, check_kind, epoch_order
+from paceline.data.sampler import ShardedSampler
 from paceline.hetero import split_evenly
 from paceline.kvstore.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
@@ -126,8 +127,10 @@ def shards(
 ) -> Shards:
     """Deal the files of a data set to the workers of a job: it yields paths or URLs, for any reader. ::
 
-        shards = paceline.data.shards(sorted(glob.glob("train-*.tar")), store, shares="measured")
-        loader = DataLoader(paceline.data.TarSamples(shards, decode), batch_size=32, num_workers=4)
+        urls = sorted(glob.glob("train-*.tar"))
+        shards = paceline.data.shards(urls, store, shares="measured")
+        samples = webdataset.WebDataset(urls, nodesplitter=shards.split, shardshuffle=False)
+        loader = DataLoader(samples.decode("torchrgb").to_tuple("jpg", "cls"), batch_size=32, num_workers=4)
         for epoch in range(10):
             shards.set_epoch(epoch)
             for images, labels in loader:
@@ -141,7 +144,8 @@ def shards(
     asks for the next one; that of a worker that dies is given to another, which begins it again::
 
         for url in paceline.data.shards(urls, store, shares="pool"):
-            for images, labels in DataLoader(paceline.data.TarSamples([url], decode), batch_size=32, num_workers=4):
+            samples = webdataset.WebDataset([url], shardshuffle=False).decode("torchrgb").to_tuple("jpg", "cls")
+            for images, labels in DataLoader(samples, batch_size=32, num_workers=1):
                 ...
 
     Args:
@@ -381,7 +385,7 @@ class _PooledShards(Shards):
             raise ValueError(
                 "a DataLoader takes samples of the next shard before those of the last one are trained on, so those of "
                 "a worker that dies would be lost. Loop over the shards, and make a loader for each: for url in "
-                "shards: for batch in DataLoader(TarSamples([url]), ...)"
+                "shards: for batch in DataLoader(WebDataset([url]), ...)"
             )
         walk = self._walker.begin()
         order = epoch_order(epoch=self.epoch, **self._walker.settings)

@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
-from paceline.data.dealing_log import DealingLog
 from paceline.data.fetching import Dealing, fetched_ahead
-from paceline.data.handed_out import GlobalBatch, HandedOut
+from paceline.data.ledger import DealingLog, GlobalBatch, HandedOut, State, epoch_order, place_of
 from paceline.data.partition import check_epoch, fractions_of, length_of
-from paceline.data.sampler import State, epoch_order
 from paceline.data.speeds import MOST_STEPS, Speeds, lock_step_of
-from paceline.data.states import place_of
 from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase

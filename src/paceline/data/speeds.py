@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 
-from paceline.data.sampler import State
+from paceline.data.ledger import State
 from paceline.hetero import Speed, SpeedMeter
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore

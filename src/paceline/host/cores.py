@@ -21,7 +21,7 @@ def usable_cores() -> int:
 def quota(own: Path = _OWN_GROUPS, groups: Path = _GROUPS) -> float:
     """Return the processors whose time the control groups of this process may use; infinity where none has a limit.
 
-    A group's limit counts for those in it. In a container the first folder is that of its own group.
+    A group's limit counts for the processes in it. In a container the first folder is its own group's.
     """
     try:
         lines = own.read_text().splitlines()

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 #: The soft limit is raised no further: programs that close all possible descriptors would take long.
 _MOST = 65_536
 
-#: Descriptors of a process beside those of its connections: files, pipes, libraries.
+#: Descriptors of a process beside its connections: files, pipes, libraries.
 _SPARE = 64
 
 

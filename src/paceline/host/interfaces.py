@@ -38,7 +38,7 @@ def interfaces() -> list[Interface]:
 
 
 def addresses_for_others() -> list[str]:
-    """Return the addresses of this host but those of loopback."""
+    """Return the addresses of this host except loopback's."""
     return [one.address for one in interfaces() if not _is_loopback(one.address)]
 
 
@@ -93,7 +93,7 @@ def source_address(host: str) -> str:
 def address_for_others(name: str) -> str:
     """Return the address by which other hosts reach this one: the one from which it sends to a host, perhaps itself.
 
-    The own name of a host may be one of loopback there (``127.0.1.1`` on Debian): then it is that of an interface.
+    The own name of a host may be one of loopback there (``127.0.1.1`` on Debian): then it is an interface's.
     """
     found = address_towards([name])
     if found == name or not (found == "" or _is_loopback(found)):
@@ -110,7 +110,7 @@ def with_scope(address: Any) -> str:
 def with_own_scope(host: str) -> str:
     """Return an address that another host has told, as this host dials it.
 
-    The interface in a link-local address of IPv6 (``fe80::1%eth0``) is that of the host that told it. This host takes
+    The interface in a link-local address of IPv6 (``fe80::1%eth0``) belongs to the host that told it. This host takes
     its own of that name, else its only one with such an address.
     """
     address, percent, told = host.partition("%")

@@ -37,6 +37,7 @@ class FirstKOptions(BoundedOptions, total=False):
     """Options of ``dist_ksync``."""
 
     k: int | None
+    grace_s: float | None
 
 
 class GroupedOptions(WeightedOptions, total=False):

@@ -18,13 +18,9 @@ from rich.text import Text
 
 from paceline.host.plain_text import plain
 from paceline.launch.runtime import JobRecord
-from paceline.membership.log import sentence
 from paceline.observe.account import SERVER_PARTS, WORKER_PARTS, parts_of
-from paceline.observe.rows import progress, rows_of
+from paceline.observe.job_view import JobView, MemberView
 from paceline.observe.table import Size, duration, quantity, table
-from paceline.wire import messages as m
-
-Row = Mapping[str, Any]
 
 #: Letters of the parts in bars, and their colours.
 LETTERS: Mapping[str, str] = {
@@ -53,12 +49,12 @@ _HEADS = {
 }
 
 #: Orders of the workers, by name.
-ORDERS: Mapping[str, Callable[[Row], Any]] = {
-    "step": lambda row: (-row["step_s"], row["rank"]),
-    "samples": lambda row: (row["parts"].get("samples_per_s", 0.0), row["rank"]),
-    "round": lambda row: (row["round"], row["rank"]),
-    "rank": lambda row: row["rank"],
-    "host": lambda row: (row["host"], row["rank"]),
+ORDERS: Mapping[str, Callable[[MemberView], Any]] = {
+    "step": lambda one: (-one.state.step_s, one.member.rank),
+    "samples": lambda one: (one.samples_per_s, one.member.rank),
+    "round": lambda one: (one.state.round, one.member.rank),
+    "rank": lambda one: one.member.rank,
+    "host": lambda one: (one.member.host, one.member.rank),
 }
 
 
@@ -82,19 +78,17 @@ class View:
 _PLAIN = View()
 
 
-def in_order(status: m.Status, order: str) -> list[int]:
-    """Return the ranks of the workers in an order of :data:`ORDERS`."""
-    return [row["rank"] for row in _sorted(rows_of(status), order)]
+def in_order(job: JobView, order: str) -> list[MemberView]:
+    """Return the workers in an order of :data:`ORDERS`."""
+    return sorted(job.workers, key=ORDERS[order])
 
 
-def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: View = _PLAIN) -> list[Text]:
+def picture(job: JobView, record: JobRecord, now: float, size: Size, view: View = _PLAIN) -> list[Text]:
     """Return the picture of a job as lines that fit a terminal; ``now`` is seconds since 1970."""
-    columns, rows = max(size.columns, 20), rows_of(status)
-    workers, servers = _sorted(rows, view.order), [row for row in rows if row["role"] == "server"]
-    far = progress(status, record.workers, record.servers)
-    words = [f"job {record.id}", duration(now - record.started), *far, *_last_change(status)]
+    columns, workers = max(size.columns, 20), in_order(job, view.order)
+    words = [f"job {record.id}", duration(now - record.started), *job.progress, *job.changes("starts", "walks")[-1:]]
     head = [Text(line, "bold") for line in _flow(words, columns)]
-    verdicts = [Text(line, "bold yellow") for text in status.verdicts for line in textwrap.wrap(text, columns)]
+    verdicts = [Text(line, "bold yellow") for text in job.status.verdicts for line in textwrap.wrap(text, columns)]
     if view.is_panel:
         head += [Text(line) for text in view.about for line in textwrap.wrap(text, columns)]
         left = max(size.lines - len(head), 0)
@@ -102,10 +96,10 @@ def picture(status: m.Status, record: JobRecord, now: float, size: Size, view: V
         lines = [*head, *_workers(workers, columns, left - len(verdicts), view), *verdicts]
     else:
         lines = [*head, Text(plain(record.command)), Text()]
-        end = [*verdicts, *_selected(status, workers, columns, view), *_about(view)]
+        end = [*verdicts, *_selected(job, workers, columns, view), *_about(view)]
         more = [
-            [Text(), *_with_bars("server", servers, columns, view)] if servers else [],
-            [Text(), *_legend(rows, columns)],
+            [Text(), *_with_bars("server", job.servers, columns, view)] if job.servers else [],
+            [Text(), *_legend(job, columns)],
         ]
         left = size.lines - len(lines) - len(end)
         while size.lines and more and left - sum(map(len, more)) < min(len(workers) + 1, _LEAST_WORKERS):
@@ -128,16 +122,6 @@ def painted(lines: Sequence[Text], environ: Mapping[str, str]) -> list[bytes]:
     return file.getvalue().encode(errors="replace").split(b"\n")[:-1]
 
 
-def _last_change(status: m.Status) -> list[str]:
-    """Return the last change of the membership, but for the start and for epochs of pools."""
-    last = next((one for one in reversed(status.changes) if one.kind not in ("starts", "walks")), None)
-    return [] if last is None else [f"{duration(last.ago_s)} ago: {sentence(last)}"]
-
-
-def _sorted(rows: Sequence[Row], order: str) -> list[Row]:
-    return sorted((row for row in rows if row["role"] == "worker"), key=ORDERS[order])
-
-
 def _flow(words: Sequence[str], columns: int) -> list[str]:
     """Return words in lines, two blanks apart; only one that is longer than a line is cut in two."""
     first, *others = [part for word in words for part in textwrap.wrap(word, columns) or [""]]
@@ -152,23 +136,23 @@ def _cut(lines: list[Text], most: int) -> list[Text]:
     return lines if len(lines) <= most else [*lines[: max(most - 1, 0)], Text("...")][:most]
 
 
-def _workers(workers: Sequence[Row], columns: int, most: int, view: View) -> list[Text]:
+def _workers(workers: Sequence[MemberView], columns: int, most: int, view: View) -> list[Text]:
     """Return the table of workers in so many lines, the selected one among them."""
     if most < 2 or not workers:
         return []
     if len(workers) < most:
         return _with_bars("worker", workers, columns, view)
     count = max(most - 2, 1)
-    chosen = next((index for index, row in enumerate(workers) if row["rank"] == view.selected), 0)
+    chosen = next((index for index, one in enumerate(workers) if one.member.rank == view.selected), 0)
     start = max(0, chosen - count + 1)
     shown, left = workers[start : start + count], len(workers) - count
     more = [Text(f"and {left} more workers", "dim")] if most > 2 else []
     return [*_with_bars("worker", shown, columns, view), *more]
 
 
-def _with_bars(role: str, rows: Sequence[Row], columns: int, view: View) -> list[Text]:
+def _with_bars(role: str, members: Sequence[MemberView], columns: int, view: View) -> list[Text]:
     """Return a table whose lines end with a bar, with as many columns as leave room for it."""
-    cells = [_worker_cells(row) if role == "worker" else _server_cells(row) for row in rows]
+    cells = [_worker_cells(one) if role == "worker" else _server_cells(one) for one in members]
     heads = list(_HEADS[role])
     lines = table(heads, cells).split("\n")
     for name in _DROPPED:
@@ -182,29 +166,29 @@ def _with_bars(role: str, rows: Sequence[Row], columns: int, view: View) -> list
     width = max(map(len, lines)) + 2
     length = min(columns - width, _LONGEST_BAR)
     found = [Text(lines[0], "dim")]
-    for line, row in zip(lines[1:], rows, strict=True):
-        is_selected = role == "worker" and row["rank"] == view.selected
+    for line, one in zip(lines[1:], members, strict=True):
+        is_selected = one.is_worker and one.member.rank == view.selected
         text = Text().append(f"{line:{width}}", "reverse" if is_selected else "")
         if columns >= _LEAST_COLUMNS and length >= _SHORTEST_BAR:
-            text.append_text(bar(row["parts"], parts_of(role), length))
+            text.append_text(bar(one.shares, parts_of(role), length))
         found.append(text)
     return found
 
 
-def _worker_cells(row: Row) -> tuple[str, ...]:
-    rate = row["parts"].get("samples_per_s", 0.0)
+def _worker_cells(one: MemberView) -> tuple[str, ...]:
+    state, rate = one.state, one.samples_per_s
     return (
-        f"worker {row['rank']}", row["host"], row["state"], str(row["round"]),
-        f"{1000 * row['step_s']:.0f} ms" if row["step_s"] else "",
-        f"{rate:,.0f}/s" if rate else "", ",".join(map(str, row["waits_for"])),
+        one.name, one.member.host, state.phase, str(state.round),
+        f"{1000 * state.step_s:.0f} ms" if state.step_s else "",
+        f"{rate:,.0f}/s" if rate else "", ",".join(map(str, one.waits_for)),
     )  # fmt: skip
 
 
-def _server_cells(row: Row) -> tuple[str, ...]:
-    busy = 1 - row["parts"].get("receive", 1.0)
+def _server_cells(one: MemberView) -> tuple[str, ...]:
+    state, busy = one.state, 1 - one.shares.get("receive", 1.0)
     return (
-        f"server {row['rank']}", row["host"], row["state"], f"{busy:.0%}", quantity(row["received"]),
-        quantity(row["sent"]), quantity(row["memory"]),
+        one.name, one.member.host, state.phase, f"{busy:.0%}", quantity(state.received), quantity(state.sent),
+        quantity(state.memory),
     )  # fmt: skip
 
 
@@ -217,25 +201,25 @@ def bar(shares: Mapping[str, float], parts: Sequence[str], length: int) -> Text:
     return text
 
 
-def _legend(rows: Sequence[Row], columns: int) -> list[Text]:
-    parts = [part for part in (*WORKER_PARTS, *SERVER_PARTS) if any(row["parts"].get(part) for row in rows)]
+def _legend(job: JobView, columns: int) -> list[Text]:
+    parts = [part for part in (*WORKER_PARTS, *SERVER_PARTS) if any(one.shares.get(part) for one in job.members)]
     return [
         Text(line, "dim")
         for line in _flow([f"{LETTERS[part]} {part}" for part in dict.fromkeys(parts)] or [""], columns)
     ]
 
 
-def _selected(status: m.Status, workers: Sequence[Row], columns: int, view: View) -> list[Text]:
+def _selected(job: JobView, workers: Sequence[MemberView], columns: int, view: View) -> list[Text]:
     """Return the account of the selected worker, and its last verdicts."""
-    row = next((row for row in workers if row["rank"] == view.selected), None)
-    if row is None:
+    one = next((one for one in workers if one.member.rank == view.selected), None)
+    if one is None:
         return []
-    shares = [f"{part} {row['parts'][part]:.0%}" for part in WORKER_PARTS if row["parts"].get(part, 0.0) >= 0.005]
-    words = [f"worker {row['rank']} on {row['host']} (pid {row['pid']})", *shares]
+    shares = [f"{part} {one.shares[part]:.0%}" for part in WORKER_PARTS if one.shares.get(part, 0.0) >= 0.005]
+    words = [f"{one.name} on {one.member.host} (pid {one.member.pid})", *shares]
     lines = [Text(), *(Text(line, "bold") for line in _flow(words, columns))]
-    told = [one for one in status.told if (one.role, one.rank) == ("worker", view.selected)]
-    for one in told[:-4:-1]:
-        lines += [Text(line) for line in textwrap.wrap(f"{duration(one.ago_s)} ago: {one.text}", columns)]
+    told = [one for one in job.status.told if (one.role, one.rank) == ("worker", view.selected)]
+    for verdict in told[:-4:-1]:
+        lines += [Text(line) for line in textwrap.wrap(f"{duration(verdict.ago_s)} ago: {verdict.text}", columns)]
     return lines if told else [*lines, Text("no verdict so far", "dim")]
 
 

@@ -156,7 +156,7 @@ def whole(name: str, text: str) -> int:
         ValueError: it is none.
     """
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{name}={text!r}: this launcher takes whole numbers only, 1 or more")
+        raise ValueError(f"{name}={text!r}: this launcher takes integers only, 1 or more")
     return int(text)
 
 
@@ -202,7 +202,7 @@ def _number(key: str, value: Any, kind: type[N]) -> N:
             return number
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(f"{key}={value} is not a {'whole ' if kind is int else ''}number")
+    raise ValueError(f"{key}={value} is not {'an integer' if kind is int else 'a number'}")
 
 
 def _hosts(value: object) -> tuple[Host, ...]:

@@ -48,7 +48,7 @@ class IntervalMap(Generic[T]):
         return self.values[first:last]
 
     def cut(self, start: int, stop: int, split: Split[T]) -> list[T]:
-        """Return the values of the intervals that make up a range, cut at those of its ends that are no edges."""
+        """Return the values of the intervals that make up a range, cut at its ends, where they are no edges."""
         if start < stop:
             self._cut_at(start, split)
             self._cut_at(stop, split)

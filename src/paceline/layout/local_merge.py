@@ -41,7 +41,7 @@ class LocalMerge:
         return tuple(rank for rank, one in enumerate(zip(self.units, self.workers, strict=True)) if one == place)
 
     def via(self, worker: int, owner: int) -> int:
-        """Return the server to which a worker pushes buckets of ``owner``; owners are spread over those of its host."""
+        """Return the server where a worker pushes buckets of ``owner``; owners are spread over its host's servers."""
         near = [rank for rank, host in enumerate(self.servers) if host == self.workers[worker]]
         if not near or owner in near or len(self.local_unit(worker)) < 2:
             return owner

@@ -74,8 +74,8 @@ def as_tensor(data: Any) -> torch.Tensor:
 def host_buffer(like: torch.Tensor) -> torch.Tensor:
     """Return empty host memory for a copy of a tensor, contiguous.
 
-    That of a CUDA tensor is page-locked, so copies run at the full rate of the link. PyTorch keeps such memory for the
-    next copies.
+    The copy of a CUDA tensor is page-locked, so copies run at the full rate of the link. PyTorch keeps such memory for
+    the next copies.
     """
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
@@ -98,7 +98,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 def small_to_host(
     tensors: Mapping[str, torch.Tensor], copied: Callable[[torch.Tensor], torch.Tensor] = to_host
 ) -> dict[str, torch.Tensor]:
-    """Return small tensors of devices in host memory, those of one device and dtype in one copy; others as they are."""
+    """Return small tensors of devices in host memory, all of one device and dtype in one copy; others as they are."""
     found = dict(tensors)
     alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, one in tensors.items():
@@ -147,7 +147,7 @@ def sum_into(target: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
 
 
 def floats(values: Sequence[torch.Tensor]) -> list[float]:
-    """Return scalars as numbers; those of one device in one copy."""
+    """Return scalars as numbers; all of one device in one copy."""
     if len({(one.device, one.dtype) for one in values}) == 1:
         return torch.stack(list(values)).tolist()
     return [one.item() for one in values]

@@ -21,7 +21,6 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from paceline.naming import listed, workers_text
 from paceline.wire import messages as m
 
 #: Changes that a status shows, and words on samples that are known: the same word comes from each worker.
@@ -88,19 +87,3 @@ class MembershipLog:
     def shown(self, now: float) -> list[m.Change]:
         """Return the last changes, the oldest first, for a status."""
         return [msgspec.structs.replace(one, ago_s=max(0.0, now - when)) for when, one in self._shown]
-
-
-def sentence(change: m.Change) -> str:
-    """Return a change in words."""
-    who, why = workers_text(change.workers), f": {change.why}" if change.why else ""
-    match change.kind:
-        case "starts":
-            return f"the job starts with {who}"
-        case "regroups":
-            groups = listed((" ".join(map(str, group)) for group in change.groups), 8)
-            return f"groups from now on: {groups}"
-        case "walks":
-            return f"{change.why} begins"
-        case "joins":
-            return f"{who} joins after round {change.round}{why}"
-    return f"{who} {change.kind} after round {change.round}{why}"

@@ -184,12 +184,12 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         if record is None or not hmac.compare_digest(record.member.token, claim.token):
             return False
         key = (claim.role, claim.rank)
-        last = self._further.get(key, peer)
-        if last != peer and self._by_peer.get(last) == key:
-            del self._by_peer[last]
-        self._by_peer[peer] = key
-        if peer != record.peer:
+        if peer != record.peer:  # its lifeline is no further connection
+            last = self._further.get(key, peer)
+            if self._by_peer.get(last) == key:
+                del self._by_peer[last]
             self._further[key] = peer
+        self._by_peer[peer] = key
         return True
 
     # ---- present and missing -----------------------------------------------------------------------------------------

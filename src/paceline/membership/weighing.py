@@ -33,6 +33,7 @@ _HOW = {
     "given": "by the samples that the script sets as optimizer.samples",
     "inputs": "by the samples in the inputs of the model, as batch_dim says",
     "dealt": "by the samples that a sampler of paceline deals",
+    "loss": "by the number that their losses are divided by, as weigh='loss' says",
     "equal": "equally, as weigh='equal' says",
     "unknown": "equally, as with DistributedDataParallel",
     "sum": "equally: gradients are added up, as reduction='sum' says",

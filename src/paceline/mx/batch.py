@@ -161,7 +161,7 @@ class WorkLoadPlanner:
         return shares_to_sizes(batch_size, self.shares)
 
     def observe(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """Record the time of each device for one batch. That of the first is not used: it includes allocations."""
+        """Record the time of each device for one batch. The first one is not used: it includes allocations."""
         self._observed += 1
         if self._observed <= _WARM_UP:
             return

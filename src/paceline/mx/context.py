@@ -164,7 +164,7 @@ def index_of(inputs: Sequence[Any], contexts: Sequence[Context]) -> int:
     tensors = [tensor for one in inputs for tensor in _tensors(one)]
     marked = {_contexts[one]: None for one in tensors if one in _contexts and _contexts[one] in contexts}
     if len(marked) > 1:
-        raise ValueError(f"the inputs of one call are slices of {' and '.join(map(str, marked))}; give those of one")
+        raise ValueError(f"the inputs of one call are slices of {' and '.join(map(str, marked))}; give slices of one")
     if marked:
         return contexts.index(next(iter(marked)))
     devices = [one.device for one in tensors]

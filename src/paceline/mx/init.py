@@ -1,6 +1,6 @@
 """MXNet's initial values: functions that fill a weight in place, for ``net.initialize`` and ``Module.init_params``.
 
-They fill parameters of two or more dimensions; biases become 0, and others (those of BatchNorm, for example) keep
+They fill parameters of two or more dimensions; biases become 0, and others (of BatchNorm, for example) keep
 torch's values. A function of ``torch.nn.init`` can stand in their place. Random numbers are torch's: ``manual_seed``.
 """
 

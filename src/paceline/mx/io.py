@@ -49,7 +49,7 @@ class NDArrayIter:
         seed: seed of the order.
 
     Raises:
-        ValueError: arrays of unlike lengths, a part that does not exist, less than a batch, or another handling.
+        ValueError: arrays of different lengths, a part that does not exist, less than a batch, or another handling.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class NDArrayIter:
 class MNISTIter(NDArrayIter):
     """Batches of MNIST's files: images [N, 1, height, width] in 0 to 1 (pixels / 256), and labels [N].
 
-    The rest of an epoch is left out. Other arguments than these are those of :class:`NDArrayIter`.
+    The rest of an epoch is left out. The other arguments are the same as of :class:`NDArrayIter`.
 
     Args:
         image: file of images, in IDX format, plain or ``.gz``.
@@ -174,7 +174,7 @@ def _listed(arrays: Any) -> Sequence[Any]:
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
     _INSTEAD = {
         "CSVIter": "NDArrayIter(numpy.loadtxt(...))",
-        "DataDesc": "nothing: shapes are those of the first batch",
+        "DataDesc": "nothing: shapes come from the first batch",
         "DataIter": "any iterable of (data, label)",
         "ImageRecordIter": "paceline.data.Records in a torch DataLoader, as in examples/common/imagenet.py",
         "LibSVMIter": "sklearn.datasets.load_svmlight_file",

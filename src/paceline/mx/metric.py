@@ -1,4 +1,4 @@
-"""Metrics: MXNet's names and classes, beside which a ``Module`` takes those of torchmetrics."""
+"""Metrics: MXNet's names and classes, beside which a ``Module`` takes metrics of torchmetrics."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class CompositeEvalMetric:
             self.add(one)
 
     def add(self, metric: MetricLike) -> None:
-        """Add a metric, or those of another set."""
+        """Add a metric, or the metrics of another set."""
         made = create(metric)
         if isinstance(made, CompositeEvalMetric):
             self.metrics += made.metrics

@@ -78,7 +78,7 @@ def cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 class Module:
     """A model, its devices and its training loop.
 
-    Batches are tuples ``(data, label)`` from any iterable, such as a ``DataLoader``, or those of :mod:`paceline.mx.io`;
+    Batches are tuples ``(data, label)`` from any iterable, such as a ``DataLoader``, or from :mod:`paceline.mx.io`;
     data may be a tuple of inputs.
 
     Args:
@@ -219,7 +219,7 @@ class Module:
             num_epoch: number of the last epoch, plus 1.
             validation_metric: metrics on ``eval_data``; by default new metrics with the names in ``eval_metric``.
             force_init: replace the optimizer and store of an earlier ``fit``.
-            initializer: sets the parameters before the first ``fit``; None keeps those of the net.
+            initializer: sets the parameters before the first ``fit``; None keeps the net's.
 
         Returns:
             One result per epoch.

@@ -16,7 +16,7 @@
 | ``trackers.py``, ``tools.py`` | tools that keep the figures: files; TensorBoard, Weights & Biases and others |
 | ``tracking.py`` | threads that run them |
 | ``prometheus.py`` | the figures as Prometheus's text (pure) |
-| ``rows.py`` | the scheduler's status as a mapping per process, and as words for the whole job (pure) |
+| ``job_view.py`` | a job as its status has it; every picture of a job is made of this (pure) |
 | ``page_history.py`` | the history of a job for its page, bounded (pure) |
 | ``page.py``, ``page.html`` | the page of a job |
 | ``events.py``, ``ring.py`` | kinds of events (pure); the last events of this process in a file that survives it |

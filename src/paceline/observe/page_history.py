@@ -8,11 +8,10 @@ points are, too. ``page.html`` does the same with the points that it gets one by
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paceline.observe.account import parts_of
-from paceline.observe.rows import figures_of, progress, rate_of, rows_of
+from paceline.observe.job_view import JobView, MemberView, figures_of
 from paceline.wire import messages as m
 
 #: Points of a lane that stay as they are, and older ones; the same of the job's rate; and events.
@@ -99,26 +98,20 @@ class PageHistory:
         """Take the status of now; returns all that a page gets that knows the history so far."""
         at = max(round(now - self._began, 3), self._last)
         span, self._last = max(round(at - self._last, 3), 0.001), at
-        rows = rows_of(status)
-        names = [f"{row['role']} {row['rank']}" for row in rows]
-        for row, name in zip(rows, names, strict=True):
-            row["name"] = name
-            row["sends"], row["receives"] = self._rates(name, row["sent"], row["received"], span)
-        of_job = rate_of(rows)
-        rate = Point(round(at - span, 3), span, (round(of_job * span, 3),))
+        job = JobView(status, self._workers, self._servers)
+        rate = Point(round(at - span, 3), span, (round(job.rate * span, 3),))
         self._rate.add(rate)
-        lanes = {name: point for name, one in zip(names, status.states, strict=True)
-                 if (point := self._point(name, one.whole, at)) is not None}  # fmt: skip
+        lanes = {one.name: point for one in job.members if (point := self._point(one, at)) is not None}
         for name, point in lanes.items():
             self._lanes.setdefault(name, Series(*LANE)).add(point)
-        events = self._happened(status, rows, at)
+        events = self._happened(job, at)
         self._events += events
         self._state = {
             "at": at,
-            "head": progress(status, self._workers, self._servers, rows),
-            "round": max((row["round"] for row in rows if row["role"] == "worker"), default=0),
-            "rate": round(of_job, 3),
-            "rows": rows,
+            "head": job.progress,
+            "round": job.round,
+            "rate": round(job.rate, 3),
+            "rows": [one.as_json() | {"name": one.name} | self._rates(one, span) for one in job.members],
             "slow": status.verdicts,
             "auto": status.auto,
             "figures": figures_of(status.figures),
@@ -133,43 +126,42 @@ class PageHistory:
         return {**self._about, "state": self._state, "rate": self._rate.copy(), "lanes": lanes,
                 "events": list(self._events)}  # fmt: skip
 
-    def _point(self, name: str, whole: Sequence[m.Window], at: float) -> Point | None:
+    def _point(self, one: MemberView, at: float) -> Point | None:
         """Return the time of a member since its last point; None: it has told of none."""
-        if not whole:
-            return None
-        [now] = whole
-        before, end = self._whole.get(name, (m.Window(0, 0, 0.0, [0] * len(now.parts)), None))
+        now = one.whole
+        before, end = self._whole.get(one.name, (m.Window(0, 0, 0.0, [0] * len(now.parts)), None))
         if now.rounds < before.rounds:  # the account has begun anew
             before = m.Window(0, 0, 0.0, [0] * len(now.parts))
-        parts = [one - other for one, other in zip(now.parts, before.parts, strict=True)]
+        parts = [new - old for new, old in zip(now.parts, before.parts, strict=True)]
         if sum(parts) <= 0:
             return None
         start = max(0.0, at - 1e-6 * sum(parts)) if end is None else end
-        self._whole[name] = now, at
+        self._whole[one.name] = now, at
         sums = (now.rounds - before.rounds, round(now.samples - before.samples, 3), *parts)
         return Point(round(start, 3), round(max(at - start, 0.001), 3), sums)
 
-    def _rates(self, name: str, sent: int, received: int, span: float) -> tuple[float, float]:
+    def _rates(self, one: MemberView, span: float) -> dict[str, float]:
         """Return bytes per second that a member sends and receives, of late."""
-        before = self._traffic.get(name, (sent, received, 0.0, 0.0))
+        sent, received = one.state.sent, one.state.received
+        before = self._traffic.get(one.name, (sent, received, 0.0, 0.0))
         fresh = (max(0, sent - before[0]) / span, max(0, received - before[1]) / span)
         sends, receives = ((1 - _FRESH) * old + _FRESH * new for old, new in zip(before[2:], fresh, strict=True))
-        self._traffic[name] = sent, received, sends, receives
-        return round(sends), round(receives)
+        self._traffic[one.name] = sent, received, sends, receives
+        return {"sends": round(sends), "receives": round(receives)}
 
-    def _happened(self, status: m.Status, rows: Sequence[dict[str, Any]], at: float) -> list[tuple[float, str]]:
+    def _happened(self, job: JobView, at: float) -> list[tuple[float, str]]:
         """Return the events since the last call: joined, left, silent and dead members, and verdicts."""
         events = []
-        reasons = {f"{one.role} {one.rank}": one.reason for one in status.deaths}
-        for row in rows:
-            before, name, phase = self._phases.get(row["name"], ""), row["name"], row["state"]
+        reasons = {f"{one.role} {one.rank}": one.reason for one in job.status.deaths}
+        for one in job.members:
+            name, phase, before = one.name, one.state.phase, self._phases.get(one.name, "")
             if phase != before:
                 self._phases[name] = phase
                 verb = {"live": "is heard again" if before else "has joined", "left": "has left", "silent": "is silent"}
                 verb["leaving"] = "is to leave"
                 death = f"has died: {reasons.get(name, 'the reason is not known')}"
-                events.append((at, f"{name} on {row['host']} {verb.get(phase, death)}"))
-        told = [(round(at - one.ago_s, 3), one.text) for one in status.told]
-        new = [one for one in told if one[0] > self._told + 0.002]
+                events.append((at, f"{name} on {one.member.host} {verb.get(phase, death)}"))
+        told = [(round(at - verdict.ago_s, 3), verdict.text) for verdict in job.status.told]
+        new = [verdict for verdict in told if verdict[0] > self._told + 0.002]
         self._told = max([self._told, *(when for when, _ in new)])
         return [*events, *new]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from paceline.observe.account import parts_of
+from paceline.observe.job_view import JobView, MemberView
 from paceline.observe.verdicts import Verdict
-from paceline.wire import messages as m
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -40,45 +40,45 @@ _Labels: TypeAlias = Mapping[str, str]
 _Sample: TypeAlias = tuple[str, _Labels, float]
 
 
-def text(status: m.Status, slow: Sequence[Verdict], job: str, version: str, now: float) -> str:
+def text(job: JobView, slow: Sequence[Verdict], name: str, version: str, now: float) -> str:
     """Return the figures of a job as text; its status was taken ``now``, in seconds since 1970."""
-    found: dict[str, list[str]] = {name: [] for name in METRICS}
-    for name, labels, value in _samples(status, slow, job, version, now):
+    found: dict[str, list[str]] = {metric: [] for metric in METRICS}
+    for metric, labels, value in _samples(job, slow, name, version, now):
         inner = ",".join(f'{key}="{_escaped(one)}"' for key, one in labels.items())
-        found[name].append(f"{name}{{{inner}}} {value!r}")
+        found[metric].append(f"{metric}{{{inner}}} {value!r}")
     lines = []
-    for name, (kind, meaning) in METRICS.items():
-        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *found[name]] if found[name] else []
+    for metric, (kind, meaning) in METRICS.items():
+        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}", *found[metric]] if found[metric] else []
     return "\n".join(lines) + "\n"
 
 
-def _samples(status: m.Status, slow: Sequence[Verdict], job: str, version: str, now: float) -> Iterable[_Sample]:
-    yield "paceline_build_info", {"version": version, "job": job}, 1
-    counts = Counter((one.role, state.phase) for one, state in zip(status.members, status.states, strict=True))
+def _samples(job: JobView, slow: Sequence[Verdict], name: str, version: str, now: float) -> Iterable[_Sample]:
+    yield "paceline_build_info", {"version": version, "job": name}, 1
+    counts = Counter((one.member.role, one.state.phase) for one in job.members)
     for (role, phase), count in sorted(counts.items()):
         yield "paceline_members", {"role": role, "state": phase}, count
     for role in ("worker", "server"):
-        yield "paceline_deaths_total", {"role": role}, sum(one.role == role for one in status.deaths)
-    for member, state in zip(status.members, status.states, strict=True):
-        yield from _of_member(member, state, now)
+        yield "paceline_deaths_total", {"role": role}, sum(one.role == role for one in job.status.deaths)
+    for member in job.members:
+        yield from _of_member(member, now)
     for one in slow:
         labels = {"role": one.role, "rank": str(one.rank), "host": one.host, "cause": one.cause}
         yield "paceline_slowdown_ratio", labels, one.ratio
-    for name, (_, value) in status.figures.items():
-        yield "paceline_reported", {"name": name}, value
+    for figure, (_, value) in job.status.figures.items():
+        yield "paceline_reported", {"name": figure}, value
 
 
-def _of_member(member: m.Member, state: m.MemberState, now: float) -> Iterable[_Sample]:
+def _of_member(one: MemberView, now: float) -> Iterable[_Sample]:
+    member, state, whole = one.member, one.state, one.whole
     own = {"rank": str(member.rank), "host": member.host}
-    whole = state.whole[0] if state.whole else m.Window(0, 0, 0.0, [0] * len(parts_of(member.role)))
-    if member.role == "worker":
+    if one.is_worker:
         yield "paceline_worker_rounds_total", own, state.round
         yield "paceline_worker_samples_total", own, whole.samples
         for name, (_, value) in state.figures.items():
             yield "paceline_worker_reported", {**own, "name": name}, value
     else:
         yield "paceline_server_updates_total", own, whole.samples
-    seconds = "paceline_worker_step_seconds_total" if member.role == "worker" else "paceline_server_seconds_total"
+    seconds = "paceline_worker_step_seconds_total" if one.is_worker else "paceline_server_seconds_total"
     for part, spent in zip(parts_of(member.role), whole.parts, strict=True):
         yield seconds, {**own, "part": part}, spent / 1e6
     each = {"role": member.role, **own}

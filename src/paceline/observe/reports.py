@@ -86,7 +86,7 @@ class Reports:
             with contextlib.suppress(TypeError):
                 step = operator.index(step)  # of numpy or torch
         if type(step) is not int or not 0 <= step < 2**63:
-            raise ValueError(f"step is {step!r}; it is a whole number, 0 or more")
+            raise ValueError(f"step is {step!r}; it is an integer, 0 or more")
         if type(samples) is not float:
             samples = _number("samples", samples)
         if not 0 < samples <= MAX_NUMEL:

@@ -13,8 +13,8 @@ from paceline.host.plain_text import described
 from paceline.observe import tools  # noqa: F401 - registers its trackers
 from paceline.observe.account import WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
+from paceline.observe.job_view import JobView
 from paceline.observe.trackers import Tracker
-from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
@@ -100,20 +100,20 @@ def by_step(figures: Iterable[JobFigure]) -> list[tuple[int, dict[str, float]]]:
     return sorted(found.items())
 
 
-def overview(status: m.Status) -> tuple[int, dict[str, float]]:
+def overview(job: JobView) -> tuple[int, dict[str, float]]:
     """Return the last round, and figures of the job and of each worker.
 
     The rate of the job is the sum of its workers' rates.
     """
-    pairs = zip(status.members, status.states, strict=True)
-    workers = [(member.rank, state) for member, state in pairs if member.role == "worker"]
-    found = {f"worker/{rank}/{name}": one[1] for rank, state in workers for name, one in state.figures.items()}
-    there = [(rank, state) for rank, state in workers if state.phase in ("live", "silent", "leaving")]
-    windows = {rank: window for rank, state in there for window in state.recent if sum(window.parts)}
-    rates = {rank: 1e6 * one.samples / sum(one.parts) for rank, one in windows.items()}
-    found |= {f"worker/{rank}/samples_per_sec": rate for rank, rate in rates.items()}
-    if windows:
-        found["throughput/samples_per_sec"] = sum(rates.values())
-        parts = [sum(column) for column in zip(*(one.parts for one in windows.values()), strict=True)]
+    found = {
+        f"worker/{one.member.rank}/{name}": value
+        for one in job.workers
+        for name, (_, value) in one.state.figures.items()
+    }
+    timed = [one for one in job.workers if one.is_there and any(one.shares.values())]
+    found |= {f"worker/{one.member.rank}/samples_per_sec": one.samples_per_s for one in timed}
+    if timed:
+        found["throughput/samples_per_sec"] = sum(one.samples_per_s for one in timed)
+        parts = [sum(column) for column in zip(*(one.state.recent[0].parts for one in timed), strict=True)]
         found |= {f"time/{name}_ratio": part / sum(parts) for name, part in zip(WORKER_PARTS, parts, strict=True)}
-    return max((state.round for _, state in workers), default=0), found
+    return job.round, found

@@ -103,7 +103,8 @@ class AutoPeriod:
         servers = max(1, len(self._store.session.servers))
         for size in _PROBES:
             store = self._store.sibling("probe", mean=True, policy=Policy())
-            values = [torch.zeros(max(1, size // 4 // servers), device="cpu") for _ in range(servers)]
+            length = max(1, size // 4 // servers)
+            values = [torch.zeros(length, device="cpu", dtype=torch.float32) for _ in range(servers)]
             store.init(list(range(servers)), values)
             seconds = min(_round_s(store, values) for _ in range(_TRIES))
             store.close()
@@ -165,7 +166,8 @@ def _line(times: Sequence[tuple[int, float]]) -> tuple[float, float]:
 def _own_s(codec: str, elements: int) -> float:
     """Return how long this worker encodes, decodes and copies so many elements."""
     tried = min(_TRIED, elements)
-    one, other = torch.randn(tried, device="cpu"), torch.zeros(tried, device="cpu")
+    one = torch.linspace(-1.0, 1.0, tried, device="cpu", dtype=torch.float32)  # not from the script's generator
+    other = torch.zeros_like(one)
     coded, seconds = compression.make(codec or None), math.inf
     state = None if coded is None else coded.new_state(tried)
     for _ in range(_TRIES + 1):

@@ -18,7 +18,7 @@ from paceline.layout.tensors import copy_stream
 COPY_CHECK_INTERVAL_S = 0.0002
 
 
-#: Types of whole numbers, by the bytes of an element.
+#: Types of integers, by the bytes of an element.
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -59,8 +59,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         samples: samples in a local batch; can be set at any time. Default: the number that a sampler of paceline
             dealt, or that ``batch_dim`` counts.
         batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
-        weigh: how much a worker counts in the mean: by its ``samples``, where their number is known, else equally; or
-            ``equal`` always, as with DistributedDataParallel. A line at the start of the job says how it is.
+        weigh: how much a worker counts in the mean: by its ``samples``, where their number is known, else equally;
+            ``equal`` always, as with DistributedDataParallel; or by what its ``loss`` is divided by. A line at the
+            start of the job says how it is; see ``docs/weights.md``.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
         overlap: push while backward runs, with ``update="worker"``. Where the servers step, what ``param.grad`` holds

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline.hetero.local_period import Period, Quadratic
+from paceline.updaters import DelayedNesterov
 
 Outer: TypeAlias = Mapping[str, Any] | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
-#: Published for DiLoCo; with one worker less momentum (MuLoCo, arXiv 2505.23725).
+#: Published for DiLoCo, also with Delayed Nesterov; with one worker less momentum (MuLoCo, arXiv 2505.23725).
 _OUTER_LR, _OUTER_MOMENTUM, _OUTER_MOMENTUM_ALONE = 0.7, 0.9, 0.5
 
 #: Published for ResNets: alpha = 0.2, largest learning rate 0.8, H0 = 2.
@@ -26,7 +27,8 @@ class LocalChoices:
     Attributes:
         period: how long a worker steps by itself.
         outer: options of SGD for the servers, or a function that makes an optimizer of a list of parameters; None:
-            Nesterov's momentum, with a learning rate of 0.7 and a momentum of 0.9 (of 0.5 where a worker is alone).
+            Nesterov's momentum, with a learning rate of 0.7 and a momentum of 0.9 (of 0.5 where a worker is alone),
+            delayed where each push is an update.
         fragments: parts of the model that are pushed one after the other within a period.
         delay: steps for which an answer is not waited for.
         blend: share of a worker's own weights when a late answer comes: 0 takes the answer, 1 ignores it. None: the
@@ -78,13 +80,16 @@ class LocalChoices:
                 "local_steps= of at least as many steps as fragments, and of more than the delay"
             )
 
-    def optimizer(self, params: list[torch.nn.Parameter], workers: int) -> torch.optim.Optimizer:
+    def optimizer(self, params: list[torch.nn.Parameter], workers: int, merge: str) -> torch.optim.Optimizer:
         """Make the outer optimizer of some parameters."""
         if callable(self.outer):
             return self.outer(params)
+        if self.outer is not None:
+            return torch.optim.SGD(params, **self.outer)
+        if merge == "each" and workers > 1:
+            return DelayedNesterov(params, _OUTER_LR, _OUTER_MOMENTUM, every=workers)
         momentum = _OUTER_MOMENTUM if workers > 1 else _OUTER_MOMENTUM_ALONE
-        options = {"lr": _OUTER_LR, "momentum": momentum, "nesterov": True} if self.outer is None else dict(self.outer)
-        return torch.optim.SGD(params, **options)
+        return torch.optim.SGD(params, lr=_OUTER_LR, momentum=momentum, nesterov=True)
 
     def described(self) -> dict[str, str]:
         """Return the options as texts, which must be the same on all workers."""

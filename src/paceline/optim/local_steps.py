@@ -140,7 +140,11 @@ class LocalSteps(Strategy):
             store.session.is_local = True
             store.session.has_measured_shares |= local.period.follows_speed
         self.outer = [one.outer for one in self._fragments]
-        self._told = ToldBatches(setup.samples, self._fragments[0].exchange.merge if self._fragments else "each")
+        self._told = ToldBatches(
+            setup.samples, self._fragments[0].exchange.merge if self._fragments else "each", store.rank
+        )
+        if store.num_workers > 1:
+            setup.samples.read_losses(store.rank)
         self._delay, self._own_s = local.delay if isinstance(store, DistStore) else 0, 0.0
         """Steps of delay now (other stores answer at once), and seconds of own work for exchanges in this period."""
         self._auto = self._new_auto() if local.period.is_auto and isinstance(store, DistStore) else None
@@ -162,7 +166,7 @@ class LocalSteps(Strategy):
         """Make the fragment of some parameters; every worker does, in the same order."""
         params = [param for _, param, _ in part]
         shadows = [torch.nn.Parameter(one.detach().clone(), one.requires_grad) for one in params]
-        outer = self._local.optimizer(shadows, self.store.num_workers)
+        outer = self._local.optimizer(shadows, self.store.num_workers, self._merge)
         return self._fragment([name for name, _, _ in part], shadows, lambda: [one.data for one in params], outer)
 
     def _share_the_rest(self, model: torch.nn.Module) -> None:
@@ -181,9 +185,15 @@ class LocalSteps(Strategy):
             now = following.current()
             return [now[name][0] if name in now else shadow.data for name, shadow in zip(names, shadows, strict=True)]
 
-        merge = self.store.policy.merge if isinstance(self.store, DistStore) else "all"
-        outer = torch.optim.SGD(shadows, lr=1 / self.store.num_workers if merge == "each" else 1.0)
-        self._fragments.append(self._fragment(names, shadows, live, outer, is_buffers=True))
+        self._fragments.append(self._fragment(names, shadows, live, self._mean(shadows), is_buffers=True))
+
+    @property
+    def _merge(self) -> str:
+        return self.store.policy.merge if isinstance(self.store, DistStore) else "all"
+
+    def _mean(self, shadows: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the outer optimizer that makes weights the mean of all workers'."""
+        return torch.optim.SGD(shadows, lr=1 / self.store.num_workers if self._merge == "each" else 1.0)
 
     def _fragment(
         self,
@@ -251,6 +261,10 @@ class LocalSteps(Strategy):
         for one in self._fragments:
             one.samples, one.rows = one.samples + count.samples, one.rows + count.rows
 
+    def zeroed(self) -> None:
+        """Note that the gradients of passes since the last step were dropped."""
+        self._samples.forget()
+
     def ended_step(self) -> None:
         """Tell how this worker weighs."""
         batch = self._told.of_step(self._steps)
@@ -309,7 +323,7 @@ class LocalSteps(Strategy):
             assert one.store is not None
             one.store.set_gradient_compression({"type": plan.codec, "leg": "both"})
             if plan.codec == "chunktopk" and self._local.outer is None:  # its error feedback is momentum enough
-                one.outer = torch.optim.SGD(one.shadows, lr=1.0)
+                one.outer = self._mean(one.shadows)
                 one.store.set_spec(make_spec(one.outer))
         self.outer = [one.outer for one in self._fragments[: len(self.outer)]]
 

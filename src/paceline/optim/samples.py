@@ -12,11 +12,15 @@ The first row that applies decides:
 | no backward pass has reached a parameter, and no parameter has a grad  | 0                                     |
 | in any other way                                                       | 1 on every worker, as in DDP          |
 
-With ``weigh="equal"`` it is 1 wherever it is not 0.
+With ``weigh="equal"`` it is 1 wherever it is not 0. With ``weigh="loss"`` it is what the losses were divided by, unless
+``optimizer.samples`` is set or the weight is 0 (:mod:`.loss_reader`).
 
 Shapes alone never make a count certain: ``[8, 32]`` may be 8 sequences of 32 tokens, 32 sequences of 8, or 8 nodes of
 one graph, and no rule tells them apart. But where all workers have inputs of the *same* shapes, they have equally many
 samples, whatever dimension counts them. So shapes serve for a warning only (:mod:`paceline.membership.weighing`).
+
+Where a push has the gradients of several passes, numbers that are set before each of them are added up, as those of
+``batch_dim`` are; a number that is set once, or after the passes, is that of all of them.
 
 Calls of the model count if a backward pass goes through their outputs and reaches a parameter of the optimizer. A batch
 of a sampler counts once per push, however many calls and backward passes it takes.
@@ -32,8 +36,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from itertools import pairwise
 from types import FunctionType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -44,7 +49,13 @@ from paceline.optim.backward import engine
 from paceline.torch_hooks.untraced import untraced
 from paceline.wire import messages as m
 
-Weigh = Literal["samples", "equal"]
+if TYPE_CHECKING:
+    from paceline.optim.loss_reader import LossReader
+
+Weigh = Literal["samples", "equal", "loss"]
+
+#: Pushes of one step whose samples are remembered.
+_MOST_PUSHES = 64
 
 #: Autograd's number of the backward pass that runs, where none does.
 _NO_PASS = -1
@@ -76,19 +87,26 @@ class SampleCounter:
 
     Attributes:
         last: of the last push.
+        taken: samples of the passes of each push since the last step, where they are known.
+        is_new: ``given`` was set since the last push, and no pass that has ended is counted by it.
     """
 
     def __init__(self, given: float | None, batch_dim: int | None, weigh: Weigh = "samples") -> None:
+        self._numbers: list[float] = []
+        """Set by the script for passes that have ended, since the last push."""
         self.give(given)
+        self.is_new = False
         if weigh not in get_args(Weigh):
             raise ValueError(f"weigh is {' or '.join(map(repr, get_args(Weigh)))}, not {weigh!r}")
         self.batch_dim, self.weigh = batch_dim, weigh
         self.last: Count | None = None
+        self.taken: deque[Sequence[float]] = deque(maxlen=_MOST_PUSHES)
+        self._losses: LossReader | None = None
         self._rows = 1.0
         self._seen: list[Tally] = []
         """Calls of passes that have ended."""
-        self._ended = 0
-        """How many of these are of passes whose gradients may still be dropped."""
+        self._ends: list[int] = []
+        """How many of these there were at the end of each pass whose gradients may still be dropped."""
         self._pending: list[Tally] = []
         """Calls of the running pass."""
         self._waiting: WeakSet[Tally] = WeakSet()
@@ -115,7 +133,14 @@ class SampleCounter:
         """
         if samples is not None and not 0 <= float(samples) < math.inf:
             raise ValueError(f"samples is {samples}; it must be a finite number, 0 or more, or None")
-        self.given = samples
+        self.given, self.is_new = samples, samples is not None
+
+    def read_losses(self, worker: int) -> None:
+        """Weigh by what losses are divided by, if the user has said so; the worker's rank is for errors."""
+        if self.weigh == "loss":
+            from paceline.optim.loss_reader import LossReader  # nobody else reads graphs
+
+            self._losses = LossReader(worker)
 
     # ---- calls of the model ----------------------------------------------------------------------------------------
 
@@ -174,20 +199,28 @@ class SampleCounter:
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
         self._touched = self.is_reaching = True
+        if self._losses is not None and self.given is None:
+            self._losses.touch()
 
     def ended(self) -> None:
         """Note that an outermost backward pass has ended."""
         dealt.note_use()
         if self.is_reaching and not self._is_pushed:
             self._note_batch()
-            self._reached, self._ended = True, len(self._seen)
+            self._reached = True
+            self._ends.append(len(self._seen))
+            if self.is_new:
+                self._numbers.append(float(self.given or 0))
+                self.is_new = False
         self.is_reaching = self._is_pushed = False
 
     def forget(self) -> None:
         """Note that the gradients of all passes since the last push were dropped: their samples do not count."""
         if self._reached:
-            del self._seen[: self._ended]
-            self._ended, self._batches, self._is_dealt, self._reached = 0, [], True, False
+            del self._seen[: self._ends[-1]]
+            self._ends, self._numbers, self._batches, self._is_dealt, self._reached = [], [], [], True, False
+            if self._losses is not None:
+                self._losses.forget()
 
     def _note_batch(self) -> None:
         """Note the batch that the loop has now."""
@@ -213,7 +246,7 @@ class SampleCounter:
         dealt.note_use()
         reached = self._reached or self.is_reaching
         if self.given is not None:
-            count = self._known(float(self.given), "given")
+            count = self._known(self._told_number(float(self.given)), "given")
         elif not reached and self.last is not None and has_gradients() and repeats():
             count = self.last
         elif reached or has_gradients():
@@ -223,15 +256,27 @@ class SampleCounter:
         else:
             count = Count(0.0, 0.0)
         self._is_pushed, self._reached = self.is_reaching, False
-        self._seen, self._pending, self._ended = [], [], 0
+        self._seen, self._pending, self._ends, self._numbers, self.is_new = [], [], [], [], False
         self._newest, self._batches, self._is_dealt = dealt.count(), [], True
         self._rows, self.last = count.rows or self._rows, count
+        if self._losses is not None:
+            self._losses.forget()
         return count
+
+    def _told_number(self, given: float) -> float:
+        """Return the samples of a push, as the script has told them, and note those of its passes."""
+        if self.is_new and self.is_reaching:
+            self._numbers.append(given)
+        numbers = [given] if not self._numbers or (self.is_new and not self.is_reaching) else self._numbers
+        self.taken.append(numbers)
+        return sum(numbers)
 
     def _known(self, samples: float, way: m.Way) -> Count:
         """Return the count of a push whose number of samples is certain."""
         if self.weigh == "equal":
             return Count(float(samples > 0), samples, "equal" if samples else "")
+        if self._losses is not None and samples and way != "given":
+            return Count(self._losses.number(), samples, "loss")
         return Count(samples, samples, way if samples else "")
 
     def _count(self, calls: list[Tally]) -> Count:
@@ -245,8 +290,13 @@ class SampleCounter:
             if not number or certain is None or self.batch_dim is None:
                 return self._known(number, "dealt")
         if certain is not None:
+            cuts = [0, *self._ends, len(calls)]
+            parts_of = [calls[begin:end] for begin, end in pairwise(cuts) if end > begin]
+            self.taken.append([float(sum(one.samples or 0 for one in part)) for part in parts_of])
             return self._known(certain, "inputs")
         rows = rows or self._rows
+        if self._losses is not None:
+            return Count(self._losses.number(), rows, "loss")
         if self.weigh == "equal":
             return Count(1.0, rows, "equal")
         if not calls:

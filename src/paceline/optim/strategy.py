@@ -66,7 +66,7 @@ class MergeChoices:
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', not {self.reduction!r}")
         if self.passes < 1 or self.passes != int(self.passes):
-            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be a whole number, at least 1")
+            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be an integer, at least 1")
         if self.on_nan not in get_args(OnNan):
             raise ValueError(f"on_nan is 'error', 'skip' or 'pass', not {self.on_nan!r}")
         for name, limit in (("clip_grad_norm", self.clip_norm), ("clip_grad_value", self.clip_value)):
@@ -228,7 +228,9 @@ class ExchangingStrategy(Strategy):
         """The data that the open round's pushes carry; None: no round is open."""
         self._unpushed: KeptGradients | None = None
         """The gradients after the last pass, if no push has any of them yet."""
-        self._told = ToldBatches(setup.samples, exchange.merge)
+        self._told = ToldBatches(setup.samples, exchange.merge, store.rank) if store.num_workers > 1 else None
+        if exchange.merge == "mean" and store.num_workers > 1:
+            setup.samples.read_losses(store.rank)
 
     def _touch(self, param: torch.nn.Parameter) -> None:
         """Note that the running pass has made a gradient; its first one tells if those of earlier passes are gone."""
@@ -308,7 +310,8 @@ class ExchangingStrategy(Strategy):
     def ended_step(self) -> None:
         """After some of the steps, let the workers' weights and batches be compared."""
         self._steps += 1
-        is_compared, batch = is_due(self._steps), self._told.of_step(self._steps)
+        is_compared = is_due(self._steps)
+        batch = None if self._told is None else self._told.of_step(self._steps)
         if is_compared or batch is not None:
             with torch.no_grad():
                 self._exchange.tell_step(self._steps, self._own_weights() if is_compared else {}, batch)

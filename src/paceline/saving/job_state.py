@@ -62,7 +62,7 @@ def save(
     Every worker of the job calls it, between two steps; it is a barrier. Worker 0 writes model (buffers too) and
     optimizer to ``path``. Each other worker writes its own state (residuals of its codec, its random numbers, its
     ``extra``) to ``<path>.rank<r>.<digest>``. The files belong together. They replace the previous checkpoint only when
-    all of them are on the disk. If workers do not wait for each other, the weights are those of the servers at that
+    all of them are on the disk. If workers do not wait for each other, the weights are the servers' at that
     moment.
 
     Args:

@@ -18,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.host.text_files import write_text
 from paceline.membership import Membership
 from paceline.observe import page, prometheus
+from paceline.observe.job_view import JobView
 from paceline.observe.page_history import PageHistory
 from paceline.observe.tracking import TrackerThread, by_step, overview
 from paceline.observe.verdicts import Verdict
@@ -83,7 +84,7 @@ class Exports:
     def _text(self) -> str:
         """Return the last figures for Prometheus. Called by the threads of requests."""
         status, slow, now = self._picture
-        return prometheus.text(status, slow, self._job, paceline.__version__, now)
+        return prometheus.text(JobView(status), slow, self._job, paceline.__version__, now)
 
     @property
     def _has_page(self) -> bool:
@@ -105,7 +106,7 @@ class Exports:
             self._put(figures, step)
         if now >= self._next_overview:
             self._next_overview = now + OVERVIEW_INTERVAL_S
-            step, figures = overview(status)
+            step, figures = overview(JobView(status))
             self._put(figures, step)
 
     def _put(self, figures: Mapping[str, float], step: int) -> None:

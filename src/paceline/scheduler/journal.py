@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import IO
@@ -42,8 +43,9 @@ class Journal:
             return
         try:
             if self._file is None:
-                folder = ring.made_folder(self._settings)
-                self._file = open(folder / FILE_NAME, "ab", buffering=0)  # noqa: SIM115 - as long as the process
+                path = ring.made_folder(self._settings) / FILE_NAME
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                self._file = open(file, "ab", buffering=0)  # noqa: SIM115 - as long as the process
             self._file.write(b"".join(_line(one) for one in new))
         except (OSError, LaunchError) as error:
             self._is_off = True

@@ -130,7 +130,7 @@ class Scheduler:
             ring.note(kind, seq, events.member(*key), m.TAGS[type(body)])
 
     def _take_events(self, now: float) -> None:
-        """Take the scheduler's own events for a trace, as often as those of members."""
+        """Take the scheduler's own events for a trace, as often as members' events."""
         self._recording.wanted = self._membership.traces.number
         if self._recording.wanted and now >= self._next_events:
             self._next_events = now + self._interval_s

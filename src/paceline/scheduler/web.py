@@ -46,7 +46,7 @@ REQUEST_TIMEOUT_S, WRITE_TIMEOUT_S = 5.0, 15.0
 #: Bytes of a request: a browser sends the cookies of all servers of its host.
 _MOST_REQUEST_BYTES = 64 << 10
 
-#: Connections at a time, and those of them that read events.
+#: Connections at a time, and how many of them may read events.
 _MOST_CONNECTIONS, MOST_READERS = 16, 6
 
 #: Pieces of news that wait for a reader.

@@ -15,6 +15,7 @@ What else happens to it:
 
 | event | effect |
 |---|---|
+| it is the K-th of a cohort with a time of grace | the cohort is open until that has ended: `end_graces` |
 | it comes again, unanswered | it is not merged; the later request is answered instead of the first |
 | it comes again, answered | it is not merged, but answered again |
 | its worker leaves | its request is dropped; its earlier pushes still count, and no worker waits for more |
@@ -28,7 +29,11 @@ exception between the `take` of two slots; a slot that is cut while a caller sti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from operator import attrgetter
 
 import torch
@@ -36,6 +41,7 @@ import torch
 from paceline.consistency import (
     Action,
     Apply,
+    Grace,
     Groups,
     Merge,
     Policy,
@@ -47,15 +53,17 @@ from paceline.consistency import (
     new_rule,
 )  # fmt: skip
 from paceline.consistency.objections import objection_to_regrouping
-from paceline.errors import ProtocolError
+from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.layout.ranges import Ranges, joined, within
+from paceline.net.memory import MappedArena, SharedTensor, map_foreign, pages
 from paceline.observe import meter
 from paceline.observe.account import APPLY, MERGE
 from paceline.server.bucket import PushRequest, Slot, StoredBucket
-from paceline.server.buckets import Buckets
 from paceline.server.merge import Accumulator, Contribution, Encoded, Scratch
 from paceline.server.sinks import Sink
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
 
 #: Length at which the story of a slot is cut.
 _MAX_STORY = 4000
@@ -71,7 +79,7 @@ class BucketStore:
         num_workers: number of the job's workers.
         sink: the sink that gets complete cohorts.
         hosts: hosts of the workers, by rank: sums are made host by host; empty: all on one.
-        shared: keep values in shared memory, so that workers of this host can map them.
+        shared: keep values in files, one per block, that workers of this host can map; every bucket starts on a page.
 
     Attributes:
         unpushed: rule of a slot without pushes: new buckets go on from it.
@@ -93,7 +101,11 @@ class BucketStore:
         self.name, self.policy, self.mean, self.sink = name, policy, mean, sink
         # Updates of all slots, for weightings.
         self.unpushed = new_rule(policy, num_workers, Stats(store=Stats()))
-        self.buckets = Buckets(name, shared)
+        self._shared = shared
+        self._buckets: dict[tuple[int, int], StoredBucket] = {}
+        """By block and index."""
+        self._files: dict[int, tuple[SharedTensor, list[int]]] = {}
+        """By block: its file, and the first element of every bucket in it."""
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
         self._hosts = list(hosts) or [""] * num_workers
@@ -102,6 +114,48 @@ class BucketStore:
         self._scratch = Scratch()
         # With ``first`` a worker goes on at once, and may overwrite values that are not summed yet.
         self._copies_borrowed = policy.merge == "first"
+        self._graces: deque[tuple[float, StoredBucket, m.Span, int]] = deque()
+        """Times of grace, the first to end first: when that is, and whose: a range may be cut into slots meanwhile."""
+
+    def __iter__(self) -> Iterator[StoredBucket]:
+        return iter(self._buckets.values())
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._buckets
+
+    def get(self, block: int, index: int) -> StoredBucket:
+        """Return a bucket.
+
+        Raises:
+            KeyMismatchError: it was not initialised here.
+        """
+        found = self._buckets.get((block, index))
+        if found is None:
+            raise KeyMismatchError(f"bucket {index} of block {block} of store {self.name!r} is not initialised here")
+        return found
+
+    def add(self, buckets: Sequence[StoredBucket]) -> None:
+        """Add new buckets."""
+        self._buckets |= {bucket.place: bucket for bucket in buckets}
+
+    def has_block(self, block: int) -> bool:
+        """Tell whether a bucket of a block is here."""
+        return any(one == block for one, _ in self._buckets)
+
+    def checked(self, span: m.Span) -> StoredBucket:
+        """Return the bucket of a range that a request names.
+
+        Raises:
+            KeyMismatchError: it was not initialised here.
+            ProtocolError: the range lies outside of it, or is a part of a bucket that is pushed as a whole.
+        """
+        bucket = self._buckets.get((span.block, span.bucket)) or self.get(span.block, span.bucket)
+        numel = bucket.values.numel()
+        if not 0 <= span.start <= numel - span.length or (span.length == 0 and numel > 0):
+            raise ProtocolError(f"elements {span.start} to {span.stop} of a bucket of {numel}")
+        if bucket.answers is not None and span.length != numel:
+            raise ProtocolError(f"bucket {span.bucket} of block {span.block} is pushed and read as a whole")
+        return bucket
 
     @property
     def units(self) -> list[int]:
@@ -112,7 +166,7 @@ class BucketStore:
     def stats(self) -> Stats:
         """The counters of all slots together."""
         total = Stats()
-        for bucket in self.buckets:
+        for bucket in self:
             for slot in bucket.slots:
                 total.add(slot.rule.stats)
         return total
@@ -194,6 +248,9 @@ class BucketStore:
                     self.sink.complete(bucket, slot, slot.cohorts.pop(action.cohort), action)
                     meter.active.leave(before)
                     meter.active.note_update()
+                elif isinstance(action, Grace):
+                    until = meter.active.now() + self.policy.grace_s
+                    self._graces.append((until, bucket, slot.span, action.cohort))
                 elif isinstance(action, Release):
                     self.sink.release(bucket, slot, action)
         except Exception as error:  # noqa: BLE001 - process border: all workers of the round get it, not only the last
@@ -219,13 +276,21 @@ class BucketStore:
                 found.setdefault(self._hosts[worker], []).append(worker)
         return list(found.values())
 
+    def end_graces(self, now: float) -> float:
+        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
+        while self._graces and self._graces[0][0] <= now:
+            _, bucket, span, cohort = self._graces.popleft()
+            for slot in bucket.slots_over(span):
+                self._perform(bucket, slot, slot.rule.end_grace(cohort), None)
+        return self._graces[0][0] - now if self._graces else math.inf
+
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
     def change(self, event: Callable[[Rule], Sequence[Action]]) -> None:
         """Let all rules take an event of a worker, those of slots to come too, and carry out their actions."""
         event(self.unpushed)
         self._expected.clear()
-        for bucket in self.buckets:
+        for bucket in self:
             for slot in bucket.slots:
                 self._perform(bucket, slot, event(slot.rule), None)
 
@@ -240,14 +305,14 @@ class BucketStore:
         units = self.unpushed.units
         if generation <= units.generation[worker]:
             return
-        slots = [(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+        slots = [(bucket, slot) for bucket in self for slot in bucket.slots]
         for rule in (self.unpushed, *(slot.rule for _, slot in slots)):
             reason = objection_to_regrouping(rule, worker, groups)
             if reason:
                 raise ProtocolError(reason)
         self.unpushed.regroup(worker, generation, groups)
         self._expected.clear()
-        for bucket in self.buckets:
+        for bucket in self:
             bucket.regroup(worker, units)
         for bucket, slot in slots:
             self._perform(bucket, slot, slot.rule.regroup(worker, generation, groups), None)
@@ -256,7 +321,7 @@ class BucketStore:
         """Take a worker out: no other waits for it any more."""
         self.unpushed.leave(worker)
         self._expected.clear()
-        for bucket in self.buckets:
+        for bucket in self:
             bucket.arenas.pop(worker, None)
             if bucket.answers is not None:
                 bucket.answers.leave(worker)
@@ -267,7 +332,7 @@ class BucketStore:
 
     def rejoin(self, worker: int, phase: int) -> None:
         """Take in another process of a worker that has left; it has read nothing yet."""
-        for bucket in self.buckets:
+        for bucket in self:
             for slot in bucket.slots:
                 slot.readers.forget(worker)
         self.change(lambda rule: rule.rejoin(worker, phase))
@@ -277,7 +342,7 @@ class BucketStore:
 
         Without somebody who is missing, a slot waits when its push is not answered: the update fails or takes long.
         """
-        slots = self.buckets.checked(entry).slots_over(entry)
+        slots = self.checked(entry).slots_over(entry)
         missing = [(slot, slot.rule.missing_for(worker)) for slot in slots]
         waits = next((slot for slot, ranks in missing if ranks), None)
         waits = waits or next((slot for slot in slots if worker in slot.pending), None)
@@ -288,7 +353,7 @@ class BucketStore:
 
     def read(self, worker: int, span: m.Span) -> torch.Tensor:
         """Note that a worker reads a range now; returns the values, not to be changed."""
-        bucket = self.buckets.get(span.block, span.bucket)
+        bucket = self.get(span.block, span.bucket)
         self.sink.before_read(bucket, worker, span)
         return bucket.read(worker, span)
 
@@ -298,7 +363,71 @@ class BucketStore:
             return False  # the others go on while the answer is under way
         if self.policy.merge != "groups":
             return self.policy.merge == "all"
-        return self.units[worker] in self.buckets.get(span.block, span.bucket).snapshots
+        return self.units[worker] in self.get(span.block, span.bucket).snapshots
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def settle(self, block: int, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies of the values of a block's buckets, in the memory where they stay."""
+        if not self._shared or not values:
+            return [value.clone() for value in values]
+        dtype = values[0].dtype
+        *starts, numel = accumulate((pages(value.numel(), dtype) for value in values), initial=0)
+        try:
+            file = SharedTensor(numel, dtype)
+        except OSError as error:
+            logger.warning("no shared memory for %d values (%s); workers get copies by sockets", numel, error)
+            return [value.clone() for value in values]
+        self._files[block] = file, starts
+        placed = [file.tensor[start : start + value.numel()] for start, value in zip(starts, values, strict=True)]
+        for own, value in zip(placed, values, strict=True):
+            own.copy_(value)
+        return placed
+
+    def close(self) -> None:
+        """Close the files; the values stay as long as anybody maps them or refers to them."""
+        for file, _ in self._files.values():
+            file.close()
+        self._files = {}
+
+    def values_at(self, block: int) -> tuple[int, list[int]] | None:
+        """Return the memfd of a block and the first element of every bucket in it, or None where there is no file."""
+        found = self._files.get(block)
+        return None if found is None else (found[0].fd, found[1])
+
+    def map_arena(self, worker: int, request: m.MapArena) -> None:
+        """Map a worker's shared memory for the buckets of a block.
+
+        Raises:
+            KeyMismatchError: no bucket of the block is here.
+            ProtocolError: the memory does not match the request, or is too small.
+        """
+        buckets = {index: bucket for (block, index), bucket in self._buckets.items() if block == request.block}
+        if not buckets:
+            raise KeyMismatchError(f"block {request.block} of store {self.name!r} has no bucket here")
+        dtype = next(iter(buckets.values())).values.dtype
+        numel = request.size_bytes // dtype.itemsize
+        ends = [request.starts[i] + b.values.numel() for i, b in buckets.items() if i < len(request.starts)]
+        if len(ends) != len(buckets) or max(ends) > numel:
+            raise ProtocolError(f"the arena of block {request.block} does not hold its buckets")
+        if request.value_fd < 0 and request.block not in self._files:
+            raise ProtocolError(f"the values of block {request.block} are not in shared memory")
+        values = map_foreign(request.pid, request.value_fd, numel, dtype) if request.value_fd >= 0 else None
+        grads = map_foreign(request.pid, request.grad_fd, numel, dtype)
+        for index, bucket in buckets.items():
+            part = slice(request.starts[index], request.starts[index] + bucket.values.numel())
+            bucket.arenas[worker] = MappedArena(None if values is None else values[part], grads[part])
+
+
+def check_once(spans: Sequence[m.Span], what: str) -> None:
+    """Refuse a request that names an element twice: its answer could be any number of times as large as the values.
+
+    Raises:
+        ProtocolError: it does.
+    """
+    for one, other in pairwise(sorted(spans)):
+        if one.place == other.place and other.start < one.start + max(1, one.length):
+            raise ProtocolError(f"element {other.start} of bucket {one.bucket} is {what} more than once by one request")
 
 
 def absent_in(absent: Sequence[m.Span], entry: m.Span) -> Ranges:

@@ -20,7 +20,7 @@ from paceline.extensions import register
 from paceline.layout.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.buckets import check_once
+from paceline.server.bucket_store import check_once
 from paceline.server.hosted import HostedStores, Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.own import OwnStore
@@ -71,7 +71,7 @@ def get_state(host: ServerState, asker: Asker, body: m.GetState, frames: Frames)
     items: list[m.StateItem] = []
     found: list[object] = []
     for entry in body.entries:
-        bucket = own.store.buckets.get(entry.block, entry.bucket)
+        bucket = own.get(entry.block, entry.bucket)
         for slot, piece, offset in _located(own, entry):
             state = slot.updater.state(piece) | _unsent(own, worker, bucket, slice(offset, offset + piece.length))
             for name, tensor in state.items():
@@ -108,7 +108,7 @@ def set_state(host: ServerState, asker: Asker, body: m.SetState, frames: Frames)
             flat = tensor.dim() == 1 and tensor.numel() == item.length
             part = tensor[offset - item.start : offset - item.start + piece.length] if flat else tensor
             if item.name == UNSENT:
-                _set_unsent(own, worker, own.store.buckets.get(item.block, item.bucket), offset, part)
+                _set_unsent(own, worker, own.get(item.block, item.bucket), offset, part)
             else:
                 slot.updater.load_state(piece, {item.name: part})
     return m.Done()
@@ -119,13 +119,13 @@ def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, un
     if "pull" in own.codecs:
         bucket.keep_first_version(bucket.slots[0].rule.unit, is_coded=True)
     part = slice(start, start + unsent.numel())
-    bucket.values[part].copy_(bucket.visible(own.store.units[worker])[part].double() + unsent)
+    bucket.values[part].copy_(bucket.visible(own.units[worker])[part].double() + unsent)
 
 
 def _located(own: OwnStore, span: m.Span) -> list[tuple[Slot, Piece, int]]:
     """Return (slot, piece inside the slot, start inside the bucket) of all pieces that a range covers."""
     found = []
-    for slot in own.store.buckets.checked(span).slots_over(span):
+    for slot in own.checked(span).slots_over(span):
         at = slot.span.start
         for piece in slot.updater.pieces:
             first, last = max(span.start, at + piece.start), min(span.stop, at + piece.start + piece.length)

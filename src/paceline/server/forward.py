@@ -86,7 +86,7 @@ class Sum:
         return self.owner, self.unit, self.shares, id(one.options), one.skip, one.problem
 
 
-class ForwardStore(Sink):
+class ForwardStore(BucketStore, Sink):
     """Buckets of a store that other servers own, and that workers of this host push here.
 
     The values of a bucket are those of the owner's last answer. Bound and weighting are left to the owner.
@@ -101,17 +101,17 @@ class ForwardStore(Sink):
         if not policy.merges_rounds:
             # Other merges may also drop a push, and no answer of the owner would say so here.
             raise ValueError(f"merge {policy.merge!r} sums nothing over workers, so nothing of it can be forwarded")
-        self._name, self._local_merge, self._server, self._ask = name, local_merge, server, ask
+        self._local_merge, self._server, self._ask = local_merge, server, ask
         self._described: dict[tuple[int, int], m.ForwardedBucket] = {}
         """By (block, index), the buckets as workers have described them, with their owners."""
         self._outgoing: list[Sum] = []
         workers = range(len(local_merge.workers))
         self._units = {local_merge.units[worker] for worker in workers if self.owners_for(worker)}
         own_policy = Policy(policy.merge, policy.groups)
-        self.store = BucketStore(name, own_policy, mean, len(workers), self, shared=share)
+        super().__init__(name, own_policy, mean, len(workers), self, shared=share)
         for worker in workers:
             if not self.owners_for(worker):
-                self.store.unpushed.leave(worker)  # no worker waits here for workers that push elsewhere
+                self.unpushed.leave(worker)  # no worker waits here for workers that push elsewhere
 
     def owners_for(self, worker: int) -> list[int]:
         """Return the servers to which this one forwards a worker's pushes."""
@@ -128,10 +128,10 @@ class ForwardStore(Sink):
         """
         dtype = self._check_described(worker, request)
         places = [(request.block, one.index) for one in request.buckets]
-        if not any(place in self.store.buckets for place in places):
+        if not any(place in self for place in places):
             self._make(request, dtype)
         elif any(self._described.get(place) != one for place, one in zip(places, request.buckets, strict=True)):
-            raise KeyMismatchError(f"worker {worker} places block {request.block} of {self.store.name!r} differently")
+            raise KeyMismatchError(f"worker {worker} places block {request.block} of {self.name!r} differently")
 
     def _check_described(self, worker: int, request: m.ForwardBuckets) -> torch.dtype:
         owners = set(self.owners_for(worker))
@@ -147,17 +147,17 @@ class ForwardStore(Sink):
     def _make(self, request: m.ForwardBuckets, dtype: torch.dtype) -> None:
         blank, made = torch.zeros(1, dtype=dtype, device="cpu"), []
         zeros = [blank.expand(one.length) for one in request.buckets]
-        for one, values in zip(request.buckets, self.store.buckets.settle(request.block, zeros), strict=True):
+        for one, values in zip(request.buckets, self.settle(request.block, zeros), strict=True):
             pieces = [Piece(f"bucket {one.index} of block {request.block}", 0, one.length)]
             updater = make_updater(UpdaterSpec(), values, pieces, ())
-            bucket = StoredBucket(values, pieces, self.store.unpushed.copy(), updater, (request.block, one.index))
+            bucket = StoredBucket(values, pieces, self.unpushed.copy(), updater, (request.block, one.index))
             self._described[bucket.place] = one
             made.append(bucket)
-        self.store.buckets.add(made)
+        self.add(made)
 
     def set_updater(self, spec: UpdaterSpec) -> None:
         """Learn how exactly the owner sums."""
-        self.store.sums_in_float32 = spec.multi_precision
+        self.sums_in_float32 = spec.multi_precision
 
     def check_kind(self, push: m.Push) -> None:
         """Refuse a push of a kind that is not forwarded.
@@ -168,7 +168,7 @@ class ForwardStore(Sink):
         if push.rows:
             raise ProtocolError("rows go to their server directly")
         if push.coded:
-            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression here")
+            raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression here")
 
     # ---- sums ------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class ForwardStore(Sink):
         """Send the sums that have become complete, those that go together in one message."""
         outgoing, self._outgoing = self._outgoing, []
         for sums in _batches(outgoing):
-            body, frames = _message(self._name, sums)
+            body, frames = _message(self.name, sums)
             self._ask(sums[0].owner, body, frames, partial(self._take_answer, sums))
 
     def _take_answer(self, sums: Sequence[Sum], body: m.Body, frames: Frames) -> None:
@@ -220,11 +220,11 @@ class ForwardStore(Sink):
 
     def owner_of(self, entry: m.Entry) -> int:
         """Return the server that keeps a bucket."""
-        return self._described[self.store.buckets.checked(entry).place].owner
+        return self._described[self.checked(entry).place].owner
 
     def waits_for_owner(self, worker: int, entry: m.Entry) -> bool:
         """Tell whether all that a worker's push waits for is the owner's answer."""
-        slots = self.store.buckets.checked(entry).slots_over(entry)
+        slots = self.checked(entry).slots_over(entry)
         return any(worker in slot.pending for slot in slots) and not any(s.rule.missing_for(worker) for s in slots)
 
 

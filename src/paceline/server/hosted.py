@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class HostedStore:
     def forwards(self, entry: m.Entry) -> ForwardStore | None:
         """Return the part that forwards pushes of an entry from here; None: they are for this server itself."""
         forward = self.forward
-        return forward if forward is not None and entry.place in forward.store.buckets else None
+        return forward if forward is not None and entry.place in forward else None
 
     @property
     def parts(self) -> list[OwnStore | ForwardStore]:
@@ -51,16 +52,16 @@ class HostedStore:
     @property
     def is_left(self) -> bool:
         """Whether all workers have left: none can use the store any more."""
-        return not any(part.store.unpushed.live for part in self.parts)
+        return not any(part.unpushed.live for part in self.parts)
 
     def close(self) -> None:
         """Release the memory; no push comes any more."""
-        own = list(self.own.store.buckets)
+        own = list(self.own)
         meter.active.hold(-sum(bucket.values.numel() for bucket in own), -len(own))
         for part in self.parts:
-            part.store.buckets.close()
+            part.close()
         if self.forward is not None:
-            del self.forward.store  # they refer to each other, and the values are freed at once without that
+            del self.forward.sink  # it is its own sink, and the values are freed at once without that
 
     def check_forwarder(self, server: int, worker: int) -> None:
         """Refuse that a server forwards for a worker that does not push through it.
@@ -98,7 +99,7 @@ class HostedStores(dict[str, HostedStore]):
 
     def last_round(self, worker: int) -> int:
         """Return the last round of a worker that has arrived here, in any store; 0: none."""
-        buckets = [bucket for one in self.values() for part in one.parts for bucket in part.store.buckets]
+        buckets = [bucket for one in self.values() for part in one.parts for bucket in part]
         slots = [slot for bucket in buckets for slot in bucket.slots]
         return max((slot.rule.pushed[worker] for slot in slots), default=0)
 
@@ -122,6 +123,10 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.meetings = Meetings(len(self.members.worker_hosts))
+
+    def end_graces(self, now: float) -> float:
+        """End the times of grace that are over; returns how long the next one lasts, infinite where there is none."""
+        return min((hosted.own.end_graces(now) for hosted in self.stores.values()), default=math.inf)
 
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None

@@ -286,4 +286,4 @@ def _number(value: bytes) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ProtocolError(f"a board adds whole numbers, and {value[:40]!r} is none") from None
+        raise ProtocolError(f"a board adds integers, and {value[:40]!r} is none") from None

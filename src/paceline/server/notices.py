@@ -48,7 +48,7 @@ def back(host: ServerState, asker: Asker, body: m.Back, frames: Frames) -> m.Rep
     """Let others wait for a worker's pushes again."""
     hosted = host.stores[body.store]
     for part in hosted.parts:
-        part.store.change(lambda rule: rule.come_back(asker.rank, body.phase))
+        part.change(lambda rule: rule.come_back(asker.rank, body.phase))
     if hosted.forward is not None:
         hosted.forward.flush()
     return m.Done()
@@ -59,7 +59,7 @@ def regroup(host: ServerState, asker: Asker, body: m.Regroup, frames: Frames) ->
     hosted = host.stores[body.store]
     if hosted.opened.local_merge or hosted.opened.clip_norm:
         raise ProtocolError(f"store {body.store!r} merges locally or clips norms, so its groups cannot change")
-    hosted.own.store.regroup(asker.rank, body.generation, body.groups)
+    hosted.own.regroup(asker.rank, body.generation, body.groups)
     return m.Done()
 
 
@@ -87,7 +87,7 @@ def _forward(
     if forward is None or not owners:
         reply(m.Done())
         return
-    _apply(forward.store, worker, body)
+    _apply(forward, worker, body)
     forward.flush()
     answers: list[m.Body] = []
 
@@ -105,9 +105,9 @@ def ask_missing(host: ServerState, asker: Asker, body: m.AskMissing, frames: Fra
     hosted, worker = host.stores[body.store], asker.rank
     forward = hosted.forwards(body.entry)
     if forward is None:
-        return hosted.own.store.missing_for(worker, body.entry)
+        return hosted.own.missing_for(worker, body.entry)
     if not forward.waits_for_owner(worker, body.entry):
-        return forward.store.missing_for(worker, body.entry)
+        return forward.missing_for(worker, body.entry)
     host.ask(forward.owner_of(body.entry), m.OnBehalf(worker, body), (), partial(_pass_back, asker))
     return None
 
@@ -117,7 +117,7 @@ def on_behalf(host: ServerState, asker: Asker, body: m.OnBehalf, frames: Frames)
     hosted, notice = host.stores[body.body.store], body.body
     hosted.check_forwarder(asker.rank, body.worker)
     if isinstance(notice, m.AskMissing):
-        return hosted.own.store.missing_for(body.worker, notice.entry)
+        return hosted.own.missing_for(body.worker, notice.entry)
     _apply_here(hosted, body.worker, notice, direct=False)
     host.stores.drop_if_left(notice.store)
     return m.Done()
@@ -129,7 +129,7 @@ def _apply_here(hosted: HostedStore, worker: int, body: Notice, direct: bool) ->
     two_ways = hosted.local_merge.via(worker, hosted.server) != hosted.server
     if two_ways and hosted.notices[type(body), worker, not direct] < hosted.notices[type(body), worker, direct]:
         return
-    _apply(hosted.own.store, worker, body)
+    _apply(hosted.own, worker, body)
 
 
 def _apply(store: BucketStore, worker: int, body: Notice) -> None:

@@ -24,7 +24,7 @@ from paceline.wire import messages as m
 logger = logging.getLogger(__name__)
 
 
-class OwnStore:
+class OwnStore(BucketStore):
     """The part of a store that one server keeps.
 
     Args:
@@ -38,7 +38,6 @@ class OwnStore:
         clips: hold complete cohorts until a worker brings the factor that clips them.
 
     Attributes:
-        store: merges the pushes.
         clip: the sink that holds cohorts; None in a store that does not clip.
         codecs: by leg that is compressed, ``push`` or ``pull``.
         has_updater: whether the store knows how a push changes values.
@@ -62,7 +61,7 @@ class OwnStore:
         self.clip = ClipSink(self._apply) if clips else None
         # With other merges a worker's values stand still while the server's move on.
         shared = share and policy.merge == "all"
-        self.store = BucketStore(name, policy, mean, num_workers, self.clip or self._apply, hosts, shared)
+        super().__init__(name, policy, mean, num_workers, self.clip or self._apply, hosts, shared)
         self._options = None if policy.merge == "all" else UnlikeOptions()
 
     # ---- setting up ------------------------------------------------------------------------------------------------
@@ -76,21 +75,20 @@ class OwnStore:
             KeyMismatchError: a bucket is initialised already.
             ProtocolError: keys do not cover a bucket, or it cannot answer so.
         """
-        store = self.store
         if "pull" in self.codecs:
             self._check_float32(value.dtype for value in values)
-        if any((block, spec.index) in store.buckets for spec in specs):
-            raise KeyMismatchError(f"block {block} of store {store.name!r} is initialised already")
-        if answers == "merged" and store.policy.merge != "all":
-            raise ProtocolError(f"store {store.name!r} has no rounds of all workers whose merged rows it could bring")
+        if any((block, spec.index) in self for spec in specs):
+            raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
+        if answers == "merged" and self.policy.merge != "all":
+            raise ProtocolError(f"store {self.name!r} has no rounds of all workers whose merged rows it could bring")
         all_pieces = [_pieces_of(spec) for spec in specs]
         made = []
-        for spec, pieces, own in zip(specs, all_pieces, store.buckets.settle(block, values), strict=True):
-            bucket = StoredBucket(own, pieces, store.unpushed.copy(), self._updater(own, pieces), (block, spec.index))
-            bucket.answers = rows.answers_of(bucket, answers, store.unpushed.live)
+        for spec, pieces, own in zip(specs, all_pieces, self.settle(block, values), strict=True):
+            bucket = StoredBucket(own, pieces, self.unpushed.copy(), self._updater(own, pieces), (block, spec.index))
+            bucket.answers = rows.answers_of(bucket, answers, self.unpushed.live)
             made.append(bucket)
         self._keep_known_apart(made)
-        store.buckets.add(made)
+        self.add(made)
         meter.active.hold(sum(value.numel() for value in values), len(made))
 
     def _updater(self, values: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater:
@@ -109,7 +107,7 @@ class OwnStore:
                 self._options = None
                 logger.warning(
                     "store %r: %s. Each of its updates has the options of the worker that pushed it first. If a "
-                    "scheduler changes them, call it on every worker", self.store.name, apart,
+                    "scheduler changes them, call it on every worker", self.name, apart,
                 )  # fmt: skip
                 return
 
@@ -121,7 +119,7 @@ class OwnStore:
         """
         if spec == self._apply.spec and self.has_updater and not fresh:
             return
-        slots = [(bucket, slot) for bucket in self.store.buckets for slot in bucket.slots]
+        slots = [(bucket, slot) for bucket in self for slot in bucket.slots]
         if not slots:
             # Options are tried on something, so that a mistake is found now and not at the first key.
             value = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -132,7 +130,7 @@ class OwnStore:
         for updater, (_, slot) in zip(updaters, slots, strict=True):
             slot.updater = updater
         self._apply.spec, self.has_updater = spec, True
-        self.store.sums_in_float32 = spec.multi_precision
+        self.sums_in_float32 = spec.multi_precision
 
     def set_compression(self, params: dict[str, Any], leg: str) -> None:
         """Set the codec of pushes or of pulls; saying the same again changes nothing.
@@ -141,7 +139,7 @@ class OwnStore:
             ValueError: unknown leg, codec or parameters, another codec is in use, or it is too late.
             TypeError: a codec for pulls, and values that are not float32.
         """
-        name, buckets = self.store.name, list(self.store.buckets)
+        name, buckets = self.name, list(self)
         if leg not in ("push", "pull"):
             raise ValueError(f"the legs that can be compressed are 'push' and 'pull', not {leg!r}")
         codec, known = make(params), self.codecs.get(leg)
@@ -159,11 +157,11 @@ class OwnStore:
     def _check_float32(self, dtypes: Iterable[torch.dtype]) -> None:
         for dtype in dtypes:
             if dtype != torch.float32:
-                raise TypeError(f"store {self.store.name!r} compresses pulls, which takes float32 values, not {dtype}")
+                raise TypeError(f"store {self.name!r} compresses pulls, which takes float32 values, not {dtype}")
 
     def _keep_known_apart(self, buckets: Iterable[StoredBucket]) -> None:
         """Leave the memory of buckets to the known values: workers of this host may map it."""
-        if "pull" in self.codecs and self.store.policy.merge == "all":
+        if "pull" in self.codecs and self.policy.merge == "all":
             for bucket in buckets:
                 bucket.keep_known_apart(self._updater)
 
@@ -184,12 +182,12 @@ class OwnStore:
             if push.want and len(push.entries) != 1:
                 raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
         if push.coded and "push" not in self.codecs:
-            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression")
+            raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
 
     def no_updater(self) -> ConfigError:
         """Return the error for a push to a store that does not know how it changes values."""
         return ConfigError(
-            f"store {self.store.name!r} merges pushes as {self.store.policy.merge!r} and needs an optimizer where the "
+            f"store {self.name!r} merges pushes as {self.policy.merge!r} and needs an optimizer where the "
             "values are: call set_optimizer before the first push"
         )
 
@@ -197,11 +195,11 @@ class OwnStore:
 
     def report(self) -> dict[str, Any]:
         """Return the counters."""
-        store, stats = self.store, self.store.stats
+        stats = self.stats
         return {
-            "slots": sum(len(bucket.slots) for bucket in store.buckets),
-            "received_bytes": store.received_bytes,
-            "sent_bytes": store.sent_bytes,
+            "slots": sum(len(bucket.slots) for bucket in self),
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
             "updates": stats.updates,
             "skipped": stats.skipped,
             "staleness": {str(age): number for age, number in sorted(stats.staleness.items())},

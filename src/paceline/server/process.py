@@ -68,19 +68,22 @@ class OwnerClient:
 
     No request has a deadline: the workers behind it have theirs, and ask who is missing when it has passed. The
     scheduler tells everybody of the death of a server.
+
+    Attributes:
+        channels: the connections, by rank.
     """
 
     def __init__(self, hub: SocketHub, me: m.Member, servers: Sequence[m.Member]) -> None:
         self._me, self._servers = me, servers
         self._client = Client(hub)
-        self._channels: dict[int, int] = {}
+        self.channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
         """Send a request; those to one server arrive in order. Frames stay unchanged until the answer."""
-        if server not in self._channels:
-            self._channels[server] = self._connect(self._servers[server])
+        if server not in self.channels:
+            self.channels[server] = self._connect(self._servers[server])
         what = type(body).__name__
-        self._client.ask(self._channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
+        self._client.ask(self.channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
 
     def _connect(self, server: m.Member) -> int:
         address = address_for(server, self._me.host_id, False)
@@ -90,8 +93,7 @@ class OwnerClient:
 
     def poll(self) -> None:
         """Use the answers that have arrived, without waiting."""
-        if self._channels:
-            self._client.poll()
+        self._client.poll()
 
 
 class Server:
@@ -123,9 +125,10 @@ class Server:
 
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
+        next_s = IDLE_S
         while True:
             before = meter.active.enter(RECEIVE)
-            arrived = self._listener.receive(_LOOK_S if self._held else IDLE_S)
+            arrived = self._listener.receive(min(_LOOK_S if self._held else IDLE_S, next_s))
             meter.active.leave(before)
             held, self._held = self._held, []
             for peer, seq, body, frames in first_layers_first(chain(held, self._taken(arrived))):
@@ -134,7 +137,9 @@ class Server:
                     continue
                 self._has_new_keys |= isinstance(body, m.Init)
                 self._requests.handle(peer, seq, body, frames)
-            self._owners.poll()
+            next_s = max(0.0, self._requests.end_graces(meter.active.now()))
+            if self._owners.channels:
+                self._owners.poll()
             meter.active.end_turn()
             if self._lifeline.came:
                 known = self._requests.take_in(self._lifeline.came, self._lifeline.rejoined)

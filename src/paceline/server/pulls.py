@@ -21,8 +21,7 @@ from paceline.layout.tensors import from_frame, to_frame
 from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.bucket import Known
-from paceline.server.bucket_store import BucketStore
-from paceline.server.buckets import check_once
+from paceline.server.bucket_store import BucketStore, check_once
 from paceline.server.hosted import Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Notes
@@ -31,14 +30,13 @@ from paceline.wire import messages as m
 
 def pull(host: ServerState, asker: Asker, body: m.Pull, frames: Frames) -> None:
     """Answer with the values of ranges."""
-    own, worker = host.stores[body.store].own, asker.rank
-    store = own.store
+    store, worker = host.stores[body.store].own, asker.rank
     check_once(body.entries, "pulled")
-    buckets = [store.buckets.checked(entry) for entry in body.entries]
+    buckets = [store.checked(entry) for entry in body.entries]
     for entry, bucket in zip(body.entries, buckets, strict=True):
         if body.shared and worker not in bucket.arenas:
             raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-    if not body.shared and "pull" not in own.codecs:
+    if not body.shared and "pull" not in store.codecs:
         send_values(asker, store, worker, body.entries)
         return
     known = list[Known]()
@@ -46,17 +44,17 @@ def pull(host: ServerState, asker: Asker, body: m.Pull, frames: Frames) -> None:
         store.read(worker, entry)
         if body.shared:
             bucket.show(worker, store.units[worker], entry)
-        if "pull" in own.codecs:
+        if "pull" in store.codecs:
             known += bucket.tell_range(worker, entry, body.shared)
     send_known(asker, store, known)
 
 
 def pull_rows(host: ServerState, asker: Asker, body: m.PullRows, frames: Frames) -> Result:
     """Answer with the rows that the frame names or, without a frame, with those that the worker lacks."""
-    store, worker, entry = host.stores[body.store].own.store, asker.rank, body.entry
-    bucket = store.buckets.get(entry.block, entry.bucket)
+    store, worker, entry = host.stores[body.store].own, asker.rank, body.entry
+    bucket = store.get(entry.block, entry.bucket)
     if not frames and bucket.answers is not None and bucket.answers.stores_value:
-        store.buckets.checked(entry)
+        store.checked(entry)
         return m.Values(), _new_rows(store, worker, entry)
     if len(frames) != 1 or (bucket.answers is not None and not bucket.answers.stores_value):
         raise ProtocolError(f"a pull of rows with {len(frames)} frames of row numbers makes no sense here")
@@ -67,10 +65,10 @@ def pull_rows(host: ServerState, asker: Asker, body: m.PullRows, frames: Frames)
 
 def set_values(host: ServerState, asker: Asker, body: m.SetValues, frames: Frames) -> m.Reply:
     """Set the values of ranges for all workers."""
-    store = host.stores[body.store].own.store
+    store = host.stores[body.store].own
     if len(frames) != len(body.entries):
         raise ProtocolError(f"{len(body.entries)} entries with {len(frames)} frames of values")
-    buckets = [store.buckets.checked(entry) for entry in body.entries]
+    buckets = [store.checked(entry) for entry in body.entries]
     triples = zip(buckets, body.entries, frames, strict=True)
     values = [from_frame(frame, bucket.values.dtype, entry.length) for bucket, entry, frame in triples]
     for bucket, entry, new in zip(buckets, body.entries, values, strict=True):
@@ -128,5 +126,5 @@ def send_rows(asker: Asker, store: BucketStore, entry: m.Entry) -> None:
 
 def _new_rows(store: BucketStore, worker: int, entry: m.Entry) -> list[Any]:
     """Return the frames of the rows that are new to a worker, which reads now."""
-    bucket, values = store.buckets.get(entry.block, entry.bucket), store.read(worker, entry)
+    bucket, values = store.get(entry.block, entry.bucket), store.read(worker, entry)
     return rows.taken(bucket, worker, bucket.slots[0].rule.read[worker], values)

@@ -18,8 +18,7 @@ from paceline.layout.tensors import from_frame
 from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.bucket import PushRequest, StoredBucket
-from paceline.server.bucket_store import BucketStore, absent_in
-from paceline.server.buckets import check_once
+from paceline.server.bucket_store import BucketStore, absent_in, check_once
 from paceline.server.clip_sink import ClipSink, Located
 from paceline.server.forward import ForwardStore
 from paceline.server.hosted import HostedStore, ServerState
@@ -76,7 +75,7 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
         asker=asker,
         worker=worker,
         unreleased=len(body.entries),
-        reply=partial(_reply, part.store, body),
+        reply=partial(_reply, part, body),
         want=body.want,
         shared=body.shared,
         known=[] if body.want and "pull" in hosted.own.codecs else None,
@@ -86,11 +85,11 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes)
         if part is hosted.own:
             hosted.own.note_options(entry, pushed, options)
-        part.store.push(bucket, entry, pushed, one, body.absent, request)
+        part.push(bucket, entry, pushed, one, body.absent, request)
     if hosted.forward is not None:
         hosted.forward.flush()
     if frames:
-        part.store.received_bytes += asker.network_bytes(frames)
+        part.received_bytes += asker.network_bytes(frames)
 
 
 def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -> None:
@@ -98,7 +97,7 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     hosted = host.stores[body.store]
     for share in body.shares:
         hosted.check_forwarder(asker.rank, share.worker)
-    own, store = hosted.own, hosted.own.store
+    own = hosted.own
     _check_sum(own, body)
     shares = sorted(body.shares, key=lambda share: share.worker)
     pushes = [
@@ -109,12 +108,12 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     values = _values_of(hosted, asker.rank, body, buckets, frames)
     samples, others = sum(share.samples for share in shares), tuple(share.worker for share in shares[1:])
     worker, unreleased = body.shares[0].worker, len(body.entries)
-    request = PushRequest(asker=asker, worker=worker, unreleased=unreleased, reply=partial(_reply, store, body))
+    request = PushRequest(asker=asker, worker=worker, unreleased=unreleased, reply=partial(_reply, own, body))
     common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes
     for bucket, entry, pushed, value in zip(buckets, body.entries, pushes, values, strict=True):
         own.note_options(entry, pushed, options)
-        store.push(bucket, entry, pushed, Contribution(value, *common), body.absent, request)
-    store.received_bytes += asker.network_bytes(frames)
+        own.push(bucket, entry, pushed, Contribution(value, *common), body.absent, request)
+    own.received_bytes += asker.network_bytes(frames)
 
 
 # ---- checks: a push that is refused has changed nothing --------------------------------------------------------------
@@ -136,10 +135,11 @@ def _check(
     if len(push.entries) != 1 or push.absent:
         _check_ranges(part, push)
     has_rows, is_shared = (push.rows, push.shared) if isinstance(push, m.Push) else (False, False)
-    buckets = []
+    buckets, has_parts = [], False
     for entry, pushed in zip(push.entries, pushes, strict=True):
-        bucket = part.store.buckets.checked(entry)
+        bucket = part.checked(entry)
         buckets.append(bucket)
+        has_parts |= entry.length < bucket.values.numel()
         if has_rows or bucket.answers is not None:
             _check_rows(bucket, entry, has_rows, isinstance(push, m.Push) and push.want)
         if is_shared and sender not in bucket.arenas:
@@ -148,7 +148,7 @@ def _check(
             reason = objection(slot.rule, pushed)
             for one in pushed:
                 slot.check_round(one.worker, one.round, reason)
-    if any(entry.length < bucket.values.numel() for entry, bucket in zip(push.entries, buckets, strict=True)):
+    if has_parts:
         _check_parts(Counter(buckets))
     return buckets
 
@@ -188,7 +188,7 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> None:
     if not 0 < push.unit < float("inf"):
         raise ProtocolError(f"a sum whose unit is {push.unit} samples")
     if "pull" in own.codecs:
-        raise ProtocolError(f"a sum for store {own.store.name!r}, which compresses what it answers every worker")
+        raise ProtocolError(f"a sum for store {own.name!r}, which compresses what it answers every worker")
 
 
 def _check_ranges(part: StorePart, push: m.Push | m.PushSum) -> None:
@@ -198,7 +198,7 @@ def _check_ranges(part: StorePart, push: m.Push | m.PushSum) -> None:
     check_once(push.entries, "pushed")
     for gap in push.absent:
         pushed = any(e.place == gap.place and e.start <= gap.start and gap.stop <= e.stop for e in push.entries)
-        bucket = part.store.buckets.get(gap.block, gap.bucket)
+        bucket = part.get(gap.block, gap.bucket)
         # A server that forwards does not know which keys lie where.
         is_key = isinstance(part, ForwardStore) or (bucket.is_edge(gap.start) and bucket.is_edge(gap.stop))
         if not pushed or not is_key:
@@ -273,4 +273,4 @@ def _located(host: ServerState, body: m.AskNorm | m.Commit) -> tuple[ClipSink, S
     own = host.stores[body.store].own
     if own.clip is None:
         raise ProtocolError(f"store {body.store!r} does not clip; open it with a largest norm")
-    return own.clip, [(own.store.buckets.checked(entry), entry) for entry in body.entries]
+    return own.clip, [(own.checked(entry), entry) for entry in body.entries]

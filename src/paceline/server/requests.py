@@ -107,7 +107,7 @@ class RequestHandler(ServerState):
             for key in [key for key in hosted.notices if key[1] == one.rank]:
                 del hosted.notices[key]
             for part in hosted.parts:
-                part.store.rejoin(one.rank, one.phase)
+                part.rejoin(one.rank, one.phase)
 
     def bury(self, worker: int) -> int | None:
         """Take a worker out that has died.

@@ -84,15 +84,14 @@ def map_arena(host: ServerState, asker: Asker, body: m.MapArena, frames: Frames)
     """Map a worker's shared memory for a block."""
     host.members.check_memory(asker.rank, body.pid)
     hosted = host.stores[body.store]
-    held = [part.store.buckets for part in hosted.parts]
-    for buckets in [one for one in held if one.has_block(body.block)] or held[:1]:
-        buckets.map_arena(asker.rank, body)
+    for part in [one for one in hosted.parts if one.has_block(body.block)] or [hosted.own]:
+        part.map_arena(asker.rank, body)
     return m.Done()
 
 
 def ask_values(host: ServerState, asker: Asker, body: m.AskValues, frames: Frames) -> m.Reply:
     """Answer where in shared memory the values of a block are."""
-    fd, starts = host.stores[body.store].own.store.buckets.values_at(body.block) or (0, [])
+    fd, starts = host.stores[body.store].own.values_at(body.block) or (0, [])
     return m.ValuesAt(os.getpid(), fd, starts)
 
 
@@ -102,7 +101,7 @@ def forward_buckets(host: ServerState, asker: Asker, body: m.ForwardBuckets, fra
     if forward is None:
         raise ProtocolError(f"store {body.store!r} forwards nothing from server {host.members.rank}")
     forward.add_buckets(asker.rank, body)
-    fd, starts = forward.store.buckets.values_at(body.block) or (0, [])
+    fd, starts = forward.values_at(body.block) or (0, [])
     return m.ValuesAt(os.getpid(), fd, starts)
 
 
@@ -110,11 +109,13 @@ def _policy(body: m.OpenStore) -> Policy:
     groups = tuple(tuple(group) for group in body.groups)
     bound = None if body.bound < 0 else body.bound
     age = None if body.age < 0 else body.age
-    return Policy(body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale)  # type: ignore[arg-type]
+    how = body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale, body.grace_s
+    return Policy(*how)  # type: ignore[arg-type]
 
 
 def _describe(body: m.OpenStore) -> str:
-    merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
+    first = f"the first {body.first}" + (f" and those of {body.grace_s:g} s more" if body.grace_s else "")
+    merged = {"groups": f"groups {body.groups}", "first": first}.get(body.merge, body.merge)
     bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
     age = "no age limit" if body.age < 0 else f"age {body.age}"
     how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"

@@ -23,7 +23,6 @@ from typing import Any
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
-from paceline.consistency.stats import bin_of
 from paceline.errors import ConfigError
 from paceline.layout.ranges import is_all
 from paceline.observe import meter
@@ -71,7 +70,7 @@ class ApplySink(Sink):
     ) -> None:
         """Make the update of a complete cohort, with its merged gradient times a factor."""
         units, policy = slot.rule.units, self._policy
-        meter.active.note_staleness(bin_of(action.staleness))
+        meter.active.note_staleness(action.staleness)
         if "pull" in self.codecs:
             bucket.keep_first_version(units.of, is_coded=True)
         elif policy.merge == "groups" and (len(policy.groups) > 1 or units.has_changed):

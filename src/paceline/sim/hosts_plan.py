@@ -1,7 +1,7 @@
 """Which hosts a job is worth having, where its servers run, and how fast it then is: ``paceline up``.
 
 All of it follows from a short job on all hosts, one server on each (:class:`~paceline.hetero.files.Report`), and from
-the rates of the links between them. Rounds of other hosts and servers are those of :mod:`paceline.sim.lock_step`, where
+the rates of the links between them. Rounds of other hosts and servers are as in :mod:`paceline.sim.lock_step`, where
 every host pushes all at the end of its step and waits for all values. Where the measured exchange took longer, the
 difference is added to every other one; where it took less, as pushes overlap with the computation, the others take less
 by the same factor. So the plan of the measured layout is the measurement itself. A simulated one that looks better is
@@ -79,7 +79,7 @@ class HostPlanner:
     Attributes:
         measured: times of all workers.
         batches: by rank, samples of a step.
-        is_uneven: workers have unlike batches, whose sum stays.
+        is_uneven: workers have different batches, whose sum stays.
         measured_round_s: mean time of the measured rounds.
     """
 
@@ -190,7 +190,7 @@ class HostPlanner:
     def job(self, hosts: Sequence[str], servers: int) -> PlannedJob:
         """Return a job of some hosts, with a server on each of the first ones: as it was measured, or a forecast.
 
-        A forecast is corrected by what became of that of the hosts that differ least.
+        A forecast is corrected by what became of the forecast for the hosts that differ least.
         """
         some = frozenset(hosts)
         if learned := self._learned.get((some, servers)):
@@ -236,7 +236,7 @@ class HostPlanner:
             Hosts(1, len(self._ranks[host]), seconds, self._bandwidth(host, hosts[:servers]))
             for host, seconds in zip(hosts, own, strict=True)
         ]
-        # All computation is that of the last stage: its backward is the first, and its forward waits for all values.
+        # All computation is the last stage's: its backward is the first, and its forward waits for all values.
         part = 4.0 * self.report.elements / servers
         stages = [Stage(part, float(one == servers - 1), one) for one in range(servers)]
         trips = [trip for pair, (_, trip) in self._links.items() if set(pair) <= set(hosts)]
@@ -324,7 +324,7 @@ class HostPlanner:
 
 
 def _rounds(report: Report, largest: Sequence[float]) -> list[int]:
-    """Return the rounds that are those of a job: with whole batches, and once shares that are measured have settled."""
+    """Return the rounds that a job has: with whole batches, and once shares that are measured have settled."""
     count = len(report.steps[0])
     whole = [
         one
@@ -343,7 +343,7 @@ def _rounds(report: Report, largest: Sequence[float]) -> list[int]:
 
 
 def _usual_mean(seconds: Sequence[float]) -> float:
-    """Return the mean without the shortest and the longest tenth: a neighbour's job is not that of every round."""
+    """Return the mean without the shortest and the longest tenth: a neighbour's job is not in every round."""
     cut = len(seconds) // 10
     return fmean(sorted(seconds)[cut : len(seconds) - cut])
 

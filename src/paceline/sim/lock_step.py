@@ -53,7 +53,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts that are alike."""
+    """Equal hosts."""
 
     count: int
     workers: int
@@ -253,12 +253,12 @@ class _ThroughServers:
             }
 
     def push(self, kind: int, stage: int) -> None:
-        """Send the gradient of a stage from all hosts of a kind; the values come back once those of all kinds came."""
+        """Send the gradient of a stage from all hosts of a kind; the values come back once all kinds have sent."""
         lane, flows = self._push_lanes[kind, self._stages[stage].server], self._flows(kind, stage, inwards=True)
         lane.send(0, flows, partial(self._arrive, stage))
 
     def _flows(self, kind: int, stage: int, *, inwards: bool) -> tuple[_Flow, ...]:
-        """Return the flows of a host to or from all servers, and those of the fullest server with all such hosts."""
+        """Return the flows of a host to or from all servers, and flows of the fullest server with all such hosts."""
         own = (self._out if inwards else self._in)[kind]
         pushes, size, holder = self._pushes[kind], self._stages[stage].size_bytes, self._stages[stage].server
         if holder is not None and holder in self._single:

@@ -37,7 +37,7 @@ def arrays(name: str) -> Arrays:
 
 
 def even(numel: int, count: int = 32) -> Arrays:
-    """Return a network of which only the size is known: alike arrays that take equal times, one per element at most."""
+    """Return a network of which only the size is known: equal arrays that take equal times, one per element at most."""
     count = min(count, numel)
     return [Array(numel * (one + 1) // count - numel * one // count, 1.0) for one in range(count)]
 

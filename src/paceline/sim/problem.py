@@ -119,7 +119,7 @@ class SmallNetwork:
         return found
 
     def parts(self, weights: Vector) -> list[Vector]:
-        """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, 10], [10]."""
+        """Return weights as both layers': [inputs, hidden], [hidden], [hidden, 10], [10]."""
         return [weights[place].reshape(shape) for place, shape in zip(self._places, self._shapes, strict=True)]
 
 
@@ -128,7 +128,7 @@ class OwnData:
 
     Args:
         weights: size of the parts, per worker.
-        labels: class of each sample; with these, parts have unlike classes.
+        labels: class of each sample; with these, parts have different classes.
         skew: part of the samples that is divided in order of their classes, instead of at random.
     """
 

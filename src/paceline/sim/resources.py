@@ -26,7 +26,7 @@ def new_environment() -> Any:
 
 
 class SharedLink:
-    """A link whose bandwidth all flows share alike at any time.
+    """A link whose bandwidth all flows share equally at any time.
 
     Instead of the remaining bytes of each flow it keeps how many bytes every flow has got since the beginning of time.
     So a flow's arrival or end costs a logarithm, however many flows there are.

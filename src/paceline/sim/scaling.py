@@ -102,7 +102,7 @@ class Estimate:
     hosts: int
     servers: int
     server_hosts: int
-    """Hosts besides those of the workers."""
+    """Hosts besides the workers'."""
     step_s: float
     samples_per_s: float
     efficiency: float

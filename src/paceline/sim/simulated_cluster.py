@@ -13,7 +13,7 @@ spike_probability = 0.05
 spike_factor = 8.0
 
 [servers]
-count = 1              # alike; each has its part of the bytes and of the work
+count = 1              # equal; each has its part of the bytes and of the work
 bandwidth = 1.25e9     # bytes per second of each, each way; left out: no limit
 latency_s = 0.0005     # of a message
 merge_s = 0.002        # to add one push of the whole model
@@ -137,7 +137,7 @@ def _numbers(path: str | os.PathLike[str], name: str, table: object, known: set[
         raise ConfigError(f"cluster file {path}: {name} is no table of numbers; begin it with [{name}]")
     _check_names(path, table, known, f"key of [{name}]")
     for key, value in table.items():
-        wanted, kinds = ("a whole number", int) if key in ("count", "batch") else ("a number", int | float)
+        wanted, kinds = ("an integer", int) if key in ("count", "batch") else ("a number", int | float)
         if isinstance(value, bool) or not isinstance(value, kinds) or math.isnan(value):
             raise ConfigError(f"cluster file {path}: {key} of [{name}] is {value!r}; it must be {wanted}")
     return table

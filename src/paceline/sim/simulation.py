@@ -6,7 +6,7 @@ A round of a worker::
 
 With a period it computes several steps in a round, on weights of its own, and some more while the answer is on its way.
 
-All servers are alike, with 1/S of every key on each. So one of them stands for all: it has 1/S of the bytes and of the
+All servers are equal, with 1/S of every key on each. So one of them stands for all: it has 1/S of the bytes and of the
 work. A message takes as long as the slower of the worker's link and its share of the server's.
 
 The rule is :class:`paceline.consistency.Rule`, the one that servers run. Its actions are carried out in order; the
@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.consistency import Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
+from paceline.consistency import Apply, Drop, Grace, Merge, Policy, Release, Rule, Stats, new_rule
 from paceline.hetero import Measured, Shares, SpeedMeter, WorkerRound, measured_of
 from paceline.hetero.local_period import Pace, Period, Progress
 from paceline.hetero.local_plan import ELEMENT_BYTES
@@ -305,12 +305,17 @@ class _Job:
                 if self._source is not None:
                     self._apply(action)
                 self._server.work(self._cluster.update_s / self._cluster.servers, lambda: None)
+            elif isinstance(action, Grace):
+                call_later(self._environment, self._plan.policy.grace_s, partial(self._end_grace, action.cohort))
             elif isinstance(action, Release):
                 if self._shares is not None:
                     self._revise()
                 self._server.work(0.0, partial(self._answer, action.workers, self._weights))
             else:
                 assert isinstance(action, Drop), action
+
+    def _end_grace(self, cohort: int) -> None:
+        self._perform(self._rule.end_grace(cohort))
 
     def _merge(self, action: Merge) -> None:
         total = self._sums.setdefault(action.cohort, [0.0, 0])

@@ -15,7 +15,7 @@ READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WR
 def readable(fds: list[int], timeout_s: float | None = None) -> set[int]:
     """Return which file descriptors can be read (or are at their end). Waits until one can, or for the time given.
 
-    Their numbers may be above 1023, unlike those that ``select`` takes.
+    Their numbers may be above 1023, which ``select`` does not take.
     """
     poll = select.poll()
     for fd in fds:

@@ -1,9 +1,9 @@
 """Simulates a bad network and slow processes. A job under test must give the same results with them.
 
-Faults act where messages are received. A message may be late, so that those of other peers overtake it. It may arrive
-twice, the second time much later. It may be lost, until it is probed. Apart from that, messages of one peer keep their
-order, as the transport promises. Processes pause before they use arrived messages and before they send, and servers
-pause before they update.
+Faults act where messages are received. A message may be late, so that messages of other peers overtake it. It may
+arrive twice, the second time much later. It may be lost, until it is probed. Apart from that, messages of one peer keep
+their order, as the transport promises. Processes pause before they use arrived messages and before they send, and
+servers pause before they update.
 
 Production code does not depend on this: :mod:`paceline.testing.faulty` replaces the ends of the transport by faulty
 ones, in the processes of a job that was started with ``LocalJob(faults=...)``.

@@ -87,7 +87,7 @@ class _Session(Session):
 class OneProcess:
     """Workers and servers of a job, without sockets or processes.
 
-    Requests of one connection arrive in order; those of different ones in any order, drawn by ``seed``. Workers on a
+    Requests of one connection arrive in order; requests of different ones in any order, drawn by ``seed``. Workers on a
     server's host share memory with it unless ``shared_memory`` is off.
 
     Args:

@@ -6,7 +6,7 @@
 | torch's ``DistributedSampler`` with one replica, or one with an attribute ``walks_all`` that is true | all samples |
 | any other; and any of an iterable data set | not known |
 
-A walk counts that is under way when the training begins: that of a validation before it is over then.
+A walk counts that is under way when the training begins: a validation before it is over then.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _bytes(some: torch.Tensor) -> bytes:
 
 
 def checksum_of(inputs: Iterable[torch.Tensor], before: int) -> int:
-    """Return a checksum of the inputs of a call of a model, which goes on from that of the call before.
+    """Return a checksum of the inputs of a call of a model, which goes on from the checksum of the call before.
 
     Raises:
         ValueError: they cannot be read.

@@ -74,7 +74,7 @@ def _telling(original: Callable[..., None]) -> Callable[..., None]:
 class HeardLosses:
     """The losses of the backward passes of some steps: the first ones, and some after each new size of a batch.
 
-    To read a loss waits for its device, so it is done only where batches of unlike size are to be compared.
+    To read a loss waits for its device, so it is done only where batches of different size are to be compared.
     """
 
     def __init__(self) -> None:
@@ -83,6 +83,11 @@ class HeardLosses:
         self._sizes: set[float] = set()
         self._steps, self._due = 0, _FIRST
         self._told = tell_losses(self._note)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether no further step is told."""
+        return self._steps >= _LAST
 
     def _note(self, losses: Losses) -> None:
         for one in losses:
@@ -99,7 +104,7 @@ class HeardLosses:
         if size not in self._sizes:
             self._sizes.add(size)
             self._due = max(self._due, _AFTER_NEW_SIZE)
-        if self._steps == _LAST:
+        if self.have_ended:
             _forget(self._told)
         if not (losses and are_numbers and self._due and self._steps <= _LAST):
             return None

@@ -29,7 +29,7 @@ def check_wrappable(optimizer: Any) -> None:
 
 
 def share_hooks(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
-    """Have all hooks of an optimizer in common with its wrapper: those of both run, once."""
+    """Have all hooks of an optimizer in common with its wrapper: the hooks of both run, once."""
     for call in ("step", "state_dict", "load_state_dict"):
         for name in (f"_optimizer_{call}_pre_hooks", f"_optimizer_{call}_post_hooks"):
             if not hasattr(optimizer, name):

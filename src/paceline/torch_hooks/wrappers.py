@@ -74,7 +74,7 @@ def _warn(rank: int) -> None:
 
 
 def _loaded(places: Iterable[tuple[str, str]]) -> tuple[type, ...]:
-    """Return those of the classes whose modules are imported."""
+    """Return the classes whose modules are imported."""
     return tuple(cls for module, name in places if (cls := getattr(sys.modules.get(module), name, None)) is not None)
 
 

@@ -1,6 +1,7 @@
 """Updaters: apply merged pushes to stored values. They are optimizers or simple updaters, by name and numbers."""
 
 from paceline.updaters.classes import is_whole_tensor, known_names
+from paceline.updaters.delayed_nesterov import DelayedNesterov
 from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.keyed import KeyedOptimizer, check_state
 from paceline.updaters.lamb import LAMB, LARS
@@ -29,6 +30,7 @@ __all__ = [
     "SGLD",
     "Add",
     "AssignUpdater",
+    "DelayedNesterov",
     "FlatUpdater",
     "Ftrl",
     "KeyOptions",

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 
 from paceline import extensions
+from paceline.updaters.delayed_nesterov import DelayedNesterov
 from paceline.updaters.lamb import LAMB, LARS
 from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Assign, Ftrl, MXNetSGD, SignSGD, Signum
 
@@ -32,6 +33,7 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
     "signsgd": SignSGD,
     "dcasgd": DCASGD,
     "sgld": SGLD,
+    "delayed_nesterov": DelayedNesterov,
 }
 
 #: Optimizers that accept only rows: for row-sparse keys.

@@ -63,7 +63,7 @@ class FlatUpdater(abc.ABC):
         Args:
             merged: 1-D tensor like the value; its content may be overwritten unless ``scale`` is 1.
             scale: factor that turns ``merged`` into the gradient.
-            options: options at this step; None means those of the last step.
+            options: options at this step; None means the options of the last step.
             absent: ranges of whole pieces, but not all, for which no worker had a gradient: zeros in ``merged``. They
                 and their state are not changed, as with a parameter whose ``grad`` is None.
         """

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-#: Names of these options, beside those of an optimizer in every param group. Torch ignores them.
+#: Names of these options, beside the optimizer's in every param group. Torch ignores them.
 GRADIENT_OPTIONS = frozenset({"rescale_grad", "clip_gradient"})
 
 
 def without(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those of the gradient: the optimizer's own."""
+    """Return the options without the gradient's: the optimizer's own."""
     return {name: value for name, value in options.items() if name not in GRADIENT_OPTIONS}
 
 

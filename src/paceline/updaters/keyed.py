@@ -86,7 +86,7 @@ class KeyedOptimizer:
 
         Args:
             groups: options per param group; those that they do not name are the spec's.
-            keys: keys that are not in group 0 with multipliers 1; None: those of the spec.
+            keys: keys that are not in group 0 with multipliers 1; None: the spec's.
 
         Raises:
             ValueError: a param group does not exist. No option is changed.

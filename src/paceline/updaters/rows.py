@@ -49,7 +49,7 @@ def check_numbers(numbers: torch.Tensor, height: int) -> None:
 
 
 def all_rows(value: torch.Tensor) -> torch.Tensor:
-    """Return a dense value as rows, those of zeros too."""
+    """Return a dense value as rows, also rows of zeros."""
     return of_rows(torch.arange(len(value), device=value.device), value, value.shape)
 
 
@@ -146,7 +146,7 @@ def step_rows(
 
 
 def _put(whole: Any, one: Any, rows: torch.Tensor, param: torch.Tensor, shape: torch.Size) -> Any:
-    """Return the state of all rows after a step of some; ``shape`` is that of the value by rows."""
+    """Return the state of all rows after a step of some; ``shape`` is the shape of the value by rows."""
     if not isinstance(one, torch.Tensor) or one.dim() != len(shape) or one.shape[1:] != shape[1:]:
         return one
     whole = torch.zeros_like(param) if whole is None else whole

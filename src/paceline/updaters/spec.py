@@ -28,7 +28,7 @@ _FINITE = frozenset(
 )  # fmt: skip
 
 #: Entries of a param group that do not change an update, most of them options of how torch computes. The store sets
-#: these itself, and workers on machines that are not alike may differ in them.
+#: these itself, and workers on different machines may differ in them.
 IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
 
 #: Types of options that are plain data as they are.
@@ -47,9 +47,9 @@ class StepOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """The options of an optimizer at one step. They are sent with every push."""
 
     groups: list[Options] = []
-    """Options per param group; empty: those of the spec."""
+    """Options per param group; empty: the spec's."""
     keys: dict[str | int, KeyOptions] | None = None
-    """Keys that are not in group 0 with multipliers 1; None: those of the spec."""
+    """Keys that are not in group 0 with multipliers 1; None: the spec's."""
 
 
 class UpdaterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,7 +207,7 @@ def _check_names(name: str, cls: type[torch.optim.Optimizer], options: Options) 
 
 
 def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -> None:
-    """Check the options of every group with the class. Torch itself only checks those of the first call.
+    """Check the options of every group with the class. Torch itself only checks the options of the first call.
 
     Raises:
         ValueError: the class rejects an option's value.
@@ -248,7 +248,7 @@ _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
 def options_apart(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
     """Return how the options of two workers differ; empty when they are the same, to rounding.
 
-    Machines that are not alike work out a schedule's cosine with other last bits. The text names both ranks.
+    Different machines compute a schedule's cosine with other last bits. The text names both ranks.
     """
     if len(one.groups) != len(other.groups):
         return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"

@@ -99,11 +99,9 @@ def samplers(store: paceline.kvstore.KVStore) -> None:
     with paceline.data.RecordWriter("train.rec") as file:
         file.write(b"record", key=7)
     assert_type(paceline.data.Records("train.rec", index="train.idx")[0], bytes)
-    with paceline.data.TarWriter("train.tar") as archive:
-        archive.write("key", {"cls": b"1"})
     shards = paceline.data.shards(["train.tar"], store, shares="pool")
     assert_type(shards, paceline.data.Shards)
-    torch.utils.data.DataLoader(paceline.data.TarSamples(shards, paceline.data.decoded), batch_size=32)
+    torch.utils.data.DataLoader(shards, batch_size=None)
 
 
 def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import LaunchError
 from paceline.launch import Host, JobSpec, Machine, backend, parse_group
-from paceline.launch.engines import slurm
+from paceline.launch.engines import batch, slurm
 from paceline.launch.engines.slurm import expand_nodes, place_on_nodes
 from paceline.launch.job_spec import from_json, to_json
 
@@ -76,7 +74,7 @@ def test_groups_take_the_nodes_of_their_components() -> None:
     ("options", "message"),
     [
         ({"queue": "x"}, "launcher 'slurm' has no option 'queue'"),
-        ({"nodes": "two"}, "-o nodes=two is not a whole number"),
+        ({"nodes": "two"}, "-o nodes=two is not an integer"),
         ({"signal": "soon"}, "-o signal=soon"),
         ({"nodes": "-1"}, "neither is below 0"),
         ({"output": "out-%x-%j"}, "knows no sign of Slurm's but %j"),
@@ -131,60 +129,54 @@ def test_variables_of_sbatch_override_no_directive_of_ours() -> None:
     assert not {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_MEM_PER_CPU"} & set(found), "they count: we ask for none"
 
 
-def test_signal_for_workers_goes_the_way_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "scancel").write_text('#!/bin/sh\necho "$@" >> "$(dirname "$0")/asked"\n')
-    (tmp_path / "scancel").chmod(0o755)
-    monkeypatch.setattr(slurm.SlurmJob, "_state", lambda job: (next(states), 0))
-
-    def states_of_a_job() -> Iterator[str]:
-        yield "RUNNING"
-        os.kill(os.getpid(), signal.SIGUSR1)
-        yield "RUNNING"
-        yield "COMPLETED"
-
-    states = states_of_a_job()
-    assert followed("RUNNING", tmp_path, monkeypatch) == 0
-    assert (tmp_path / "asked").read_text() == "--batch --signal=USR1 7\n"
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-
-
-def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in {"scancel": "exit 0", "scontrol": "echo JobId=7 JobState=COMPLETING ExitCode=0:0"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(slurm, "_CANCEL_S", 0.1)
-    monkeypatch.setattr(slurm, "_POLL_S", 0.05)
-    with pytest.raises(LaunchError, match=r"job 7 is still COMPLETING 0\.1 s after scancel: scontrol show job 7"):
-        slurm.SlurmJob("7", tmp_path / "out", detach=True).cancel()
-
-
 #: Each call takes a word from a file; the last one stays.
-SCONTROL = """#!/bin/sh
+SCONTROL = """
 cd "$(dirname "$0")"
 read state <states
 test "$(wc -l <states)" = 1 || sed -i 1d states
 test "$state" != EMPTY || exit 0
 test "$state" != SILENT || { echo "Unable to contact slurm controller" >&2; exit 1; }
+test "$state" != SIGNAL || { kill -USR1 $PPID; state=RUNNING; }
 echo JobId=7 JobState=$state ExitCode=3:0
 """
 
 
-def followed(states: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    (folder / "scontrol").write_text(SCONTROL)
-    (folder / "scontrol").chmod(0o755)
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm.SlurmJob, "poll_s", 0.01)
+
+
+def job(states: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> slurm.SlurmJob:
+    """Return a job that goes through states."""
+    for name, text in {"scontrol": SCONTROL, "scancel": 'echo "$@" >> "$(dirname "$0")/asked"'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
     (folder / "states").write_text("\n".join(states.split()) + "\n")
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr(slurm, "_POLL_S", 0.01)
-    job = slurm.SlurmJob("7", folder / "out", detach=True)
-    job._detach = False
-    return job.wait()
+    return slurm.SlurmJob("7", folder / "out")
+
+
+def test_signal_for_workers_goes_the_way_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert job("SIGNAL RUNNING FAILED", tmp_path, monkeypatch).wait() == 3
+    assert (tmp_path / "asked").read_text() == "--batch --signal=USR1 7\n"
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_job_that_does_not_end_after_scancel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm.SlurmJob, "cancel_s", 0.1)
+    stuck = job("COMPLETING", tmp_path, monkeypatch)
+    with pytest.raises(LaunchError, match=r"job 7 has not ended 0\.1 s after scancel: scontrol show job 7"):
+        stuck.cancel()
+    (tmp_path / "states").write_text("CANCELLED\n")
+    stuck.cancel()
+    stuck.cancel()
+    assert (tmp_path / "asked").read_text() == "7\n7\n"
 
 
 def test_controller_that_does_not_answer_for_a_while_ends_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert followed("SILENT RUNNING SILENT SILENT FAILED", tmp_path, monkeypatch) == 3
+    assert job("SILENT RUNNING SILENT SILENT FAILED", tmp_path, monkeypatch).wait() == 3
     said = "[launch] scontrol refused: Unable to contact slurm controller; asking again for 600 s\n"
     assert capsys.readouterr().err == 2 * said
 
@@ -192,11 +184,11 @@ def test_controller_that_does_not_answer_for_a_while_ends_no_job(
 def test_answer_that_has_no_state_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert followed("RUNNING EMPTY FAILED", tmp_path, monkeypatch) == 3
+    assert job("RUNNING EMPTY FAILED", tmp_path, monkeypatch).wait() == 3
     assert "scontrol says nothing of the state of job 7: ''; asking again" in capsys.readouterr().err
 
 
 def test_controller_that_never_answers_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "SILENCE_S", 0.1)
+    monkeypatch.setattr(batch, "SILENCE_S", 0.1)
     with pytest.raises(LaunchError, match="scontrol refused: Unable to contact slurm controller"):
-        followed("RUNNING SILENT", tmp_path, monkeypatch)
+        job("RUNNING SILENT", tmp_path, monkeypatch).wait()

@@ -85,11 +85,11 @@ def test_doctor_names_a_host_whose_facts_are_none(told: Told, facts: dict[str, A
 
 
 def test_words_of_a_host_have_no_power_over_the_terminal(told: Told) -> None:
-    evil = "\x1b]52;c;aGk=\x07\x1b[2J\nto fix: nothing"
+    evil = "\x1b]52;c;aGk=\x07\x1b[2J\nto fix: nothing \udcff"
     code, text = told.doctor(hello(version=evil), ["refused", evil], ["facts", FACTS, 1], ["reached", {}])
     assert code == 1
     assert not {"\x1b", "\x07"} & set(text)
-    assert "h1: \\x1b]52;c;aGk=\\x07\\x1b[2J\\nto fix: nothing" in text
+    assert "h1: \\x1b]52;c;aGk=\\x07\\x1b[2J\\nto fix: nothing \\udcff" in text
     code, text = told.launch(hello(), ["refused", evil])
     assert code == 1
     assert not {"\x1b", "\x07"} & set(text)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import ProcessName
-from paceline.launch.supervise.events import Complete, Event, Exited, Lost, Over, Ready, Runs, StatusSaid
+from paceline.launch.supervise.crew import STATUS
+from paceline.launch.supervise.events import Complete, Event, Exited, Lost, Over, Ready, Runs, StatusSaid, words_of
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
@@ -64,20 +65,15 @@ def test_news_follow_the_address(pipe: ReadyPipe) -> None:
     assert pipe.ended
 
 
-def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
+def test_words_for_the_scheduler_are_lines_also_when_nobody_reads() -> None:
     pipe = EndedPipe()
-    pipe.tell(Exited(ProcessName("server", 2), 137))
-    assert os.read(pipe.read_fd, 100) == b'["exited", ["server", 2], 137, ""]\n'
+    pipe.tell(words_of(Exited(ProcessName("server", 2), 137)))
+    pipe.tell(words_of(Runs(ProcessName("worker", 2), 0.25)))
+    pipe.tell(STATUS)
+    said = b'["exited", ["server", 2], 137, ""]\n["runs", ["worker", 2], 0.25, false]\n["status"]\n'
+    assert os.read(pipe.read_fd, 200) == said
     pipe.close_read()
-    pipe.tell(Exited(ProcessName("server", 2), 137))
-    pipe.close()
-
-
-def test_cpu_times_are_lines() -> None:
-    pipe = EndedPipe()
-    pipe.tell(Runs(ProcessName("worker", 2), 0.25))
-    assert os.read(pipe.read_fd, 100) == b'["runs", ["worker", 2], 0.25, false]\n'
-    pipe.close_read()
+    pipe.tell(STATUS)
     pipe.close()
 
 
@@ -98,14 +94,3 @@ def test_pipe_takes_the_status_of_a_large_job_before_it_is_read(pipe: ReadyPipe)
         said += pipe.news()
     assert said == [StatusSaid(500_000 * "x")]
     pipe.close_write()
-
-
-def test_status_is_asked_for_on_a_line_of_its_own() -> None:
-    pipe = EndedPipe()
-    pipe.ask_status()
-    pipe.say_ending()
-    pipe.tell(Exited(ProcessName("worker", 0), 0))
-    assert os.read(pipe.read_fd, 100) == b'["status"]\n["ends"]\n["exited", ["worker", 0], 0, ""]\n'
-    pipe.close_read()
-    pipe.ask_status()
-    pipe.close()

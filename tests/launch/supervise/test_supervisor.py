@@ -71,12 +71,6 @@ def test_good_job_ends_by_itself_with_zero(make_job: MakeJob) -> None:
     assert job.left() == []
 
 
-def test_job_without_scheduler_runs_its_workers(make_job: MakeJob) -> None:
-    job = make_job().start("echo $PORT", scheduler=None)
-    assert job.wait() == 0
-    assert job.out()[0].startswith("[worker 0] ")
-
-
 def test_first_failure_decides_and_is_the_last_thing_on_the_screen(make_job: MakeJob) -> None:
     job = make_job().start(
         "echo $$ >w0.pid; echo loading; echo boom >&2; exit 3",
@@ -116,12 +110,6 @@ def test_stopped_survivor_is_ended(make_job: MakeJob) -> None:
     job = make_job(survivors_s=0.1).start("read x <all-done; exit 3", "echo >all-done; kill -STOP $$", scheduler=STAYS)
     assert job.wait() == 3
     assert job.left() == []
-
-
-def test_scheduler_that_fails_ends_the_job(make_job: MakeJob) -> None:
-    job = make_job(survivors_s=0.1).start("exec sleep 1000", scheduler=READY + "exit 7")
-    assert job.wait() == 7
-    assert failure(job)[0].startswith("scheduler failed: exit code 7, ")
 
 
 def test_process_that_the_scheduler_names_fails_the_job(make_job: MakeJob) -> None:
@@ -200,27 +188,6 @@ def test_scheduler_that_dies_before_it_is_ready_shows_its_last_words(make_job: M
     assert failure(job)[0].startswith("scheduler failed: exit code 5, ")
     assert failure(job)[2] == "    address in use"
     assert job.out() == []
-
-
-def test_scheduler_that_says_nothing_meets_its_deadline(make_job: MakeJob) -> None:
-    job = make_job(start_s=0.2).start("echo never", scheduler="exec sleep 1000")
-    assert job.wait() == 1
-    assert failure(job)[0].startswith("scheduler failed: did not say within 0.2 s where it listens")
-
-
-def test_scheduler_that_says_nonsense_fails_the_job(make_job: MakeJob) -> None:
-    job = make_job(survivors_s=0.1).start("echo never", scheduler="echo hello >/dev/fd/$READY_FD; exec sleep 1000")
-    assert job.wait() == 1
-    assert "said it listens at 'hello', which is not tcp://host:port" in failure(job)[0]
-    assert job.out() == []
-
-
-def test_server_that_stays_after_the_last_worker_is_terminated_with_a_warning(make_job: MakeJob) -> None:
-    joined = READY + """echo '["complete"]' >/dev/fd/$READY_FD; exec sleep 1000"""
-    job = make_job(leave_s=0.1).start("true", scheduler=joined)
-    assert job.wait() == 0
-    assert job.err() == ["[launch] all workers are done but scheduler did not leave within 0.1 s"]
-    assert job.left() == []
 
 
 def test_worker_that_closes_its_output_is_waited_for(make_job: MakeJob) -> None:

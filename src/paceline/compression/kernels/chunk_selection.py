@@ -9,9 +9,8 @@ from numba import types
 
 from paceline.compression.kernels.accumulate import ZERO, accumulate
 from paceline.compression.kernels.jit import F32, F32_IN, I64, U8, U8_IN, U32, kernel
-from paceline.compression.kernels.magnitude import largest_magnitude
+from paceline.compression.kernels.magnitude import OF_FLOAT, largest_magnitude, take_indices
 
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 #: bf16 is the upper half of a float32. The largest finite one:
 _LARGEST_BF16 = np.uint32(0x7F7F)
 _HALF_BF16 = np.uint32(0x8000)
@@ -26,7 +25,7 @@ def count_above(chunk: Any, threshold: Any) -> Any:
     bits = chunk.view(np.int32)
     count = np.int32(0)
     for i in range(len(bits)):
-        count = np.int32(count + (_UP if (bits[i] & _MAGNITUDE) > threshold else _NOT))
+        count = np.int32(count + (_UP if (bits[i] & OF_FLOAT) > threshold else _NOT))
     return np.int64(count)
 
 
@@ -49,23 +48,6 @@ def kth_largest(chunk: Any, k: Any) -> Any:
         else:
             high, above_high = middle, above
     return high, k - above_high
-
-
-@kernel(types.void(F32_IN, types.int64, types.int64, U32))
-def take_indices(chunk: Any, threshold: Any, ties: Any, indices: Any) -> None:
-    """Write the indices of the elements above ``threshold`` (a bit pattern) and of the first ``ties`` equal to it."""
-    bits = chunk.view(np.int32)
-    j = 0
-    for i in range(len(bits)):
-        magnitude = bits[i] & _MAGNITUDE
-        if magnitude < threshold:
-            continue
-        if magnitude == threshold:
-            if ties == 0:
-                continue
-            ties -= 1
-        indices[j] = i
-        j += 1
 
 
 @kernel(types.void(F32, F32))

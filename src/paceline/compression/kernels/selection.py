@@ -50,25 +50,6 @@ def last_bin(counts: Any, wanted: Any) -> Any:
     return above, wanted + counts[above]
 
 
-@kernel(types.void(F32, types.int64, types.int64, U32, F32))
-def take_largest(residual: Any, threshold: Any, ties: Any, indices: Any, values: Any) -> None:
-    """Move the elements above ``threshold`` (a bit pattern) and the first ``ties`` equal to it out of ``residual``."""
-    bits = residual.view(np.uint32)
-    k = 0
-    for i in range(len(bits)):
-        magnitude = bits[i] & _MAGNITUDE
-        if magnitude < threshold:
-            continue
-        if magnitude == threshold:
-            if ties == 0:
-                continue
-            ties -= 1
-        indices[k] = i
-        values[k] = residual[i]
-        residual[i] = ZERO
-        k += 1
-
-
 @kernel(types.boolean(U32_IN, types.int64))
 def ascending_below(indices: Any, limit: Any) -> Any:
     """Tell whether all indices are below ``limit`` and each is larger than the one before."""

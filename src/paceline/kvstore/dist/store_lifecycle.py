@@ -72,6 +72,7 @@ class StoreLifecycle:
         body = m.OpenStore(
             self.name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
             self._session.settings.merges_locally(policy.merge), self._traffic.clip_norm, age, policy.lr_scale,
+            policy.grace_s,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self.name!r}")
         if self._session.stores.phase:

@@ -41,6 +41,7 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
         store_type,
         groups=groups,
         first=options.get("k"),
+        grace_s=options.get("grace_s"),
         staleness=settings.staleness if staleness is None else staleness,
         weighting=weighting,
         age=age,

@@ -16,9 +16,6 @@ from paceline.launch.preflight import check_program
 
 _CALL_S = 60.0
 
-#: How long an engine may not answer while a job runs.
-SILENCE_S = 600.0
-
 T = TypeVar("T")
 
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,24 +25,19 @@ from types import FrameType
 from paceline.errors import LaunchError, PacelineError
 from paceline.host.text_files import write_text
 from paceline.launch.backends import Job, typed_options
-from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
+from paceline.launch.engines.batch import BatchJob
+from paceline.launch.engines.programs import run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, from_json, to_json
 from paceline.launch.plan import describe
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
-from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, forwarded, remote_request
 from paceline.launch.remote.agent_link import AgentLink
-from paceline.launch.supervise.guardian import Canceller
 
 _SPEC, _AGENT, _CODE = "spec.json", "agent", "code"
 _PLAIN = re.compile(r"[\w@%+=:,./*-]+")
 _PACKAGE = "gridengine-client, or run this on a submit host of Grid Engine"
-
-_SHOW_S, _LOOKS = 0.2, 5
-#: How long a job may take to end after qdel: the queue's ``notify`` is 60 s as installed.
-_DELETE_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -142,63 +135,29 @@ class InsideJob(Job):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class SgeJob(Job):
+class SgeJob(BatchJob):
     """A job of Grid Engine."""
+
+    name, cancels, by_hand = "Grid Engine", "qdel", "qdel -f"
 
     def __init__(self, request: SgeRequest) -> None:
         self._folder = _made_folder(request)
-        self._ended = False
-        self._tails: list[FileTail] = []
         try:
             text = json.dumps([to_json(request.spec), dict(request.environ), request.machine.python])
             write_text(self._folder / _SPEC, text, 0o600)  # it holds the user's variables
             script = self._folder / "script"
             script.write_text(request.script)
-            self.id = run_program(["qsub", "-terse", str(script)], _PACKAGE).strip()
-            self._canceller = Canceller(["qdel", self.id])
+            job_id = run_program(["qsub", "-terse", str(script)], _PACKAGE).strip()
+            super().__init__(job_id, [(self._folder / "out", sys.stdout), (self._folder / "err", sys.stderr)], _PACKAGE)
         except BaseException as error:  # also Ctrl-C
             shutil.rmtree(self._folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise LaunchError(f"the folder of the job cannot be written to: {error}") from error
             raise
+        self.say(f"Grid Engine job {self.id}")
 
-    def wait(self) -> int:
-        """Show the job's output until it ends; return its exit code, 1 if Grid Engine ended it."""
-        print(f"[launch] Grid Engine job {self.id}", file=sys.stderr, flush=True)
-        self._tails = [FileTail(self._folder / name, to) for name, to in (("out", sys.stdout), ("err", sys.stderr))]
-        patience = Patience(SILENCE_S)
-        try:
-            while patience.ask(self._is_there, True):
-                for _ in range(_LOOKS):
-                    time.sleep(_SHOW_S)
-                    self._show()
-            self._ended = True
-            self._show(is_over=True)
-            return self._code()
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Delete the job, wait until it has ended, show the rest of the output if it was shown, remove the folder."""
-        if not self._ended:
-            self._delete()
-        self._show(is_over=True)
-        self._canceller.release()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _delete(self) -> None:
-        """Delete the job and wait for its end, a moment longer than queues give notice."""
-        with contextlib.suppress(LaunchError):  # it ended meanwhile
-            run_program(["qdel", self.id], _PACKAGE)
-        if not wait_for(lambda: not self._is_there(), _DELETE_S, _SHOW_S):
-            raise LaunchError(f"Grid Engine job {self.id} has not ended {_DELETE_S:g} s after qdel: qdel -f {self.id}")
-        self._ended = True
-
-    def _show(self, *, is_over: bool = False) -> None:
-        for tail in self._tails:
-            tail.show(is_over=is_over)
-
-    def _is_there(self) -> bool:
+    def runs(self) -> bool:
+        """Ask Grid Engine whether it knows the job."""
         try:
             run_program(["qstat", "-j", self.id], _PACKAGE)
         except LaunchError as error:
@@ -207,13 +166,18 @@ class SgeJob(Job):
             raise
         return True
 
-    def _code(self) -> int:
-        """Return the job's exit code that the launcher inside has left."""
+    def code(self) -> int:
+        """Return the job's exit code that the launcher inside has left; 1 if Grid Engine ended it."""
         try:
             return int((self._folder / _CODE).read_text())
         except (FileNotFoundError, ValueError):
-            print(f"[launch] Grid Engine ended job {self.id}: qacct -j {self.id} says why", file=sys.stderr, flush=True)
+            self.say(f"Grid Engine ended job {self.id}: qacct -j {self.id} says why")
             return 1
+
+    def cancel(self) -> None:
+        """Delete the job unless it has ended, and remove its folder."""
+        super().cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _made_folder(request: SgeRequest) -> Path:

@@ -8,28 +8,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.backends import Job, typed_options
-from paceline.launch.engines.programs import SILENCE_S, FileTail, Patience, run_program
+from paceline.launch.engines.batch import BatchJob
+from paceline.launch.engines.programs import run_program
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec, to_json
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_program
-from paceline.launch.processes import wait_for
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
-from paceline.launch.supervise.child import FOR_WORKERS
-from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.worker_groups import WorkerGroup, amount, whole
 
 #: Variable that brings the job spec into the allocation. It is no word of a command line.
@@ -40,44 +36,16 @@ _DIRECTIVES = ("partition", "account", "qos", "time", "reservation", "constraint
 
 #: Variables by which a user's ``srun`` would change an agent's: its streams, cores, memory, devices, node and end.
 #: Others of ``srun``'s count: prologs, containers, verbosity.
-_OF_SRUN = frozenset(
-    f"SLURM_{name}"
-    for name in (
-        *("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE", "UNBUFFEREDIO", "OPEN_MODE", "EXPORT_ENV", "SRUN_MULTI"),
-        *(
-            "CPU_BIND",
-            "CPUS_PER_TASK",
-            "CPUS_PER_GPU",
-            "CORE_SPEC",
-            "EXACT",
-            "EXCLUSIVE",
-            "HINT",
-            "OVERCOMMIT",
-            "THREADS",
-        ),
-        *("THREADS_PER_CORE", "THREAD_SPEC", "MEM_BIND", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE", "MPI_TYPE"),
-        *("GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND", "GRES", "GRES_FLAGS", "STEP_GRES", "RESV_PORTS"),
-        *(
-            "DISTRIBUTION",
-            "DIST_PLANESIZE",
-            "HOSTFILE",
-            "NNODES",
-            "NPROCS",
-            "NTASKS",
-            "NTASKS_PER_CORE",
-            "NTASKS_PER_GPU",
-        ),
-        *(
-            "NTASKS_PER_NODE",
-            "NTASKS_PER_SOCKET",
-            "NCORES_PER_SOCKET",
-            "NSOCKETS_PER_NODE",
-            "SPREAD_JOB",
-            "USE_MIN_NODES",
-        ),
-        *("REMOTE_CWD", "WORKING_DIR", "KILL_BAD_EXIT", "WAIT", "TIMELIMIT", "SIGNAL", "IMMEDIATE", "TEST_EXEC"),
-    )
-) | {"SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"}
+_OF_SRUN = re.compile(
+    "SRUN_CPUS_PER_TASK|SRUN_EXPORT_ENV|SLURM_("
+    "LABELIO|STDINMODE|STDOUTMODE|STDERRMODE|UNBUFFEREDIO|OPEN_MODE|EXPORT_ENV|SRUN_MULTI|CPU_BIND|CPUS_PER_TASK|"
+    "CPUS_PER_GPU|CORE_SPEC|EXACT|EXCLUSIVE|HINT|OVERCOMMIT|THREADS|THREADS_PER_CORE|THREAD_SPEC|MEM_BIND|"
+    "MEM_PER_CPU|MEM_PER_GPU|MEM_PER_NODE|MPI_TYPE|GPUS|GPUS_PER_TASK|GPUS_PER_SOCKET|GPU_BIND|GRES|GRES_FLAGS|"
+    "STEP_GRES|RESV_PORTS|DISTRIBUTION|DIST_PLANESIZE|HOSTFILE|NNODES|NPROCS|NTASKS|NTASKS_PER_CORE|"
+    "NTASKS_PER_GPU|NTASKS_PER_NODE|NTASKS_PER_SOCKET|NCORES_PER_SOCKET|NSOCKETS_PER_NODE|SPREAD_JOB|"
+    "USE_MIN_NODES|REMOTE_CWD|WORKING_DIR|KILL_BAD_EXIT|WAIT|TIMELIMIT|SIGNAL|IMMEDIATE|TEST_EXEC"
+    ")"
+)
 
 #: How the user reached the login node. An agent would take it for the way to its own node.
 _OF_LOGIN = ("SSH_CONNECTION",)
@@ -92,9 +60,6 @@ _OF_SBATCH = {
 _NEVER = ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_GET_USER_ENV")
 
 _PACKAGE = "slurm-client"
-_POLL_S = 0.5
-#: How long a job may take to end after scancel: Slurm's ``KillWait`` is 30 s as installed.
-_CANCEL_S = 90.0
 _RUNS = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING"})
 _CODES = {"TIMEOUT": 124, "CANCELLED": 130, "OUT_OF_MEMORY": 137, "NODE_FAIL": 1, "PREEMPTED": 143}
 
@@ -168,7 +133,7 @@ class SlurmBackend:
     def _inside(self, spec: JobSpec, machine: Machine, options: SlurmOptions) -> RemoteRequest:
         spec, components = place_on_nodes(spec, machine.environ)
         plan = make_plan(spec, machine)
-        own = {name: value for name, value in sorted(machine.environ.items()) if name in _OF_SRUN}
+        own = {name: value for name, value in sorted(machine.environ.items()) if _OF_SRUN.fullmatch(name)}
         gone = [*own, *(name for name in _OF_LOGIN if name in machine.environ)]
         request = remote_request(
             plan,
@@ -195,82 +160,54 @@ class SlurmBackend:
         text = run_program(words, _PACKAGE, request.script, {SPEC_VARIABLE: to_json(request.spec)}, name="sbatch")
         job_id = text.strip().partition(";")[0]
         path = Path(request.directory, output(request.spec, options_of(request.spec)).replace("%j", job_id))
-        return SlurmJob(job_id, path, request.detach)
+        print(f"[launch] Slurm job {job_id}, output in {path}", flush=True)
+        return DetachedJob(job_id) if request.detach else SlurmJob(job_id, path)
 
 
-class SlurmJob(Job):
-    """A batch job with its output at ``path``. With ``detach`` it outlives the launcher, which does not wait."""
+class SlurmJob(BatchJob):
+    """A batch job with its output at ``path``."""
 
-    def __init__(self, job_id: str, path: Path, detach: bool = False) -> None:
-        self.id = job_id
-        self._path, self._detach = path, detach
-        self._canceller = None if detach else Canceller(["scancel", job_id])
+    name, cancels, by_hand = "Slurm", "scancel", "scontrol show job"
 
-    def wait(self) -> int:
-        """Show the output until the job ends; return its exit code."""
-        print(f"[launch] Slurm job {self.id}, output in {self._path}", flush=True)
-        if self._detach:
-            return 0
-        tail, patience = FileTail(self._path, sys.stdout), Patience(SILENCE_S)
-        state, code = "PENDING", 0
-        with _noted(*FOR_WORKERS) as came:
-            while state in _RUNS:
-                state, code = patience.ask(self._state, (state, code))
-                tail.show()
-                while came:
-                    self._pass_on(came.pop(0))
-                time.sleep(_POLL_S if state in _RUNS else 0.0)
-        tail.show(is_over=True)
-        self._release()
-        if state not in ("COMPLETED", "FAILED"):
-            print(f"[launch] Slurm job {self.id} ended: {state}", flush=True)
-            return code or _CODES.get(state, 1)
-        return code
+    def __init__(self, job_id: str, path: Path) -> None:
+        super().__init__(job_id, [(path, sys.stdout)], _PACKAGE)
+        self._state, self._code = "PENDING", 0
 
-    def cancel(self) -> None:
-        """Cancel the job and wait until it is gone."""
-        run_program(["scancel", self.id], _PACKAGE)
-        if not wait_for(lambda: self._state()[0] not in _RUNS, _CANCEL_S, _POLL_S):
-            raise LaunchError(
-                f"Slurm job {self.id} is still {self._state()[0]} {_CANCEL_S:g} s after scancel: "
-                f"scontrol show job {self.id}"
-            )
-        self._release()
-
-    def _pass_on(self, signum: int) -> None:
-        """Have Slurm signal the launcher inside, which passes it on to the workers that handle it."""
-        name = signal.Signals(signum).name
-        try:
-            run_program(["scancel", "--batch", f"--signal={name.removeprefix('SIG')}", self.id], _PACKAGE)
-        except LaunchError as error:
-            print(f"[launch] {name} did not reach Slurm job {self.id}: {error}", file=sys.stderr, flush=True)
-
-    def _release(self) -> None:
-        if self._canceller is not None:
-            self._canceller.release()
-
-    def _state(self) -> tuple[str, int]:
-        """Return Slurm's word for the job's state, and its exit code."""
+    def runs(self) -> bool:
+        """Ask Slurm for the job's state and its exit code."""
         text = run_program(["scontrol", "show", "job", "-o", self.id], _PACKAGE).partition("\n")[0]
         found = dict(re.findall(r"(\w+)=(\S*)", text))
         if not found.keys() >= {"JobState", "ExitCode"}:
             raise LaunchError(f"scontrol says nothing of the state of job {self.id}: {text!r}")
         code, _, signum = found["ExitCode"].partition(":")
-        return found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
+        self._state, self._code = found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
+        return self._state in _RUNS
+
+    def code(self) -> int:
+        """Return the job's exit code; that of its state where the job did not end by itself."""
+        if self._state in ("COMPLETED", "FAILED"):
+            return self._code
+        print(f"[launch] Slurm job {self.id} ended: {self._state}", flush=True)
+        return self._code or _CODES.get(self._state, 1)
+
+    def pass_on(self, signum: int) -> None:
+        """Have Slurm signal the launcher inside, which passes it on to the workers that handle it."""
+        name = signal.Signals(signum).name
+        try:
+            run_program(["scancel", "--batch", f"--signal={name.removeprefix('SIG')}", self.id], _PACKAGE)
+        except LaunchError as error:
+            self.say(f"{name} did not reach Slurm job {self.id}: {error}")
 
 
-@contextlib.contextmanager
-def _noted(*signums: int) -> Iterator[list[int]]:
-    """Yield a list of those signals that come in the block, unless they are handled or ignored."""
-    came: list[int] = []
-    free = [one for one in signums if signal.getsignal(one) is signal.SIG_DFL]
-    for signum in free:
-        signal.signal(signum, lambda signum, frame: came.append(signum))
-    try:
-        yield came
-    finally:
-        for signum in free:
-            signal.signal(signum, signal.SIG_DFL)
+class DetachedJob(Job):
+    """A batch job that outlives the launcher, which does not wait."""
+
+    def __init__(self, job_id: str) -> None:
+        self.id = job_id
+
+    def wait(self) -> int:
+        """Return at once."""
+        return 0
 
 
 def place_on_nodes(spec: JobSpec, environ: Mapping[str, str]) -> tuple[JobSpec, dict[str, str]]:

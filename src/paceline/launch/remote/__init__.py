@@ -12,6 +12,7 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``agen
 | ``["signal", number, [member, ...]]`` | to processes and all that they started |
 | ``["pass_on", number]`` | to those that handle it; SIGTSTP and SIGCONT to all |
 | ``["exited", ...]``, ``["runs", ...]`` | for the scheduler: an event of a process of another host |
+| ``["status"]``, ``["ends"]`` | for the scheduler: say the status; SIGTERM, which comes next, ends the job |
 | ``["facts", witness, ports]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
 | ``["ping"]`` | from the launcher's pinger; answered by ``pong`` |
 

@@ -159,10 +159,8 @@ class Agent:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["look", list() as given]:
                 self._crew.look(members(given))
-            case ["status"]:
-                self._crew.ask_status()
-            case ["ends"]:
-                self._crew.say_ending()
+            case ["status"] | ["ends"]:
+                self._crew.tell_scheduler(line)
             case ["pass_on", int() as signum]:
                 self._crew.pass_on(signum)
             case ["signal", int() as signum, list() as given]:
@@ -170,7 +168,7 @@ class Agent:
             case _:
                 event = event_of(line)
                 if isinstance(event, Exited | Runs):
-                    self._crew.tell(event)
+                    self._crew.tell_scheduler(line)
                     return
                 raise ValueError(f"{line[0]!r} is not understood: launcher and agent are of different versions")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -181,15 +181,10 @@ class RemoteCrew(Processes):
         for link, there in self._by_link(members):
             link.send("look", there)
 
-    def ask_status(self) -> None:
-        """Have the scheduler asked."""
+    def tell_scheduler(self, words: Sequence[Any]) -> None:
+        """Have the scheduler told."""
         if SCHEDULER in self._host_of:
-            self._links[self._host_of[SCHEDULER]].send("status")
-
-    def say_ending(self) -> None:
-        """Have the scheduler told that the job ends."""
-        if SCHEDULER in self._host_of:
-            self._links[self._host_of[SCHEDULER]].send("ends")
+            self._links[self._host_of[SCHEDULER]].send(*words)
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
@@ -281,18 +276,17 @@ class RemoteCrew(Processes):
             case NotStarted(member):
                 self._running.pop(member, None)
             case Runs(member):
-                self._tell_scheduler(event)
+                self._tell_of(event)
             case Exited(member):
                 self._running.pop(member, None)
-                self._tell_scheduler(event)
+                self._tell_of(event)
         self._around.take(event)
 
-    def _tell_scheduler(self, event: Exited | Runs) -> None:
+    def _tell_of(self, event: Exited | Runs) -> None:
         """Tell the scheduler of a process on another host; it knows those on its own."""
-        scheduler = self._host_of.get(SCHEDULER)
-        if scheduler is not None and scheduler != self._host_of[event.member]:
+        if self._host_of.get(SCHEDULER) != self._host_of[event.member]:
             told = replace(event, detail="") if isinstance(event, Exited) else event  # the line must fit the pipe
-            self._links[scheduler].send(*words_of(told))
+            self.tell_scheduler(words_of(told))
 
     def _lose(self, link: AgentLink) -> None:
         """Count the processes of a host that is gone as failed, workers first: servers may exit because of them.

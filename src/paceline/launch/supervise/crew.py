@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.config import port_range
 from paceline.errors import ConfigError, LaunchError
@@ -21,13 +21,17 @@ from paceline.launch import processes
 from paceline.launch.plan import SCHEDULER, Late, ProcessName, ProcessSpec, address_parts
 from paceline.launch.supervise.child import FOR_WORKERS, Child
 from paceline.launch.supervise.console import ERR, OUT
-from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
+from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped, words_of
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 _READ_BYTES = 64 * 1024
 _DRAIN_READS = 64
 
 _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
+
+#: Ask the scheduler how all members do, whose answer is a ``StatusSaid``; and say that SIGTERM, which comes next, ends
+#: the job.
+STATUS, ENDS = ("status",), ("ends",)
 
 Take = Callable[[Event], None]
 
@@ -72,11 +76,8 @@ class Processes(abc.ABC):
     def look(self, members: Collection[ProcessName]) -> None:
         """Find out how much CPU time some processes have used; an event ``Runs`` for each follows, now or later."""
 
-    def ask_status(self) -> None:  # noqa: B027 - not all crews hear the scheduler
-        """Ask the scheduler how all members do; an event ``StatusSaid`` follows if it answers."""
-
-    def say_ending(self) -> None:  # noqa: B027 - not all crews hear the scheduler
-        """Tell the scheduler that SIGTERM, which the workers get next, ends the job."""
+    def tell_scheduler(self, words: Sequence[Any]) -> None:  # noqa: B027 - not all crews hear the scheduler
+        """Tell the scheduler, if there is one, the words of a line: of an event, or :data:`STATUS` or :data:`ENDS`."""
 
     @abc.abstractmethod
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
@@ -159,34 +160,28 @@ class LocalCrew(Processes):
         ended.sort(key=lambda one: (self._children[one].code == PEER_FAILED, _WORKERS_FIRST.get(one.role, 3), one.rank))
         exits = [Exited(member, self._children[member].code or 0) for member in ended]
         for one in exits:
-            self.tell(one)
+            self._tell(one)
         if exits:
             self._read_ready()
         for one in exits:
             self._take(one)
-
-    def tell(self, event: Exited | Runs) -> None:
-        """Tell the scheduler, if it runs here, how another process ended, or that it runs."""
-        if self._ended is not None and event.member.role != "scheduler":
-            self._ended.tell(event)
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell how much CPU time some processes have used, with everything they started."""
         found = processes.usage({self._children[member].pid for member in members})
         for member in members:
             runs = Runs(member, *found.get(self._children[member].pid, processes.Usage()))
-            self.tell(runs)
+            self._tell(runs)
             self._take(runs)
 
-    def ask_status(self) -> None:
-        """Ask the scheduler, if it runs here."""
+    def tell_scheduler(self, words: Sequence[Any]) -> None:
+        """Tell the scheduler, if it runs here."""
         if self._ended is not None:
-            self._ended.ask_status()
+            self._ended.tell(words)
 
-    def say_ending(self) -> None:
-        """Tell the scheduler, if it runs here, that the job ends."""
-        if self._ended is not None:
-            self._ended.say_ending()
+    def _tell(self, event: Exited | Runs) -> None:
+        if event.member != SCHEDULER:
+            self.tell_scheduler(words_of(event))
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.launch.runtime import JobRecord
 from paceline.launch.supervise.console import Console
-from paceline.observe.rows import progress, slowest
+from paceline.observe.job_view import JobView
 from paceline.observe.table import duration
 from paceline.wire import messages as m
 
@@ -29,7 +29,7 @@ class Watch:
         self._next = now + (_FIRST_LINE_S if console.panel is None else 0.0)
         self._asked_at: float | None = None
         """When the scheduler was asked, if it has not answered."""
-        self._status = m.Status([], [], [])
+        self._view = self._view_of(m.Status([], [], []))
         self._last = ""
 
     @property
@@ -62,12 +62,14 @@ class Watch:
         self._asked_at = None
         if not text:
             return
-        self._status = msgspec.json.decode(text, type=m.Status)
+        self._view = self._view_of(msgspec.json.decode(text, type=m.Status))
         if self._console.panel is None:
-            far = progress(self._status, self._job.workers, self._job.servers)
-            self._say(", ".join(one for one in (*far, slowest(self._status)) if one), now)
+            self._say(", ".join(one for one in (*self._view.progress, self._view.slowest) if one), now)
         else:
             self._draw("", now)
+
+    def _view_of(self, status: m.Status) -> JobView:
+        return JobView(status, self._job.workers, self._job.servers)
 
     def _say(self, text: str, now: float) -> None:
         if text != self._last:  # as in jobs that have no rounds
@@ -80,5 +82,5 @@ class Watch:
 
         assert self._console.panel is not None
         size, view = self._console.panel.size(), View(is_panel=True, about=(phase,) if phase else ())
-        lines = picture(self._status, self._job, time.time(), size, view)
+        lines = picture(self._view, self._job, time.time(), size, view)
         self._console.show_panel(painted(lines, os.environ))

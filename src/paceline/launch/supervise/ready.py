@@ -15,10 +15,11 @@ import fcntl
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.host import forks
-from paceline.launch.supervise.events import Event, Exited, Ready, Runs, event_of, words_of
+from paceline.launch.supervise.events import Event, Ready, event_of
 
 #: The pipe takes the status of a job of thousands, whether or not it is read.
 _PIPE_BYTES = 1 << 20
@@ -90,19 +91,8 @@ class EndedPipe:
         os.close(self._fd)
         self._fd = -1
 
-    def tell(self, event: Exited | Runs) -> None:
-        """Say how a process ended, or that it runs. Lines that the scheduler cannot read any more are lost."""
-        self._write(words_of(event))
-
-    def ask_status(self) -> None:
-        """Ask for the status."""
-        self._write(["status"])
-
-    def say_ending(self) -> None:
-        """Say that SIGTERM, which the workers get next, ends the job."""
-        self._write(["ends"])
-
-    def _write(self, words: list[Any]) -> None:
+    def tell(self, words: Sequence[Any]) -> None:
+        """Write a line. Lines that the scheduler cannot read any more are lost."""
         with contextlib.suppress(OSError):
             os.write(self._fd, json.dumps(words).encode() + b"\n")
 

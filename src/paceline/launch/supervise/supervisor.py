@@ -30,7 +30,7 @@ from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import failure_block, lost_block
 from paceline.launch.supervise.child import ENDING, FOR_WORKERS, SignalPipe
 from paceline.launch.supervise.console import Console
-from paceline.launch.supervise.crew import Processes, Take
+from paceline.launch.supervise.crew import ENDS, STATUS, Processes, Take
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 from paceline.naming import listed
@@ -292,7 +292,7 @@ class Supervisor:
             if said is not None:
                 self._watch.take(said.text, time.monotonic())
             elif self._watch.turn(time.monotonic(), self._awaited()):
-                self._crew.ask_status()
+                self._crew.tell_scheduler(STATUS)
         except Exception as error:  # noqa: BLE001 - border: what is only looked at ends no job
             self._watch = None
             self._console.close_panel()
@@ -328,7 +328,7 @@ class Supervisor:
                     self._start(members)
                 case e.Signal(signum, members):
                     if signum == signal.SIGTERM:
-                        self._crew.say_ending()
+                        self._crew.tell_scheduler(ENDS)
                     self._crew.send(signum, members)
                 case e.Look(members):
                     self._crew.look(members)

@@ -101,7 +101,7 @@ class GradientClip:
 
 
 def _elements(one: torch.Tensor) -> torch.Tensor:
-    """Return the stored elements. Those of a row-sparse tensor without repeated rows share its memory."""
+    """Return the stored elements. The elements of a row-sparse tensor without repeated rows share its memory."""
     return one.detach().coalesce().values() if one.is_sparse else one.detach()
 
 

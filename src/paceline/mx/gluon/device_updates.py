@@ -113,9 +113,9 @@ class DeviceUpdates:
     def _check_alike(self, trained: Mapping[str, Parameter]) -> None:
         for key in [] if self._alike is None else self._alike.unlike(trained):
             raise PacelineError(
-                f"parameter {key!r} has become unlike on its devices, {listed(map(str, trained[key].list_ctx()))}: a "
+                f"parameter {key!r} differs between its devices, {listed(map(str, trained[key].list_ctx()))}: a "
                 "write changed some of its copies only. param.set_data(value) and net.load_state_dict change all of "
-                "them; param.data() is the copy of the first device, and param.list_data() are those of all"
+                "them; param.data() is the copy of the first device, and param.list_data() are all copies"
             )
 
     def _private(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -135,7 +135,7 @@ class DeviceUpdates:
                 self.assign(key, one.data())
 
     def states(self) -> States:
-        """Return the optimizer's state by key: that of the first device, because all devices have the same."""
+        """Return the optimizer's state by key, from the first device, because all devices have the same."""
         first = self._optimizers[0]
         return {key: first.state(key) for key in first.keys}
 

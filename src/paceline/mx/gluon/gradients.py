@@ -43,7 +43,7 @@ def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, 
 
     A device without a gradient counts as zero. With ``everywhere`` a parameter without any gradient counts as zero too,
     because all workers must push the same keys to a distributed store, and gradients of row-sparse parameters are rows:
-    of a dense one all rows, those of zeros too, because the update changes all of them.
+    of a dense one all rows, also rows of zeros, because the update changes all of them.
     """
     table: dict[str, list[torch.Tensor]] = {}
     for key, one in parameters.items():
@@ -79,7 +79,7 @@ def _without_gradient(one: Parameter) -> list[str]:
 
 
 def broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter], by_rows: bool, prefix: str = "") -> None:
-    """Copy rank 0's values to all devices and workers, those of frozen parameters too.
+    """Copy rank 0's values to all devices and workers, also of frozen parameters.
 
     With ``by_rows`` row-sparse parameters are kept as rows in the store.
     """

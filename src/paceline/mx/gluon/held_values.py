@@ -59,7 +59,7 @@ class HeldValues:
 class AlikeValues:
     """Notices values that differ between the devices: at once where torch counts the write, else after some steps.
 
-    Devices of unlike types round otherwise, and are not compared.
+    Devices of different types round differently, and are not compared.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class AlikeValues:
 
 
 def _pairs(copies: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the first copy and each other one, on its device; none of devices of unlike types."""
+    """Return the first copy and each other one, on its device; none of devices of different types."""
     first, *others = copies
     return [(first, one.to(first.device)) for one in others if one.device.type == first.device.type]
 
@@ -111,7 +111,7 @@ def _sum_of_bits(tensor: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def _different(pairs: Sequence[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
-    """Return the keys of pairs of numbers that differ; those of one device are read in one copy."""
+    """Return the keys of pairs of numbers that differ; numbers on one device are read in one copy."""
     found = [one != other for _, one, other in pairs]
     is_one = len({one.device for one in found}) == 1
     changed = torch.stack(found).tolist() if is_one else [bool(one) for one in found]

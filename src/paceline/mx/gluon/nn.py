@@ -79,7 +79,7 @@ class Dense(nn.Sequential):
         activation: its name, or None.
         use_bias: with a bias.
         flatten: all axes of the input but the first are one; otherwise only the last axis is used.
-        in_units: size of the input; 0: that of the first batch.
+        in_units: size of the input; 0: the size of the first batch.
     """
 
     def __init__(

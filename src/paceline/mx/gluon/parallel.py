@@ -40,7 +40,7 @@ class Meeting:
         self._failed = False
 
     def gather(self, index: int, label: str, value: T) -> list[T]:
-        """Exchange values: returns those of all replicas, in order. Every replica must call it with the same label.
+        """Exchange values: returns the values of all replicas, in order. Every replica calls it with the same label.
 
         Raises:
             DeadlineError: a replica did not call in time.
@@ -122,7 +122,7 @@ class _Modes:
             for kind, enabled, dtype in self.autocast:
                 if enabled:
                     stack.enter_context(torch.autocast(kind, dtype=dtype))
-            for stream in self.streams:  # also those of other replicas, whose tensors this one may read
+            for stream in self.streams:  # also streams of other replicas, whose tensors this one may read
                 stack.enter_context(torch.cuda.stream(stream))
             yield
 
@@ -205,7 +205,7 @@ def join_graphs() -> None:
 def backward(losses: torch.Tensor | Sequence[torch.Tensor], retain_graph: bool = False) -> None:
     """Compute the gradients of the sum of all losses, all replicas in parallel.
 
-    The result is that of ``for loss in losses: loss.backward()``, but it is faster, and it also works when the graphs
+    The result equals ``for loss in losses: loss.backward()``, but it is faster, and it also works when the graphs
     of the replicas share nodes.
 
     Args:

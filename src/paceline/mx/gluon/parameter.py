@@ -231,7 +231,7 @@ class Parameter:
             param.copy_(data)
 
     def initialize(self, init: Initializer) -> None:
-        """Set new values on every device: those of ``init``, or 0 in a bias; others of one dimension keep theirs.
+        """Set new values on every device: from ``init``, or 0 in a bias; others of one dimension keep theirs.
 
         A parameter without a shape is set when it has one.
         """

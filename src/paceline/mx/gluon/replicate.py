@@ -74,7 +74,7 @@ class ReplicatedModule(Replicas):
 
         Args:
             *inputs: the model's positional arguments. Either each is a list with one slice per device, or each is a
-                single value for one replica: that of the slice's device, also if devices are logical CPUs.
+                single value for one replica: the replica of the slice's device, also if devices are logical CPUs.
 
         Returns:
             A list with one output per device, or the output of one replica.

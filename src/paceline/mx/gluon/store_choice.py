@@ -115,7 +115,7 @@ def update_on_store(
 ) -> bool:
     """Decide whether the store runs the optimizer, or every replica does.
 
-    The decisions are those of MXNet's ``Trainer``. Rows of several workers are only merged where the optimizer runs. In
+    It decides as MXNet's ``Trainer``. Rows of several workers are only merged where the optimizer runs. In
     one process the optimizers of the replicas are faster.
 
     Raises:

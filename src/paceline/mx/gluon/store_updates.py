@@ -222,5 +222,5 @@ class ServerUpdates(StoreUpdates):
 
     @property
     def _way_out(self) -> str:
-        ours = "call trainer.take_weights() on every worker, which takes those of rank 0"
+        ours = "call trainer.take_weights() on every worker, which takes rank 0's values"
         return f"{ours}, or {_ON_DEVICES}" if self._servers.policy.merge == "all" else ours

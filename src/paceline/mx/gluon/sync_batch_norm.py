@@ -14,10 +14,10 @@ from paceline.mx.gluon.parallel import current_call, join_graphs
 
 
 class SyncBatchNorm(JoinedBatchNorm):
-    """Batch normalisation whose statistics are those of the whole batch, over all replicas of one process.
+    """Batch normalisation whose statistics are computed from the whole batch, over all replicas of one process.
 
     The replicas exchange their means and variances in the forward pass, and gradients flow through the exchange. So the
-    result is that of one device, except for rounding. Plain ``BatchNorm`` layers use the statistics of their own slice,
+    result equals one device's, except for rounding. Plain ``BatchNorm`` layers use the statistics of their own slice,
     as in every data-parallel system.
 
     The graphs of the replicas share the statistics: call ``gluon.backward(losses)`` (or ``backward`` of the sum of the

@@ -47,6 +47,8 @@ class OpenStore(Request, tag=20):
     age: Rank = -1
     """Missed updates beyond which a push is dropped; -1: no limit."""
     lr_scale: Name = "update"
+    grace_s: float = 0.0
+    """Seconds for which an update of merge ``first`` waits for further pushes after its K-th one."""
 
 
 class BucketSpec(Message):

@@ -185,7 +185,7 @@ class StepsLeft(Message):
     """Seconds that it still takes; None: not known yet."""
 
 
-Way = Literal["", "given", "inputs", "dealt", "equal", "unknown", "sum", "each"]
+Way = Literal["", "given", "inputs", "dealt", "loss", "equal", "unknown", "sum", "each"]
 """How a worker weighs: see :mod:`paceline.membership.weighing`. Empty: it has no samples."""
 
 

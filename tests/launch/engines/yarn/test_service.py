@@ -63,7 +63,7 @@ def test_stand_in_knows_a_wrong_service() -> None:
         ((), {"key_folder": "keys"}, "key-folder='keys' is not an absolute path"),
         ((), {"python": "/a b/python"}, "'/a b/python': YARN's commands take letters"),
         (("a: n=1, select=x=y",), {}, "group a: YARN chooses the nodes"),
-        (("a: n=1, cpus=1.5",), {}, "cpus='1.5': this launcher takes whole numbers only"),
+        (("a: n=1, cpus=1.5",), {}, "cpus='1.5': this launcher takes integers only"),
         ((f"{'a' * 40}: n=1",), {}, "its name is too long for YARN's Registry DNS"),
     ],
 )
