@@ -362,6 +362,7 @@ class _PooledShards(Shards):
     def __init__(self, urls: list[str], store: KVStoreBase, shuffle: bool, seed: int, name: str) -> None:
         super().__init__(urls)
         settings: State = {"length": len(urls), "seed": seed, "shuffle": shuffle}
+        session_of(store).joining.check_joined()
         self._walker = walker_of(session_of(store), name, settings, 0, by_push=False)
 
     @property

@@ -103,7 +103,8 @@ class Pools:
         if pool is not None:
             one = pool.rest(rank, body.round)
             held = [(at, list(ranges), self.now - self._given_at[body.pool, at]) for at, ranges in one.held.items()]
-            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), held)
+            first = pool.start
+            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), held, first.epoch, list(first.left))
         return [Answer(waiting.peer, waiting.seq, left)]
 
     def pushed(self, rank: int, round: int) -> list[Action]:
