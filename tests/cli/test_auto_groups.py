@@ -86,7 +86,7 @@ def chosen_store():
     sampler.set_epoch(2)
     sampler.load_state_dict(sampler.state_dict() | {"epoch": 5})
     assert sampler.state_dict()["epoch"] == 5
-    return store.type, store.policy.merge, store.policy.lr_scale, type(sampler).__name__, store.session.hands_out
+    return store.type, store.policy.merge, store.policy.lr_scale, type(sampler).__name__, store.session.kind.hands_out
 
 
 def test_dist_auto_does_what_was_chosen(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_measured_steps_have_both_sizes(tmp_path: Path) -> None:
         assert job.run(train_and_measure) == [0, 0]
     table = json.loads(steps.read_text())
     assert table["hands_out"]
-    assert 0 < table["update_s"] < 1e-3
+    assert 0 < table["update_s"] < 0.1
     assert [[samples for samples, _, _ in worker] for worker in table["steps"]] == [[8.0] * 5 + [2.0] * 5] * 2
     assert len(parse_speeds(speeds.read_text())) == 2
 

@@ -65,10 +65,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 def test_workers_leave_one_by_one_and_the_launchers_own_signal_ends_the_job(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    began = time.monotonic()
     os.kill(job.pid(1), signal.SIGTERM)
     job.await_text("has left after round", ": SIGTERM")
-    assert time.monotonic() - began < 3
 
     assert main(["drain", "2", "--why", "the machine is needed"]) == 0
     first, second = capsys.readouterr().out.splitlines()

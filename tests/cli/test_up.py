@@ -169,20 +169,8 @@ def test_clock_that_differs_is_said_and_stops_nothing(world: World, monkeypatch:
 
 
 def test_measuring_jobs_are_the_job_itself_for_some_rounds(world: World) -> None:
-    words = [
-        "--rounds",
-        "9",
-        "--log-dir",
-        "logs",
-        "--max-restarts",
-        "1",
-        "--staleness",
-        "3",
-        "-o",
-        "python=/p",
-        "--yes",
-    ]
-    assert main([*UP, *words, "--yes", *SCRIPT]) == 7
+    words = ["--rounds", "9", "--log-dir", "logs", "--max-restarts", "1", "--staleness", "3", "-o", "python=/p"]
+    assert main([*UP, *words, "--yes", "--yes", *SCRIPT]) == 7
     of_links, of_rounds = world.measured
     assert of_links[:6] == ["-n", "3", "-s", "0", "-H", "h1,h2,h3"]
     assert of_links[6:10] == ["-o", "python=/p", "--env", KEY_VARIABLE]

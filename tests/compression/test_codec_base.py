@@ -17,7 +17,7 @@ from paceline.compression.buffers import Payload
 from paceline.errors import ProtocolError
 from paceline.testing import check_codec
 
-SIZES = [*range(71), 511, 512, 513, 1023, 1025, 65_537, 131_101]
+SIZES = [*range(40), 63, 64, 65, 511, 512, 513, 1025, 65_537, 131_101]
 
 gradients = hnp.arrays(
     np.float32,
@@ -83,13 +83,13 @@ def test_decode_add_adds_alpha_times_what_decode_writes(codec: Codec, grad: np.n
     torch.testing.assert_close(out, expected, rtol=0, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_encode_leaves_the_gradient_as_it_is_and_repeats_itself(codec: Codec, dtype: torch.dtype) -> None:
-    grad = gaussian(1001).to(dtype)
-    before = grad.clone()
-    payloads = [codec.encode(grad, codec.new_state(1001), round=1, seed=2) for _ in range(2)]
-    assert torch.equal(grad, before)
-    assert payloads[0].tobytes() == payloads[1].tobytes()
+def test_encode_leaves_the_gradient_as_it_is_and_repeats_itself(codec: Codec) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        grad = gaussian(1001).to(dtype)
+        before = grad.clone()
+        payloads = [codec.encode(grad, codec.new_state(1001), round=1, seed=2) for _ in range(2)]
+        assert torch.equal(grad, before)
+        assert payloads[0].tobytes() == payloads[1].tobytes()
 
 
 def test_one_codec_serves_many_threads(codec: Codec) -> None:
@@ -109,11 +109,11 @@ def test_one_codec_serves_many_threads(codec: Codec) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gradient_encodes_like_its_float32_copy(codec: Codec, dtype: torch.dtype) -> None:
-    grad = gaussian(140_003).to(dtype)
-    payload = codec.encode(grad, codec.new_state(len(grad)))
-    assert np.array_equal(payload, codec.encode(grad.float(), codec.new_state(len(grad))))
+def test_half_precision_gradient_encodes_like_its_float32_copy(codec: Codec) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        grad = gaussian(140_003).to(dtype)
+        payload = codec.encode(grad, codec.new_state(len(grad)))
+        assert np.array_equal(payload, codec.encode(grad.float(), codec.new_state(len(grad))))
 
 
 def test_payload_may_come_as_bytes_memoryview_or_unaligned_array(codec: Codec) -> None:
@@ -130,15 +130,15 @@ def test_payload_may_come_as_bytes_memoryview_or_unaligned_array(codec: Codec) -
         torch.testing.assert_close(added, 2 * expected)
 
 
-@pytest.mark.parametrize("change", [-1, 1, 4, 100])
-@pytest.mark.parametrize("method", ["decode", "decode_add"])
-def test_payload_of_wrong_size_is_refused_and_changes_nothing(codec: Codec, method: str, change: int) -> None:
+def test_payload_of_wrong_size_is_refused_and_changes_nothing(codec: Codec) -> None:
     out = gaussian(1001)
     before = out.clone()
-    payload = bytes(codec.encoded_nbytes(1001) + change)
-    with pytest.raises(ProtocolError, match=rf"{codec.name} payload refused: it has {len(payload)} bytes"):
-        getattr(codec, method)(payload, out)
-    assert torch.equal(out, before)
+    for change in (-1, 1, 4, 100):
+        payload = bytes(codec.encoded_nbytes(1001) + change)
+        for method in (codec.decode, codec.decode_add):
+            with pytest.raises(ProtocolError, match=rf"{codec.name} payload refused: it has {len(payload)} bytes"):
+                method(payload, out)
+            assert torch.equal(out, before)
 
 
 @settings(max_examples=40, deadline=None)
@@ -216,44 +216,35 @@ def test_codec_is_rebuilt_from_its_params(codec: Codec) -> None:
     assert make(codec.params()) == codec
 
 
-@pytest.mark.parametrize(
-    ("grad", "error"),
-    [
-        (torch.zeros(4, dtype=torch.float64), TypeError),
-        (torch.zeros(4, dtype=torch.int32), TypeError),
-        (torch.zeros(2, 2), ValueError),
-        (torch.zeros(8)[::2], ValueError),
-        (torch.zeros(4, device="meta"), ValueError),
-        (torch.zeros(5), ValueError),
-    ],
-)
-def test_unfit_gradient_is_refused_and_changes_no_state(
-    codec: Codec, grad: torch.Tensor, error: type[Exception]
-) -> None:
+UNFIT = [
+    (torch.zeros(4, dtype=torch.float64), TypeError),
+    (torch.zeros(4, dtype=torch.int32), TypeError),
+    (torch.zeros(2, 2), ValueError),
+    (torch.zeros(8)[::2], ValueError),
+    (torch.zeros(4, device="meta"), ValueError),
+    (torch.zeros(5), ValueError),
+]
+
+
+def test_unfit_gradient_is_refused_and_changes_no_state(codec: Codec) -> None:
     state = codec.new_state(4)
     before = {name: tensor.clone() for name, tensor in state.state_tensors().items()}
-    with pytest.raises(error):
-        codec.encode(grad, state)
-    for name, tensor in state.state_tensors().items():
-        assert torch.equal(tensor, before[name])
+    for grad, error in UNFIT:
+        with pytest.raises(error):
+            codec.encode(grad, state)
+        for name, tensor in state.state_tensors().items():
+            assert torch.equal(tensor, before[name])
 
 
-@pytest.mark.parametrize(("round_", "seed"), [(-1, 0), (0, -1), (2**63, 0), (0, 2**63)])
-def test_round_or_seed_out_of_range_is_refused(codec: Codec, round_: int, seed: int) -> None:
-    with pytest.raises(ValueError, match="must be in 0 to"):
-        codec.encode(torch.zeros(4), codec.new_state(4), round=round_, seed=seed)
-
-
-@pytest.mark.parametrize("alpha", [float("nan"), float("inf")])
-def test_alpha_that_is_not_finite_is_refused(codec: Codec, alpha: float) -> None:
-    out = torch.zeros(4)
-    with pytest.raises(ValueError, match="must be finite"):
-        codec.decode_add(codec.encode(torch.ones(4), codec.new_state(4)), out, alpha)
-    assert torch.equal(out, torch.zeros(4))
-
-
-def test_out_must_be_float32(codec: Codec) -> None:
-    payload = codec.encode(torch.ones(4), codec.new_state(4))
+def test_arguments_out_of_range_are_refused(codec: Codec) -> None:
+    for round_, seed in ((-1, 0), (0, -1), (2**63, 0), (0, 2**63)):
+        with pytest.raises(ValueError, match="must be in 0 to"):
+            codec.encode(torch.zeros(4), codec.new_state(4), round=round_, seed=seed)
+    payload, out = codec.encode(torch.ones(4), codec.new_state(4)), torch.zeros(4)
+    for alpha in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be finite"):
+            codec.decode_add(payload, out, alpha)
+        assert torch.equal(out, torch.zeros(4))
     with pytest.raises(TypeError, match=r"torch\.float32"):
         codec.decode(payload, torch.zeros(4, dtype=torch.float16))
 

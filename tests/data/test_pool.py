@@ -1,4 +1,4 @@
-"""A worker's side of a pool: what it says while it waits."""
+"""A worker's side of a pool: what it refuses, and what it says while it waits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,39 @@ from typing import Any
 
 import pytest
 
+import paceline
+from paceline.consistency import Policy
+from paceline.data import PooledBatchSampler
 from paceline.data.pool import Walker
 from paceline.errors import DeadlineError
 from paceline.membership.effects import Answer, Waiting
 from paceline.membership.log import MembershipLog
 from paceline.membership.pools import Pools
+from paceline.testing.one_process import OneProcess
 from paceline.wire import messages as m
 
 SHARDS = ["a.tar", "b.tar", "c.tar"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy("all"), "SharedBatchSampler gives them"),
+        (Policy("groups", groups=((0,),), bound=1), "with a bound has no pool"),
+    ],
+)
+def test_workers_that_need_equally_many_batches_have_no_pool(policy: Policy, why: str) -> None:
+    [store] = OneProcess("a").stores(policy)
+    with pytest.raises(ValueError, match=why):
+        PooledBatchSampler(10, store, batch_size=2)
+
+
+def test_process_alone_and_empty_batches_have_no_pool() -> None:
+    with pytest.raises(ValueError, match="needs a distributed store"):
+        PooledBatchSampler(10, paceline.kvstore.create("local"), batch_size=2)
+    [store] = OneProcess("a").stores(Policy("each"))
+    with pytest.raises(ValueError, match="batch_size 0"):
+        PooledBatchSampler(10, store, batch_size=0)
 
 
 class Session:

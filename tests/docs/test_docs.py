@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -28,12 +27,7 @@ def run(script: str, launch: str, folder: Path) -> str:
 
 
 def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
-    """The one launch here whose programs are all started as a reader starts them."""
-    (tmp_path / "train.py").write_text(blocks("README.md", "python")[0])
-    command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    shown = done.stdout
+    shown = run(blocks("README.md", "python")[0], "-n 2 -s 1", tmp_path)
     first, _, last = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", shown)]
     assert last < first
 
@@ -83,21 +77,23 @@ LAUNCHES = [
 ]
 
 
-@pytest.mark.parametrize("line", LAUNCHES)
 def test_every_launch_that_is_shown_makes_a_plan(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("hosts").write_text("h1\nh2\n")
-    Path("groups").write_text("0 1\n" + " ".join(map(str, range(2, int((re.search(r"-n (\d+)", line) or [0, 0])[1])))))
-    words = shlex.split(line.partition(" > ")[0], comments=True)[1:]
-    ours = words[: words.index("--")]
-    mpi = ["-o", "mpi=openmpi"] if "mpi" in ours else []  # no mpirun is asked
-    assert main([*ours, *mpi, "--dry-run", *words[len(ours) :]]) == 0, capsys.readouterr().err
+    assert LAUNCHES
+    for line in LAUNCHES:
+        [workers] = re.findall(r"-n (\d+)", line) or ["2"]
+        Path("groups").write_text("0 1\n" + " ".join(map(str, range(2, int(workers)))))
+        words = shlex.split(line.partition(" > ")[0], comments=True)[1:]
+        ours = words[: words.index("--")]
+        mpi = ["-o", "mpi=openmpi"] if "mpi" in ours else []  # no mpirun is asked
+        assert main([*ours, *mpi, "--dry-run", *words[len(ours) :]]) == 0, line + capsys.readouterr().err
 
 
 def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    [script] = blocks("docs/saving.md", "python")
+    script = blocks("docs/saving.md", "python")[0]
     script = script.replace("train=True", "train=False").replace("first_epoch, 4", "first_epoch, 2")
     runs = [("whole", 1, script), ("broken", 1, script.replace("first_epoch, 2", "1")), ("broken", 2, script)]
     for folder, servers, text in runs:
@@ -111,14 +107,24 @@ def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert [name for name in names if not torch.equal(whole.tensors[name], broken.tensors[name])] == []
 
 
+def test_script_saves_after_the_same_step_of_all_workers_when_one_gets_a_signal(tmp_path: Path) -> None:
+    script = blocks("docs/saving.md", "python")[1]
+    told = "    if store.rank == 1 and step in (3, 7):\n        signal.raise_signal(signal.SIGUSR1)\n"
+    saves = '        paceline.save("job.ckpt"'
+    assert saves in script
+    script = script.replace("101):\n", f"11):\n{told}").replace(saves, f"        print('saves', step)\n{saves}")
+    shown = re.findall(r"saves \d+", run(script, "-n 2 -s 1", tmp_path))
+    assert sorted(shown) == ["saves 3", "saves 3", "saves 7", "saves 7"]
+    assert read(tmp_path / "job.ckpt", "a training job").manifest["step"] == 7
+
+
 def test_every_setting_is_documented_with_its_default_and_a_sentence() -> None:
     documented = {row[0]: (row[1], len(row[2]) > 10) for row in rows("docs/settings.md")}
     assert documented == {f"`{one.name}`": (f"`{one.default!r}`", True) for one in dataclasses.fields(Settings)}
 
 
-@pytest.mark.parametrize("alias", sorted(ALIASES))
-def test_every_alias_is_documented(alias: str) -> None:
-    assert f"`{alias}`" in TEXTS["docs/settings.md"]
+def test_every_alias_is_documented() -> None:
+    assert [alias for alias in ALIASES if f"`{alias}`" not in TEXTS["docs/settings.md"]] == []
 
 
 def test_links_of_the_package_index_are_those_of_the_readme_made_absolute() -> None:

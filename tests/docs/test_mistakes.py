@@ -48,12 +48,11 @@ def test_there_are_twenty_and_each_names_its_test() -> None:
         assert f"def {name}(" in (ROOT / path).read_text()
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if OWN not in row[3]], ids=lambda row: row[0])
-def test_lines_of_other_tests_are_those_that_they_expect(row: list[str]) -> None:
-    [(path, _)] = named_tests(row[3])
-    text = re.sub(r'"\n\s*f?"', "", (ROOT / path).read_text())
-    for piece in LINES[row[0]]:
-        assert piece in text
+def test_lines_of_other_tests_are_those_that_they_expect() -> None:
+    for row in [row for row in ROWS if OWN not in row[3]]:
+        [(path, _)] = named_tests(row[3])
+        text = re.sub(r'"\n\s*f?"', "", (ROOT / path).read_text())
+        assert [piece for piece in LINES[row[0]] if piece not in text] == [], row[0]
 
 
 def test_lines_about_a_job_are_soon_there() -> None:
@@ -66,10 +65,10 @@ def test_lines_about_a_job_are_soon_there() -> None:
 
 def train(
     inputs: Iterable[torch.Tensor], model: torch.nn.Module, step: Callable[[], Any], judge_after_s: float
-) -> float:
-    """Train on a list, or until this worker has told how it trains, or what on; returns the seconds that it took."""
+) -> None:
+    """Train on a list, or until this worker has told how it trains, or what on."""
     alone.JUDGE_AFTER_S = judge_after_s
-    watch, began = alone._watch, time.monotonic()
+    watch = alone._watch
     assert watch is not None
     for one in inputs:
         model(one).sum().backward()
@@ -77,7 +76,6 @@ def train(
         time.sleep(PAUSES_S[judge_after_s])
         if not isinstance(inputs, list) and (watch._has_told or watch._events is None):
             break
-    return time.monotonic() - began
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -89,7 +87,7 @@ def ones() -> Iterator[torch.Tensor]:
         yield torch.ones(1, 2)
 
 
-def without_joining(rank: int, folder: str) -> float:
+def without_joining(rank: int, folder: str) -> None:
     paceline.ddp.on_torch_import()
     model: torch.nn.Module = torch.nn.Linear(2, 1)
     if rank == 1:
@@ -97,13 +95,14 @@ def without_joining(rank: int, folder: str) -> float:
     if rank > 1:
         torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank - 2, world_size=2)
         model = torch.nn.parallel.DistributedDataParallel(model)
-    return train(ones() if rank < 2 else [torch.ones(1, 2)] * 55, model, sgd(model).step, alone.JUDGE_AFTER_S)
+    train(ones() if rank < 2 else [torch.ones(1, 2)] * 55, model, sgd(model).step, alone.JUDGE_AFTER_S)
 
 
 def test_workers_that_do_not_join(tmp_path: Path) -> None:
     with LocalJob(4, 1) as job:
         workers = [job.start(rank, without_joining, rank, str(tmp_path)) for rank in range(4)]
-        assert max(worker.result(60) for worker in workers) < SOON_S
+        for worker in workers:
+            worker.result(60)
         output = job.scheduler.output
     for mistake in (
         "the script is as it was, and makes no store",
@@ -113,7 +112,7 @@ def test_workers_that_do_not_join(tmp_path: Path) -> None:
         assert says(output, mistake), output
 
 
-def without_pushing(rank: int) -> float:
+def without_pushing(rank: int) -> None:
     paceline.ddp.on_torch_import()
     hvd.init()
     torch.distributed.init_process_group("gloo")
@@ -122,7 +121,7 @@ def without_pushing(rank: int) -> float:
     elif rank < 4:
         hvd.init()
     model = torch.nn.Linear(2, 1)
-    return train(ones(), model, sgd(model).step, EARLY_S)
+    train(ones(), model, sgd(model).step, EARLY_S)
 
 
 def test_workers_that_push_nothing() -> None:
@@ -159,14 +158,14 @@ def loader(rank: int) -> Iterable[Any]:
     return DataLoader(Stream())
 
 
-def with_a_wrapped_optimizer(rank: int) -> float:
+def with_a_wrapped_optimizer(rank: int) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = DistributedOptimizer(sgd(model), kvstore.create("dist_async"), model=model, overlap=False)
     step = {0: sgd(model).step, 1: lambda: None}.get(rank, optimizer.step)
     if rank == 1:
         for param in model.parameters():
             param.register_post_accumulate_grad_hook(update)
-    return train(loader(rank), model, step, EARLY_S)
+    train(loader(rank), model, step, EARLY_S)
 
 
 def update(param: torch.Tensor) -> None:

@@ -7,8 +7,6 @@ import pkgutil
 import re
 from typing import Any
 
-import pytest
-
 from paceline.cli.app import COMMANDS
 from paceline.cli.completion import options_of
 from paceline.extensions import GROUPS
@@ -33,10 +31,10 @@ FOREIGN_FILES |= {name for text in TEXTS.values() for name in re.findall(r"Save\
 FOREIGN_CLASSES = {"SparseAdam", "NotImplementedError", "Noise_NNpsk0_25519_AESGCM_SHA256"}
 #: Files of the package that docs/extending.md writes, each named before its text.
 EXAMPLE_PACKAGE = re.compile(r"^`((?:mypace|tests)/\w+\.py)`", re.MULTILINE)
+PUBLIC = re.compile(r"\bpaceline(?:\.\w+)+")
 #: Suites of noxfile.py.
 NOX = (ROOT / "noxfile.py").read_text()
 SESSIONS = {name.replace("_", "-") for name in re.findall(r"^def (\w+)\(session", NOX, re.MULTILINE)}
-DOCUMENTS = pytest.mark.parametrize("document", TEXTS)
 
 
 def defined(node: Any, prefix: str = "") -> set[str]:
@@ -58,68 +56,58 @@ DEFINED = {name for path in SOURCES.rglob("*.py") for name in defined(ast.parse(
 # ---- named in a document, there in the code --------------------------------------------------------------------------
 
 
-@DOCUMENTS
-def test_every_link_leads_somewhere(document: str) -> None:
-    path = ROOT / document
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", TEXTS[document]):
-        linked = path.parent / target if target else path
-        assert linked.exists(), f"{document} links to {target}"
-        titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE) if anchor else ()
-        assert anchor in {"", *(re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles)}
+def test_every_link_leads_somewhere() -> None:
+    for document, text in TEXTS.items():
+        path = ROOT / document
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", text):
+            linked = path.parent / target if target else path
+            assert linked.exists(), f"{document} links to {target}"
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE) if anchor else ()
+            anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            assert anchor in {"", *anchors}, f"{document} links to {target}#{anchor}"
 
 
-@DOCUMENTS
-def test_every_path_exists(document: str) -> None:
-    named = {one.split("::")[0] for one in code(document)} - FOREIGN_FILES
-    paths = {one for one in named if re.fullmatch(r"[\w./-]+(\.(py|md|toml|png|ckpt)|/)", one)}
-    paths -= set(EXAMPLE_PACKAGE.findall(TEXTS[document]))
-    assert {one for one in paths if not (ROOT / one).exists() and not (SOURCES / one).exists()} == set()
+def test_every_path_and_test_exists() -> None:
+    for document, text in TEXTS.items():
+        named = {one.split("::")[0] for one in code(document)} - FOREIGN_FILES
+        paths = {one for one in named if re.fullmatch(r"[\w./-]+(\.(py|md|toml|png|ckpt)|/)", one)}
+        paths -= set(EXAMPLE_PACKAGE.findall(text))
+        assert {one for one in paths if not (ROOT / one).exists() and not (SOURCES / one).exists()} == set(), document
+        assert [(path, name) for path, name in named_tests(text) if name not in functions(path)] == [], document
+        assert [row for row in rows(document, column="test") if not named_tests(row[-1])] == [], document
 
 
-@DOCUMENTS
-def test_every_test_exists(document: str) -> None:
-    assert [(path, name) for path, name in named_tests(TEXTS[document]) if name not in functions(path)] == []
-
-
-@DOCUMENTS
-def test_every_line_of_a_table_that_claims_a_test_names_one(document: str) -> None:
-    assert [row for row in rows(document, column="test") if not named_tests(row[-1])] == []
-
-
-@DOCUMENTS
-def test_every_public_name_exists(document: str) -> None:
-    named = {name for one in code(document) for name in re.findall(r"\bpaceline(?:\.\w+)+", one)}
+def test_every_public_name_exists() -> None:
+    named = {name for document in TEXTS for one in code(document) for name in PUBLIC.findall(one)}
     for name in named - set(GROUPS.values()):
         assert pkgutil.resolve_name(name), name
 
 
-@DOCUMENTS
-def test_every_command_option_and_target_exists(document: str) -> None:
-    fenced = "".join(re.findall(r"^```.*?^```", TEXTS[document], re.MULTILINE | re.DOTALL))
-    indented = re.findall(r"^    (\S.*)$", TEXTS[document], re.MULTILINE)
-    shown = [*code(document), *fenced.splitlines(), *indented]
-    calls = [match for one in shown if (match := re.match(r"\W*paceline ([a-z]+)(.*)", one))]
-    assert {call[1] for call in calls if call[2][:1] in (" ", "")} <= COMMANDS.keys()
-    own = [re.split(" -- | python ", call[2])[0] for call in calls]
-    own += [one for one in code(document) if one.startswith("--")]
-    flags = {flag for one in own for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", one)}
-    assert flags <= FLAGS | EXAMPLE_FLAGS | FOREIGN_FLAGS
-    targets = {target for one in shown for target in re.findall(r"^make ([\w-]+)", one)}
-    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    sessions = {session for one in shown for session in re.findall(r"\bnox -s ([\w-]+)", one)}
-    assert sessions <= SESSIONS
+def test_every_command_option_and_target_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document, text in TEXTS.items():
+        fenced = "".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+        indented = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+        shown = [*code(document), *fenced.splitlines(), *indented]
+        calls = [match for one in shown if (match := re.match(r"\W*paceline ([a-z]+)(.*)", one))]
+        assert {call[1] for call in calls if call[2][:1] in (" ", "")} <= COMMANDS.keys(), document
+        own = [re.split(" -- | python ", call[2])[0] for call in calls]
+        own += [one for one in code(document) if one.startswith("--")]
+        flags = {flag for one in own for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", one)}
+        assert flags <= FLAGS | EXAMPLE_FLAGS | FOREIGN_FLAGS, document
+        assert {target for one in shown for target in re.findall(r"^make ([\w-]+)", one)} <= targets, document
+        assert {name for one in shown for name in re.findall(r"\bnox -s ([\w-]+)", one)} <= SESSIONS, document
 
 
-@DOCUMENTS
-def test_every_variable_exists(document: str) -> None:
-    named = set(re.findall(r"\b(?:PACELINE|DMLC|MXNET|HOROVOD)_[A-Z_]*[A-Z]\b", TEXTS[document]))
+def test_every_variable_exists() -> None:
+    named = set(re.findall(r"\b(?:PACELINE|DMLC|MXNET|HOROVOD)_[A-Z_]*[A-Z]\b", ALL))
     settings = {f"PACELINE_{row[0].strip('`').upper()}" for row in rows("docs/settings.md")}
     assert {name for name in named if name not in CODE} <= settings
 
 
-@pytest.mark.parametrize("document", [one for one in TEXTS if one.startswith("docs/architecture")])
-def test_every_class_and_method_exists(document: str) -> None:
-    named = {one.split("(")[0].removeprefix("paceline.consistency.") for one in code(document)}
+def test_every_class_and_method_exists() -> None:
+    texts = [document for document in TEXTS if document.startswith("docs/architecture")]
+    named = {one.split("(")[0].removeprefix("paceline.consistency.") for document in texts for one in code(document)}
     ours = {one for one in named if re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)?", one)}
     assert ours - DEFINED <= FOREIGN_CLASSES
 
@@ -127,14 +115,11 @@ def test_every_class_and_method_exists(document: str) -> None:
 # ---- there in the code, named in a document --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_documented(command: str) -> None:
-    assert f"paceline {command}" in ALL or command in ("run", "agent"), "the launcher calls these two"
-
-
-@pytest.mark.parametrize("option", options_of("launch"), ids=lambda option: option.name)
-def test_every_option_of_launch_is_documented(option: Any) -> None:
-    assert any(re.search(rf"(?<![\w-]){flag}(?![\w-])", ALL) for flag in option.flags)
+def test_every_command_and_option_of_launch_is_documented() -> None:
+    called_by_the_launcher = {"run", "agent"}
+    assert {one for one in COMMANDS if f"paceline {one}" not in ALL} <= called_by_the_launcher
+    for option in options_of("launch"):
+        assert any(re.search(rf"(?<![\w-]){flag}(?![\w-])", ALL) for flag in option.flags), option.name
 
 
 def test_every_variable_of_horovod_and_mxnet_that_counts_is_documented() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.docs.pages import named_tests, rows
 from tests.integration.test_weights_of_batches import ROWS as WEIGHED
 from tests.oracle.registry import all_scripts
@@ -28,20 +26,14 @@ def names_in(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_every_line_names_what_shows_it(row: list[str]) -> None:
-    assert len(row) == 4
-    assert names_in(row[3])
-    assert [name for name in names_in(row[3]) if name not in SCRIPTS and not named_tests(f"`{name}`")] == []
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_every_line_says_what_is_tried(row: list[str]) -> None:
-    _, worker, server, shown = row
-    for name in (one for one in names_in(shown) if one in SCRIPTS):
-        assert word_of(worker) == EXPECTED[SCRIPTS[name].worker]
-        assert word_of(server) == EXPECTED[SCRIPTS[name].server]
-        assert SCRIPTS[name].server != "at step" or re.search("step|pushed", server)
+def test_every_line_names_what_shows_it_and_says_what_is_tried() -> None:
+    for line, worker, server, shown in ROWS:
+        names = names_in(shown)
+        assert names, line
+        assert [name for name in names if name not in SCRIPTS and not named_tests(f"`{name}`")] == [], line
+        for script in (SCRIPTS[name] for name in names if name in SCRIPTS):
+            assert (word_of(worker), word_of(server)) == (EXPECTED[script.worker], EXPECTED[script.server]), line
+            assert script.server != "at step" or re.search("step|pushed", server), line
 
 
 def test_weights_of_batches_are_shown_by_rows_that_weigh_so() -> None:
@@ -55,6 +47,5 @@ def test_weights_of_batches_are_shown_by_rows_that_weigh_so() -> None:
     assert named <= WEIGHED.keys()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_loop_is_in_the_table(name: str) -> None:
-    assert any(name in names_in(row[3]) for row in ROWS)
+def test_every_loop_is_in_the_table() -> None:
+    assert set(SCRIPTS) - {name for row in ROWS for name in names_in(row[3])} == set()

@@ -42,10 +42,10 @@ def random_cluster(rng: np.random.Generator) -> tuple[list[float], list[int]]:
     return [truth[i] for i in order], [classes[i] for i in order]
 
 
-def test_two_hundred_random_clusters_are_found() -> None:
+def test_random_clusters_are_found() -> None:
     rng = np.random.default_rng(0)
     scores = []
-    for _ in range(200):
+    for _ in range(80):
         truth, classes = random_cluster(rng)
         scores.append(adjusted_rand_score(classes, labels(group_by_speed(measured(truth, rng)))))
     assert np.mean(scores) >= 0.95
@@ -54,7 +54,7 @@ def test_two_hundred_random_clusters_are_found() -> None:
 
 def test_machines_that_are_alike_are_one_group() -> None:
     rng = np.random.default_rng(1)
-    for _ in range(100):
+    for _ in range(40):
         size = int(rng.integers(1, 20))
         assert group_by_speed(measured([0.1] * size, rng)) == (tuple(range(size)),)
 

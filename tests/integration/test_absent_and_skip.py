@@ -90,8 +90,7 @@ def train_with_unlike_rates():
     return "no error"
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("servers", "shared"), [(1, True), (2, False)])
 def test_absent_keys_and_skipped_rounds_are_those_of_one_process(servers, shared):
     with LocalJob(num_workers=2, num_servers=servers, shared_memory=shared) as job:
         for difference, missing, skipped, updates, values in job.run(train):

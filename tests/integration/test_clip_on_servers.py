@@ -112,4 +112,4 @@ def test_a_death_between_push_and_commit_is_told():
     with LocalJob(num_workers=2) as job:
         text, waited_s = job.start_all(be_killed_before_the_commit)[0].result()
         assert "worker 1" in text
-        assert waited_s < 5.0
+        assert waited_s < 20.0

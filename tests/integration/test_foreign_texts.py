@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters import programs
+
 COMMANDS = r"""
 from paceline.server.commands import register
 
@@ -43,22 +45,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProce
     folder: Path = tmp_path_factory.mktemp("job")
     (folder / "mine.py").write_text(COMMANDS)
     (folder / "train.py").write_text(SCRIPT)
-    launch = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "launch",
-        "-n",
-        "1",
-        "-s",
-        "1",
-        "--allow",
-        "mine:Mute",
-        "--timeout",
-        "20",
-    ]
-    command = [*launch, "--", sys.executable, "train.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    launch = ["-m", "paceline", "launch", "-n", "1", "-s", "1", "--allow", "mine:Mute", "--timeout", "20", "--"]
+    return programs.run([*launch, sys.executable, "train.py"], cwd=folder)
 
 
 def test_server_answers_with_plain_text(ended: subprocess.CompletedProcess[str]) -> None:

@@ -83,7 +83,7 @@ def test_timeout_names_who_is_missing():
         assert kind == DeadlineError.__name__
         assert "worker 0: gather 'models'" in text
         assert "it waits for worker 1 on" in text
-        assert took_s < 5.0
+        assert took_s < 20.0
 
 
 def test_death_of_a_worker_ends_the_gather_of_the_others_and_names_it():
@@ -95,4 +95,4 @@ def test_death_of_a_worker_ends_the_gather_of_the_others_and_names_it():
         kind, text, took_s = waiting.result(30.0)
         assert kind == "PeerDiedError"
         assert "worker 1 on" in text
-        assert took_s < 5.0
+        assert took_s < 20.0

@@ -101,16 +101,20 @@ def with_parts_fetched_ahead(how):
 
 
 @pytest.mark.parametrize(
-    "train", [with_pool, with_measured_shares, with_a_loader, with_parts, with_parts_fetched_ahead]
+    ("train", "how"),
+    [
+        (with_pool, "SIGTERM"),
+        (with_measured_shares, "notice"),
+        (with_a_loader, "SIGTERM"),
+        (with_parts, "notice"),
+        (with_parts_fetched_ahead, "SIGTERM"),
+    ],
 )
-@pytest.mark.parametrize("how", ["SIGTERM", "notice"])
 def test_others_train_on_the_samples_of_a_worker_that_leaves_in_the_same_epoch(train, how):
     with LocalJob(num_workers=3, num_servers=2) as job:
         workers = job.start_all(train, how)
         assert workers[LEAVER].heard(60) == LEAVES_AT
-        told = time.monotonic()
         assert workers[LEAVER].wait(60) == 0, workers[LEAVER].output
-        assert time.monotonic() - told < 2
         first, second = (workers[rank].result(60) for rank in (0, 2))
         assert "has left after round 3: " in job.scheduler.output
     assert first == second

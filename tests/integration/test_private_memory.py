@@ -54,23 +54,6 @@ def write_in_child(update):
     return before, digest(net)
 
 
-@pytest.mark.parametrize("update", ["worker", "server"])
-def test_writes_of_one_worker_reach_no_other(update: str) -> None:
-    with LocalJob(2, 1) as job:
-        writer, other = job.run(write_in_rank_0, update, timeout_s=60)
-    assert writer[1] == [0.0] * 4
-    assert other[0] == other[1]
-    assert 0.0 not in other[1]
-
-
-@pytest.mark.parametrize("update", ["worker", "server"])
-def test_writes_of_a_forked_child_do_not_reach_its_parent(update: str) -> None:
-    with LocalJob(1, 1) as job:
-        [(before, after)] = job.run(write_in_child, update, timeout_s=60)
-    assert before == after
-    assert 0.0 not in after
-
-
 def stand_still(kind):
     """While this worker is between forward and backward, the other one takes five steps. Return what it has seen."""
     torch.manual_seed(0)
@@ -93,10 +76,41 @@ def stand_still(kind):
     return same, torch.equal(net.weight, before)
 
 
-@pytest.mark.parametrize("kind", ["dist_async", "dist_ksync"])
-def test_weights_stand_still_from_forward_to_step_while_servers_step_for_others(kind: str) -> None:
+def run_all():
+    """Do everything in one job, also in a forked child of each worker."""
+    found = {f"writes, {update}": write_in_rank_0(update) for update in UPDATES}
+    found |= {f"child, {update}": write_in_child(update) for update in UPDATES}
+    return found | {kind: stand_still(kind) for kind in KINDS}
+
+
+UPDATES, KINDS = ("worker", "server"), ("dist_async", "dist_ksync")
+
+
+@pytest.fixture(scope="module")
+def found():
     with LocalJob(2, 1) as job:
-        (same, after), (moved, _) = job.run(stand_still, kind, timeout_s=60)
+        return job.run(run_all, timeout_s=60)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_writes_of_one_worker_reach_no_other(found, update: str) -> None:
+    writer, other = (worker[f"writes, {update}"] for worker in found)
+    assert writer[1] == [0.0] * 4
+    assert other[0] == other[1]
+    assert 0.0 not in other[1]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_writes_of_a_forked_child_do_not_reach_its_parent(found, update: str) -> None:
+    for worker in found:
+        before, after = worker[f"child, {update}"]
+        assert before == after
+        assert 0.0 not in after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_stand_still_from_forward_to_step_while_servers_step_for_others(found, kind: str) -> None:
+    (same, after), (moved, _) = (worker[kind] for worker in found)
     assert same
     assert not after
     assert not moved

@@ -16,8 +16,15 @@ from tests.integration.replaying import check_weights, times_trained, train
 LEAVER, DIES = 1, 2
 
 
-@pytest.mark.parametrize("kind", ["shares", "parts"])
-@pytest.mark.parametrize(("update", "how"), [("worker", "leaves"), ("server", "leaves"), ("worker", "dies")])
+@pytest.mark.parametrize(
+    ("kind", "update", "how"),
+    [
+        ("shares", "worker", "leaves"),
+        ("parts", "server", "leaves"),
+        ("shares", "worker", "dies"),
+        ("parts", "worker", "dies"),
+    ],
+)
 def test_weights_are_those_of_one_process_that_replays_the_log(kind, update, how):
     with LocalJob(num_workers=4, num_servers=2, on_worker_death="continue") as job:
         workers = job.start_all(train, kind, update, LEAVER, DIES if how == "dies" else -1)

@@ -6,7 +6,6 @@ process that trains on both batches: on the mean over all samples, or on the mea
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -233,23 +232,6 @@ def by_method(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return model.loss(x, y)
 
 
-def is_chosen(x: torch.Tensor) -> torch.Tensor:
-    return x[:, 0] > -0.3
-
-
-def of_chosen(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    losses = F.cross_entropy(model(x), y, reduction="none")
-    return (losses * is_chosen(x)).sum() / is_chosen(x).sum()
-
-
-def of_chosen_as_a_mean(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(x), y, reduction="none")[is_chosen(x)].mean()
-
-
-def divided_by_samples(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(x), y, reduction="sum") / len(y)
-
-
 def one_by_one(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return sum(F.cross_entropy(model(one[None]), label[None]) for one, label in zip(x, y, strict=True)) / len(y)
 
@@ -258,11 +240,6 @@ def of_two_heads(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Te
     outputs = model(x)
     some = y.masked_fill(torch.arange(len(y)) % 2 == 0, -100)
     return F.cross_entropy(outputs, y) + F.cross_entropy(outputs.flip(1), some)
-
-
-def of_words_and_a_text(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    outputs, words = model(x), 1 + y
-    return (F.cross_entropy(outputs, y, reduction="none") * words).sum() / words.sum() + outputs.square().mean()
 
 
 def of_positives(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -284,28 +261,6 @@ def of_hard_triplets(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torc
     return hard.mean() if len(hard) else 0.0 * outputs.sum()
 
 
-def of_pairs_in_the_batch(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    outputs = F.normalize(model(x), dim=1)
-    return F.cross_entropy(outputs @ outputs.roll(1, 0).T / 0.5, torch.arange(len(x)))
-
-
-def of_overlaps(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    found, wanted = model(x).softmax(1), F.one_hot(y, CLASSES)
-    return 1 - 2 * (found * wanted).sum() / (found.sum() + wanted.sum())
-
-
-def of_a_norm(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (model(x) - x[:, :CLASSES]).norm()
-
-
-def of_likely_values(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A part that is made anew, and a divergence, both sums that are divided by the samples (VAE)."""
-    outputs = model(x)
-    mean, log_var = outputs[:, :1], outputs[:, 1:2]
-    made = F.mse_loss(outputs[:, 2:], x[:, :1], reduction="sum")
-    return (made - 0.5 * (1 + log_var - mean.square() - log_var.exp()).sum()) / len(x)
-
-
 class Chunked(torch.autograd.Function):
     """A cross entropy whose node does not show its labels."""
 
@@ -324,14 +279,6 @@ class Chunked(torch.autograd.Function):
 
 def in_a_function(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return Chunked.apply(model(x), y)
-
-
-def with_penalty(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A penalty on the gradients by the inputs."""
-    x = x.requires_grad_()
-    outputs = model(x)
-    (slopes,) = torch.autograd.grad(outputs.square().sum(), x, create_graph=True)
-    return F.cross_entropy(outputs, y) + 0.1 * (slopes.norm(dim=1) - 1).square().mean()
 
 
 def traced(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -486,21 +433,11 @@ ON_SERVERS = list(ROWS)
 
 #: Losses that nothing looks at: the weight of a worker is that of its batch.
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
-    "a sum over chosen samples": of_chosen,
-    "a mean over chosen samples": of_chosen_as_a_mean,
-    "a sum that is divided by samples": divided_by_samples,
-    "losses added up one by one": one_by_one,
     "two heads, of which one ignores labels": of_two_heads,
-    "words, and a term per text": of_words_and_a_text,
     "a term that only some batches have": of_positives,
     "workers that draw tasks": of_a_drawn_task,
     "hard triplets, which some batches do not have": of_hard_triplets,
-    "pairs in the batch": of_pairs_in_the_batch,
-    "overlaps": of_overlaps,
-    "a norm": of_a_norm,
-    "a sum that is divided, of several terms": of_likely_values,
     "a loss in an autograd.Function": in_a_function,
-    "a penalty on gradients": with_penalty,
 }
 for name, loss in LOSSES.items():
     ROWS[name] = Row(Net, labelled, loss)
@@ -514,24 +451,13 @@ def apart(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 #: Sums over the samples of a batch, and other losses, in as many steps.
 GROWING: dict[str, Callable[..., torch.Tensor]] = {
-    "a cross entropy that is a sum": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y, reduction="sum"),
-    "squares, summed twice": lambda model, x, y: (apart(model, x) ** 2).sum(1).sum(),
-    "a squared norm": lambda model, x, y: apart(model, x).norm() ** 2,
     "half of the squares": lambda model, x, y: 0.5 * apart(model, x).pow(2).sum(),
-    "torch.dot": lambda model, x, y: torch.dot(apart(model, x).flatten(), apart(model, x).flatten()),
-    "einsum": lambda model, x, y: torch.einsum("ij,ij->", apart(model, x), apart(model, x)),
     "a trace": lambda model, x, y: torch.trace(apart(model, x) @ apart(model, x).T),
     "Python's sum of losses": lambda model, x, y: 0.01 * len(y) * one_by_one(model, x, y),
-    "nansum": lambda model, x, y: torch.nansum(apart(model, x).square()),
-    "a product of matrices": lambda model, x, y: (apart(model, x).view(1, -1) @ apart(model, x).view(-1, 1)).squeeze(),
-    "a sum of the means of parts": lambda model, x, y: sum(one.square().mean() for one in apart(model, x)),
-    "a sum in an autograd.Function": lambda model, x, y: 0.01 * len(y) * in_a_function(model, x, y),
 }
 MEANS: dict[str, Callable[..., torch.Tensor]] = {
-    "a mean": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y),
     "a mean of squares": lambda model, x, y: apart(model, x).square().sum(1).mean(),
     "a norm of differences": lambda model, x, y: apart(model, x).norm(),
-    "a sum that is divided": lambda model, x, y: apart(model, x).square().sum() / len(x),
 }
 for name, loss in (GROWING | MEANS).items():
     ROWS[f"{name}, of many steps"] = Row(
@@ -621,7 +547,6 @@ def check(name: str, found: list[tuple[list[float], Told]]) -> None:
     assert [one.split()[0] for one in warnings] == ["inputs"] * row.says + ["losses"] * row.grows, warnings
 
 
-@functools.cache
 def outcomes(update: str) -> dict[str, Any]:
     """Run rows in one job; returns by row what the workers found."""
     names = ON_SERVERS if update == "server" else list(ROWS)
@@ -630,14 +555,24 @@ def outcomes(update: str) -> dict[str, Any]:
         return {name: [worker.heard() for worker in workers] for name in names}
 
 
+@pytest.fixture(scope="module")
+def on_workers() -> dict[str, Any]:
+    return outcomes("worker")
+
+
+@pytest.fixture(scope="module")
+def on_servers() -> dict[str, Any]:
+    return outcomes("server")
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(name: str) -> None:
-    check(name, outcomes("worker")[name])
+def test_weights_are_those_of_one_process_and_what_is_not_known_is_said(on_workers: dict[str, Any], name: str) -> None:
+    check(name, on_workers[name])
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-def test_weights_are_likewise_where_servers_step(name: str) -> None:
-    check(name, outcomes("server")[name])
+def test_weights_are_likewise_where_servers_step(on_servers: dict[str, Any], name: str) -> None:
+    check(name, on_servers[name])
 
 
 ALL_REDUCED = (

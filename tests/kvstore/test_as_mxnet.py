@@ -10,7 +10,6 @@ from paceline.kvstore.base import KVStoreBase
 
 SHAPE = (4, 4)
 NUMBERS, NAMES = [5, 7, 11], ["b", "c", "d"]
-KINDS = ["local", "device", "local_allreduce_cpu"]
 DEVICES = 4
 
 
@@ -27,11 +26,6 @@ class SumStore(KVStoreBase):
             one.copy_(total)
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
-    return request.param
-
-
 @pytest.fixture(params=[(3, NUMBERS), ("a", NAMES)], ids=["int", "str"])
 def keys(request):
     return request.param
@@ -41,10 +35,10 @@ def full(value):
     return torch.full(SHAPE, float(value))
 
 
-def made(kind, keys, by_rows=False):
+def made(keys, by_rows=False):
     """A store with one key and a list of keys, all zeros."""
     zeros = full(0).to_sparse(1) if by_rows else full(0)
-    store = kvstore.create(kind)
+    store = kvstore.create("local")
     store.init(keys[0], zeros)
     store.init(keys[1], [zeros] * len(keys[1]))
     return store
@@ -63,45 +57,17 @@ def random_rows(seed, dtype=torch.float32):
     return dense.to(dtype).to_sparse(1)
 
 
-def test_store_without_servers_counts_nothing():
-    assert SumStore().stats() == {}
-
-
-def test_one_key_is_pushed_and_pulled(kind, keys):
-    store = made(kind, keys)
-    store.push(keys[0], full(1))
-    assert torch.equal(pulled(store, keys[0])[0], full(1))
-
-
-def test_initial_values_are_pulled(kind, keys):
-    store = kvstore.create(kind)
-    store.init(keys[0], full(4))
-    assert torch.equal(pulled(store, keys[0])[0], full(4))
-
-
-def test_a_list_of_keys_may_get_one_tensor_many_times(kind, keys):
+def test_a_list_of_keys_may_get_one_tensor_many_times(keys):
     """The same tensor as value of, and as target for, every key."""
-    store, out = made(kind, keys), torch.empty(SHAPE)
+    store, out = made(keys), torch.empty(SHAPE)
     store.push(keys[1], [full(4)] * 3)
     store.pull(keys[1], [out] * 3)
     assert torch.equal(out, full(4))
 
 
-def test_values_of_devices_are_summed_and_come_back_to_each(kind, keys):
-    store = made(kind, keys)
-    values = [full(1) for _ in range(DEVICES)]
-    store.push(keys[0], values)
-    store.pull(keys[0], values)
-    assert all(torch.equal(one, full(DEVICES)) for one in values)
-    many = [[full(2) for _ in range(DEVICES)]] * 3
-    store.push(keys[1], many)
-    store.pull(keys[1], many)
-    assert all(torch.equal(one, full(2 * DEVICES)) for some in many for one in some)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_rows_of_devices_are_summed_and_come_back_to_each(kind, keys, dtype):
-    store, every = kvstore.create(kind), torch.arange(SHAPE[0])
+def test_rows_of_devices_are_summed_and_come_back_to_each(keys, dtype):
+    store, every = kvstore.create("local"), torch.arange(SHAPE[0])
     store.init(keys[0], full(0).to(dtype).to_sparse(1))
     values = [random_rows(seed, dtype) for seed in range(DEVICES)]
     wanted = sum(one.to_dense().double() for one in values)
@@ -111,8 +77,8 @@ def test_rows_of_devices_are_summed_and_come_back_to_each(kind, keys, dtype):
     assert all(torch.allclose(one.to_dense().double(), wanted, atol=tolerance) for one in values)
 
 
-def test_rows_of_a_list_of_keys(kind, keys):
-    store, every = made(kind, keys, by_rows=True), torch.arange(SHAPE[0])
+def test_rows_of_a_list_of_keys(keys):
+    store, every = made(keys, by_rows=True), torch.arange(SHAPE[0])
     many = [[random_rows(DEVICES * number + seed) for seed in range(DEVICES)] for number in range(3)]
     wanted = [sum(one.to_dense() for one in some) for some in many]
     store.push(keys[1], many)
@@ -121,71 +87,13 @@ def test_rows_of_a_list_of_keys(kind, keys):
         assert all(torch.allclose(one.to_dense(), want, atol=1e-6) for one in some)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_rows_that_were_not_asked_for_are_zero(kind, count):
-    store, chance = kvstore.create(kind), torch.Generator().manual_seed(count)
-    store.init("e", full(1).to_sparse(1))
-    outs = [full(7).to_sparse(1) for _ in range(count)]
-    ids = [torch.randint(0, SHAPE[0], (SHAPE[0],), generator=chance) for _ in range(count)]
-    store.row_sparse_pull("e", outs if count > 1 else outs[0], row_ids=ids if count > 1 else ids[0])
-    for out, asked in zip(outs, ids, strict=True):
-        wanted = torch.zeros(SHAPE)
-        wanted[asked] = 1
-        assert torch.equal(out.to_dense(), wanted)
-
-
-def test_an_updater_adds_in_place(kind, keys):
-    store = made(kind, keys)
-    seen = []
-
-    def add(key, merged, stored):
-        seen.append(key)
-        stored += merged
-
-    store.set_updater(add)
-    store.push(keys[0], [full(1)] * DEVICES)
-    assert all(torch.equal(one, full(DEVICES)) for one in pulled(store, keys[0], DEVICES))
-    for _ in range(4):
-        store.push(keys[1], [[full(1)] * DEVICES] * 3)
-    assert torch.equal(pulled(store, keys[1][2])[0], full(4 * DEVICES))
-    assert seen == [keys[0], *keys[1] * 4]
-
-
-def test_the_type_is_the_text_that_was_given(kind):
-    assert kvstore.create(kind).type == kind
-
-
-# ---- broadcast and pushpull ---------------------------------------------------------------------------------------
-
-
-def test_broadcast_fills_every_target(kind, keys):
-    store = kvstore.create(kind)
-    outs = [[torch.empty(SHAPE) for _ in range(2)] for _ in keys[1]]
-    store.broadcast(keys[0], full(1), out := torch.empty(SHAPE))
-    store.broadcast(keys[1], [full(2)] * 3, outs)
-    assert torch.equal(out, full(1))
-    assert all(torch.equal(one, full(2)) for some in outs for one in some)
-
-
-def test_pushpull_sums_into_targets_or_in_place(kind, keys):
-    store = made(kind, keys)
-    values, outs = [full(1) for _ in range(DEVICES)], [torch.empty(SHAPE) for _ in range(DEVICES)]
-    store.pushpull(keys[0], values, out=outs)
-    assert all(torch.equal(one, full(DEVICES)) for one in outs)
-    assert all(torch.equal(one, full(1)) for one in values)
-    store.pushpull(keys[0], values)
-    assert all(torch.equal(one, full(DEVICES)) for one in values)
-    many = [[full(2) for _ in range(DEVICES)] for _ in range(3)]
-    store.pushpull(keys[1], many)
-    assert all(torch.equal(one, full(2 * DEVICES)) for some in many for one in some)
-
-
 def test_a_store_of_ones_own_needs_two_methods_and_has_no_optimizer():
     store = KVStoreBase.register(SumStore)()
     try:
         assert kvstore.create("SumStore").type == "sumstore"
     finally:
         del KVStoreBase.registry["sumstore"]
+    assert store.stats() == {}
     assert not store.is_capable("optimizer")
     assert (store.rank, store.num_workers) == (0, 1)
     out = torch.empty(1)
@@ -223,9 +131,9 @@ def test_pulling_a_whole_table_as_rows_costs_little_more_than_its_bytes():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop", "lamb"])
-def test_rows_and_dense_gradients_of_half_precision_train_a_float32_master(kind, name, dtype):
+def test_rows_and_dense_gradients_of_half_precision_train_a_float32_master(name, dtype):
     """Two devices, rows in one key and dense values in another; the float32 run is the measure."""
-    half, single = kvstore.create(kind), kvstore.create(kind)
+    half, single = kvstore.create("local"), kvstore.create("local")
     start = torch.arange(16.0).view(SHAPE) / 16
     for store, of in ((half, dtype), (single, torch.float32)):
         store.set_optimizer(name, lr=0.01, multi_precision=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.kvstore.inprocess import DeviceStore, LocalStore
+from paceline.kvstore.inprocess import LocalStore
 from paceline.kvstore.options import Schedule, schedule_of
 from paceline.updaters import SGLD, Piece, make_spec, make_updater
 from paceline.updaters.classes import ELEMENTWISE, WHOLE_TENSOR
@@ -18,9 +18,9 @@ NAMES: dict[str, dict[str, Any]] = {name: {"lr": 0.05} for name in [*ELEMENTWISE
 NAMES |= {"add": {"rate": 0.5}, "test": {}, "assign": {}}
 
 
-@pytest.fixture(params=[LocalStore, DeviceStore])
-def store(request: pytest.FixtureRequest) -> Any:
-    return request.param()
+@pytest.fixture
+def store() -> Any:
+    return LocalStore()
 
 
 def drawn(key: str, step: int) -> torch.Tensor:

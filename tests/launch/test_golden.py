@@ -1,13 +1,13 @@
-"""Golden files: what ``--dry-run`` prints for one job on every backend. PACELINE_TEST_GOLDEN=1 writes them again."""
+"""Golden files: what ``--dry-run`` prints for one job on every backend; see ``golden.py``."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from paceline.launch import Host, JobSpec, Machine, backend, names, parse_group
+from tests.launch import golden
 
 FOLDER = Path(__file__).with_name("golden")
 ENVIRON = {"PYTHONPATH": "/home/ada/train/src", "NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush-hush", "HOME": "/home/me"}
@@ -58,9 +58,7 @@ def test_plan_is_as_before(name: str, file: str, groups: bool, environ: dict[str
     text = chosen.render(chosen.plan(spec(name, groups=groups), machine))
     assert text == chosen.render(chosen.plan(spec(name, groups=groups), machine))
     assert "hush-hush" not in text
-    if os.environ.get("PACELINE_TEST_GOLDEN"):
-        (FOLDER / file).write_text(text)
-    assert text == (FOLDER / file).read_text()
+    golden.check(FOLDER / file, text)
 
 
 def test_there_is_no_golden_file_of_a_backend_that_is_gone() -> None:

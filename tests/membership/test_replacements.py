@@ -175,3 +175,14 @@ def test_who_waits_for_the_one_before_when_the_job_ends_hears_it_too() -> None:
         told += members.handle(b"worker-%d" % rank, 9, m.Bye("", 9), 4.0)
     told += members.tick(10.0)
     assert [(one[0], one[2].kind) for one in answers(told) if isinstance(one[2], m.Failed)] == [(AGAIN, "JobOverError")]
+
+
+def test_job_ends_when_only_a_fresh_process_would_be_left_whose_weights_are_its_own() -> None:
+    members = is_ready(job())
+    members.ended("worker", 0, 137, 4.0)
+    assert not members.deaths
+    members.ended("worker", 2, 137, 4.0)
+    assert [one.rank for one in members.deaths] == [2], "the last one that has the job's weights"
+    ((_, _, failed),) = answers(members.handle(AGAIN, 5, m.Join(), 4.1))
+    assert isinstance(failed, m.Failed)
+    assert failed.kind == "PeerDiedError"

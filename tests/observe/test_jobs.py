@@ -12,7 +12,8 @@ import torch
 import paceline
 from paceline.testing import LocalJob
 
-SLOW, ROUNDS, FROM, PAUSE_S = 1, 40, 12, 0.1
+#: Pauses are far longer than what a step takes beside other tests.
+SLOW, ROUNDS, FROM, PAUSE_S = 1, 30, 12, 0.25
 
 
 class Samples(torch.utils.data.Dataset):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paceline.observe.progress import ReportedSteps
+from paceline.observe.reports import ReportedSteps
 from paceline.wire import decode_request, encode
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_AMOUNT

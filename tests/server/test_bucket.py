@@ -454,14 +454,13 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(body: m.Request) -> N
     assert server.ranges == [(0, NUMEL)]
 
 
-@pytest.mark.parametrize("optimizer", [*SPECS, "assign"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, "adam") for name in POLICIES), ("all", "assign"), ("all", "sgd"), ("each", "adagrad")],
+)
 def test_slots_that_are_pushed_as_a_whole_again_are_one_and_as_if_they_had_never_been_joined(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if optimizer == "assign" and name != "all":
-        return
-
     def train(joins: bool) -> OneServer:
         # Vectors of every width fit into halves, so that no element is computed in another way.
         server = OneServer(POLICIES[name], SPECS.get(optimizer), lengths=(32, 96))
@@ -503,14 +502,14 @@ def test_slots_are_joined_when_no_cohort_is_open() -> None:
 @pytest.mark.parametrize("name", ["all", "each", "groups"])
 def test_many_cuts_do_not_make_many_slots(name: str) -> None:
     server, chance = OneServer(POLICIES[name], SPECS["adam"], lengths=(500, 500)), random.Random(0)
-    for round in range(1, 60):
+    for round in range(1, 21):
         cut = chance.randrange(1, 1000)
         for rank in range(3):
             for start, stop in ((0, cut), (cut, 1000)):
                 server.push(rank, [(start, stop - start, round)], torch.ones(1000))
         assert len(server.ranges) <= 3
     assert server.report()["updates"] / len(server.ranges) == pytest.approx(
-        59 * {"all": 1, "each": 3, "groups": 2}[name]
+        20 * {"all": 1, "each": 3, "groups": 2}[name]
     )
 
 

@@ -262,7 +262,7 @@ def outcome(cluster: Cluster) -> list[torch.Tensor]:
     return [*(cluster.values(server) for server in range(len(SERVERS))), torch.tensor(masses)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(segments=programs, samples=counts, mean=st.booleans(), seed=st.integers(0, 2**32))
 def test_values_are_the_same_bit_for_bit_with_and_without_local_merge(
     segments: list[list[list[list[BucketRange]]]], samples: list[float], mean: bool, seed: int
@@ -302,7 +302,7 @@ def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[lis
 
 
 @pytest.mark.parametrize("policy", [GROUPS, BOUNDED], ids=["groups", "bounded groups"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(segments=programs, samples=counts, seed=st.integers(0, 2**32))
 def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_taken(
     policy: Policy, segments: list[list[list[list[BucketRange]]]], samples: list[float], seed: int

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.cli.options import Parser
 from paceline.cli.story import find_folder
-from paceline.data.replay import Replay
 from paceline.naming import workers_text
 from paceline.observe import ring
 from paceline.observe.job_view import change_text
 from paceline.observe.table import plural
+
+if TYPE_CHECKING:
+    from paceline.data.replay import Replay
 
 DESCRIPTION = f"""\
 Replay the log of a job's membership, of one that has ended, too: who came, who left, why, and in which round; and how
@@ -27,6 +30,8 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: more than one job is named.
         LaunchError: there is no such log on this host.
     """
+    from paceline.data.replay import Replay  # its package imports torch
+
     job, _ = Parser(name, (), "paceline replay [JOB]", DESCRIPTION).parse_job(words)
     path, _ = find_folder(job)
     log = Replay.of(path)

@@ -121,7 +121,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         dist = lock_step_of(store, self._measures, deadline_s)
         self._session = None if dist is None else dist.session
         if self._session is not None and self._measures:
-            self._session.has_measured_shares = True
+            self._session.trains(has_measured_shares=True)
         exchanges = self._measures or deadline_s is not None
         self._speeds = Speeds(
             dist if exchanges else None, self._rank, self._num_workers, max_batch, deadline_s is not None

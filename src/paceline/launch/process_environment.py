@@ -14,42 +14,20 @@ from paceline.launch.worker_groups import WorkerGroup
 
 #: Variables by which libraries recognise torchrun, and learn which node of the job they are on.
 _TORCHRUN = (
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-)
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+)  # fmt: skip
+
+_IDENTITY = (
+    "role", "job_id", "job_key", "scheduler", "num_workers", "num_servers", "rank", "local_rank", "restart",
+    "incarnation", "page_token",
+)  # fmt: skip
 
 #: Variables that give a process its identity. Only the launcher sets them.
-OWNED = frozenset(
-    config.variable(field)
-    for field in (
-        "role",
-        "job_id",
-        "job_key",
-        "scheduler",
-        "num_workers",
-        "num_servers",
-        "rank",
-        "local_rank",
-        "restart",
-        "incarnation",
-        "page_token",
-    )
-) | {
-    "PACELINE_READY_FD",
-    "PACELINE_ENDED_FD",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "PACELINE_DDP",
+OWNED = frozenset(map(config.variable, _IDENTITY)) | {
+    "PACELINE_READY_FD", "PACELINE_ENDED_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PACELINE_DDP",
     *_TORCHRUN,
-}
+}  # fmt: skip
 
 #: Switches off that ``import torch`` loads paceline, if it is not 1. The launcher sets it for workers of ``--ddp``.
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -13,6 +13,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.config import Settings
@@ -38,6 +39,7 @@ from paceline.worker.late import MISSING_TIMEOUT_S, whom_it_waits_for, withdrawa
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 from paceline.worker.to_tell import ToTell
+from paceline.worker.training_kind import TrainingKind
 
 logger = logging.getLogger(__name__)
 
@@ -58,24 +60,8 @@ class Session:
         DeadlineError: a server did not answer in time.
     """
 
-    grouped_store = ""
-    """The store whose workers may change their groups; a job has one at a time."""
-    auto = ""
-    """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
-    group = 0
-    """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
-    lock_step = False
-    """Whether a store of this worker has all workers in lock step."""
-    is_ddp = False
-    """Whether the rounds of this worker are those of a DDP script."""
-    has_measured_shares = False
-    """Whether samples of this job go to workers by measured speed."""
-    is_local = False
-    """Whether the rounds of this worker are periods of local steps."""
-    store_type = ""
-    """Type of the store that this worker has made last, as in ``dist_sync``."""
-    hands_out = False
-    """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+    kind = TrainingKind()
+    """How this worker trains: see :meth:`trains`."""
 
     def __init__(self, settings: Settings, make_hub: Callable[[], SocketHub]) -> None:
         set_up_worker_logging(settings)
@@ -192,6 +178,10 @@ class Session:
         """The same of the fastest worker, as the scheduler has heard."""
         return self._lifeline.fastest_s
 
+    def trains(self, **changes: Any) -> None:
+        """Note how this worker trains: fields of :class:`~paceline.worker.training_kind.TrainingKind`."""
+        self.kind = replace(self.kind, **changes)
+
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
         round += self.joining.round
@@ -211,10 +201,11 @@ class Session:
         beat.spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
         beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
-        beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
+        kind = self.kind
+        beat.usual_s = (pace.seconds or 0.0) if kind.auto or kind.grouped_store else 0.0
         self.to_tell.add_to(beat)
-        is_shared = self.has_measured_shares or self.hands_out
-        beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
+        is_shared = kind.has_measured_shares or kind.hands_out
+        beat.account = self.meter.report(kind.group, kind.is_ddp, is_shared, kind.is_local)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -409,7 +400,8 @@ class Session:
     def close_store(self, store: Store) -> None:
         """Note that this worker has left a store: its requests are refused, and its gathers are forgotten."""
         self.stores.remove(store)
-        self.grouped_store = "" if self.grouped_store == store.name else self.grouped_store
+        if self.kind.grouped_store == store.name:
+            self.trains(grouped_store="")
         for one in [one for one in self._gathers if one.rpartition("/")[0] == store.name]:
             del self._gathers[one]
 

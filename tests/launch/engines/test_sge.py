@@ -131,18 +131,38 @@ ENGINE = {
 }
 
 
+def submitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[sge.SgeJob, Path]:
+    """Return a job of the engine above, and its folder."""
+    for name, text in ENGINE.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    request = sge.SgeBackend().plan(JobSpec(("x",), 1, 0, job_id="1"), Machine("/py", {}, {}, str(folder)))
+    monkeypatch.setenv("FOLDER", request.folder)
+    return sge.SgeJob(request), Path(request.folder)
+
+
 def test_output_of_the_end_of_an_interrupted_job_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in ENGINE.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    machine = Machine("/py", {}, {}, str(tmp_path))
-    request = sge.SgeBackend().plan(JobSpec(("x",), 1, 0, job_id="1"), machine)
-    monkeypatch.setenv("FOLDER", request.folder)
-    job = sge.SgeJob(request)
+    job, folder = submitted(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         job.wait()
     assert capsys.readouterr().out == "the last words"
-    assert not Path(request.folder).exists()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("left", "code"), [("7", 7), (None, 1)])
+def test_exit_code_is_that_which_the_launcher_inside_has_left(
+    left: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, folder = submitted(tmp_path, monkeypatch)
+    (folder / "gone").mkdir()
+    (folder / "out").write_text("a line\n")
+    if left:
+        (folder / "code").write_text(left)
+    assert job.wait() == code
+    shown = capsys.readouterr()
+    assert shown.out == "a line\n"
+    assert ("Grid Engine ended job 7: qacct -j 7 says why" in shown.err) is (left is None)
+    assert not folder.exists()

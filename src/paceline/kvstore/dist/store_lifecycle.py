@@ -86,13 +86,13 @@ class StoreLifecycle:
         """
         if not self._session.settings.regroup_rounds or self._policy.merge != "groups":
             return
-        if self._session.grouped_store not in ("", self.name):
+        if self._session.kind.grouped_store not in ("", self.name):
             raise ConfigError(
-                f"the groups of store {self._session.grouped_store!r} follow the workers' speeds, so there can be no "
+                f"the groups of store {self._session.kind.grouped_store!r} follow the workers' speeds, so there can be no "
                 f"second dist_gsync store, {self.name!r}; close the first one, or let groups stay: "
                 f"{variable('regroup_rounds')}=0"
             )
-        self._session.grouped_store = self.name
+        self._session.trains(grouped_store=self.name)
 
     def ask_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         """Send a request to every server and return the answers, in server order."""

@@ -136,40 +136,16 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Started
-    | NotStarted
-    | Ready
-    | Exited
-    | Stopped
-    | Unheard
-    | Lost
-    | Joined
-    | Left
-    | Complete
-    | Alone
-    | Over
-    | StatusSaid
-    | Runs
-    | Interrupted
-    | Tick
-)
+    Started | NotStarted | Ready | Exited | Stopped | Unheard | Lost | Joined | Left | Complete | Alone | Over
+    | StatusSaid | Runs | Interrupted | Tick
+)  # fmt: skip
 
 #: The events that agents and the scheduler report, by the first word of their lines.
 _WORDS: dict[str, type[Any]] = {
-    "started": Started,
-    "not_started": NotStarted,
-    "ready": Ready,
-    "exited": Exited,
-    "stopped": Stopped,
-    "lost": Lost,
+    "started": Started, "not_started": NotStarted, "ready": Ready, "exited": Exited, "stopped": Stopped, "lost": Lost,
     "joined": Joined,
-    "left": Left,
-    "complete": Complete,
-    "alone": Alone,
-    "over": Over,
-    "status": StatusSaid,
-    "runs": Runs,
-}
+    "left": Left, "complete": Complete, "alone": Alone, "over": Over, "status": StatusSaid, "runs": Runs,
+}  # fmt: skip
 
 #: By the same word, the fields of the event and the types that JSON may give them.
 _TYPES: dict[str, list[tuple[str, Any]]] = {

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from paceline.launch import JobSpec, Machine, backend, parse_group
-from paceline.launch.engines.yarn.service import with_launcher
 from paceline.launch.engines.yarn.yarn_backend import YarnRequest, resource_manager
 from tests.engines.yarn_stand_in import faults
 
@@ -25,23 +24,22 @@ def plan(*groups: str, machine: Machine = MACHINE, **options: str) -> YarnReques
 
 def test_service_has_no_field_that_yarn_does_not_know() -> None:
     request = plan("a: n=2, cpus=4, gpus=1, memory=8Gi", "b: n=1", queue="research", time="3600", rm="http://rm:8088")
-    service = with_launcher(request.service, "h:1", request.key_variable("key"))
+    service = request.service("h:1", "key")
     assert faults(service, "Service", "service") == []
     assert [one["name"] for one in service["components"]] == ["scheduler", "server", "worker-a", "worker-b"]
     assert all("h:1" in one["launch_command"] for one in service["components"])
-    assert "key" not in str(request.service)
 
 
 def test_service_names_the_file_of_the_key_and_not_the_key() -> None:
     request = plan(key_folder="/home/ada/keys")
-    service = with_launcher(request.service, "h:1", request.key_variable("the secret"))
+    service = request.service("h:1", "the secret")
     assert service["configuration"]["env"]["PACELINE_HUB_KEY_FILE"] == "/home/ada/keys/pl-0123abcd.key"
     assert "the secret" not in str(service)
-    assert "the secret" in str(with_launcher(plan().service, "h:1", plan().key_variable("the secret")))
+    assert "the secret" in str(plan().service("h:1", "the secret"))
 
 
 def test_stand_in_knows_a_wrong_service() -> None:
-    service = with_launcher(plan().service, "h:1", {})
+    service = plan().service("h:1", "key")
     for change, fault in (
         ({"nonsense": 1}, "service (Service) has an unknown field nonsense"),
         ({"lifetime": "1"}, "service (Service).lifetime is not of type int"),

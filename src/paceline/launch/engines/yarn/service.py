@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.launch.job_spec import JobSpec
 from paceline.launch.plan import JobPart
 from paceline.launch.worker_groups import amount, whole
 
@@ -76,8 +75,10 @@ class YarnOptions:
         _megabytes(self.memory)
 
 
-def make_service(spec: JobSpec, parts: list[JobPart], options: YarnOptions, directory: str, pythonpath: str) -> Service:
-    """Return the service, without the values known when the launcher starts: its address and the key.
+def make_service(
+    name: str, parts: list[JobPart], options: YarnOptions, directory: str, environ: Mapping[str, str], launcher: str
+) -> Service:
+    """Return the service. Its containers have variables, and reach the hub of the launcher at an address.
 
     Raises:
         ValueError: a group's request is beyond YARN, or a path cannot be a word of its commands.
@@ -85,29 +86,15 @@ def make_service(spec: JobSpec, parts: list[JobPart], options: YarnOptions, dire
     for word in (options.python, directory):
         if not _PLAIN.fullmatch(word):
             raise ValueError(f"{word!r}: YARN's commands take letters, digits and @%+=:,./- in paths only")
-    service: Service = {"name": f"pl-{spec.job_id}", "version": "1.0.0"}
+    service: Service = {"name": name, "version": "1.0.0"}
     service |= {"queue": options.queue} if options.queue else {}
     service |= {"lifetime": options.time} if options.time else {}
-    service["components"] = [_component(part, options, directory) for part in parts]
+    service["components"] = [_component(part, options, directory, launcher) for part in parts]
     service["configuration"] = {
-        "env": {"PYTHONPATH": pythonpath} if pythonpath else {},
+        "env": dict(environ),
         "properties": {"yarn.service.am-restart.max-attempts": "1"},  # the launcher decides about restarts
     }
     return service
-
-
-def with_launcher(service: Service, address: str, key: Mapping[str, str]) -> Service:
-    """Return a service that can be submitted: with the address of the launcher's hub, and the variable of its key."""
-    components = [
-        {**one, "launch_command": one["launch_command"].replace(ADDRESS, address)} for one in service["components"]
-    ]
-    configuration = service["configuration"]
-    env = {**configuration["env"], **key}
-    return {**service, "components": components, "configuration": {**configuration, "env": env}}
-
-
-#: Stands for the address of the hub in a service that is not complete.
-ADDRESS = "<address of the launcher>"
 
 
 def names(parts: list[JobPart]) -> dict[str, str]:
@@ -120,11 +107,11 @@ def _megabytes(text: str) -> int:
     return math.ceil(amount("memory", text, 2**20) / 2**20)
 
 
-def _component(part: JobPart, options: YarnOptions, directory: str) -> Service:
+def _component(part: JobPart, options: YarnOptions, directory: str, launcher: str) -> Service:
     if len(part.name) > _NAME_LENGTH:
         raise ValueError(f"group {part.name.removeprefix('worker-')}: its name is too long for YARN's Registry DNS")
     module = "paceline.launch.engines.yarn.container"
-    words = ["exec", options.python, "-P", "-m", module, ADDRESS, _INSTANCE, directory]
+    words = ["exec", options.python, "-P", "-m", module, launcher, _INSTANCE, directory]
     return {
         "name": part.name,
         "number_of_containers": len(part.processes),

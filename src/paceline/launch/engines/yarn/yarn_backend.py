@@ -18,10 +18,10 @@ from paceline.errors import LaunchError
 from paceline.host.interfaces import address_of, address_towards
 from paceline.launch.backends import typed_options
 from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
-from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names, with_launcher
+from paceline.launch.engines.yarn.service import Service, Services, YarnOptions, make_service, names
 from paceline.launch.host_list import Host
 from paceline.launch.job_spec import JobSpec
-from paceline.launch.plan import describe, job_parts
+from paceline.launch.plan import JobPart, describe, job_parts
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.processes import wait_for
 from paceline.launch.remote import BrokeredJob, RemoteRequest, remote_request
@@ -43,20 +43,23 @@ class YarnRequest:
     """A job on YARN."""
 
     remote: RemoteRequest
-    service: Service
+    name: str
+    """Name of the service."""
+    parts: list[JobPart]
     options: YarnOptions
-    names: Mapping[str, str]
-    """Containers by the plan's names of hosts."""
 
     @property
     def key_file(self) -> str:
         """The file of the hub's key; empty: the key is in the service."""
         folder = self.options.key_folder
-        return str(Path(folder, f"{self.service['name']}.key")) if folder else ""
+        return str(Path(folder, f"{self.name}.key")) if folder else ""
 
-    def key_variable(self, key: str) -> Mapping[str, str]:
-        """Return the variable by which containers get the hub's key."""
-        return {KEY_FILE_VARIABLE: self.key_file} if self.key_file else {KEY_VARIABLE: key}
+    def service(self, launcher: str, key: str) -> Service:
+        """Return the service, whose containers reach the launcher's hub at an address, and have its key."""
+        path = self.remote.environ.get("PYTHONPATH", "")
+        environ = {"PYTHONPATH": path} if path else {}
+        environ |= {KEY_FILE_VARIABLE: self.key_file} if self.key_file else {KEY_VARIABLE: key}
+        return make_service(self.name, self.parts, self.options, self.remote.plan.directory, environ, launcher)
 
 
 class YarnBackend:
@@ -81,14 +84,13 @@ class YarnBackend:
             return shell_command(machine.python, json.dumps(containers[host.name]))
 
         remote = remote_request(plan, machine, options.python, reach)
-        service = make_service(spec, parts, options, plan.directory, remote.environ.get("PYTHONPATH", ""))
-        return YarnRequest(remote, service, options, containers)
+        request = YarnRequest(remote, f"pl-{spec.job_id}", parts, options)
+        request.service("", "")  # finds what YARN cannot do
+        return request
 
     def render(self, request: YarnRequest) -> str:
         """Return the service as it is submitted, the key masked, and the processes."""
-        service = json.dumps(
-            with_launcher(request.service, "<address>:<port of the launcher>", request.key_variable("***")), indent=2
-        )
+        service = json.dumps(request.service("<address>:<port of the launcher>", "***"), indent=2)
         where = request.options.rm or "<ResourceManager>"
         return (
             f"POST {where}/app/v1/services\n{service}\n\n"
@@ -108,10 +110,10 @@ class YarnJob(BrokeredJob):
     """A service of YARN; it exists until :meth:`wait` returns."""
 
     def __init__(self, request: YarnRequest) -> None:
-        self._request, self._services = request, _services(request)
+        self._request, self._services, self._names = request, _services(request), names(request.parts)
         remote = replace(request.remote, explain=self._explain)
         super().__init__(remote, Broker("yarn", "paceline.launch.engines.yarn.hub"))
-        self.id = str(request.service["name"])
+        self.id = request.name
         self._canceller: Canceller | None = None
         self._application = ""
         try:
@@ -159,9 +161,7 @@ class YarnJob(BrokeredJob):
         self._canceller = Canceller([*undo, path] if path else undo)
         try:
             self._pass_key(key)
-            self._services.create(
-                with_launcher(self._request.service, f"{host}:{port}", self._request.key_variable(key))
-            )
+            self._services.create(self._request.service(f"{host}:{port}", key))
         except LaunchError:
             self._canceller.release()  # there is no service of ours
             self._canceller = None
@@ -186,7 +186,7 @@ class YarnJob(BrokeredJob):
             "socket": self._broker.socket,
             "port": self._request.options.port,
             "key": key,
-            "names": list(self._request.names.values()),
+            "names": list(self._names.values()),
         }
         self._broker.start(json.dumps(asked))
         line = self._broker.says(_START_S)
@@ -205,7 +205,7 @@ class YarnJob(BrokeredJob):
             if time.monotonic() > until:
                 running = sum(len(one.get("containers") or ()) for one in found.get("components") or ())
                 raise LaunchError(
-                    f"YARN has started {running} of {len(self._request.names)} containers within "
+                    f"YARN has started {running} of {len(self._names)} containers within "
                     f"{self._request.options.wait:g} s ({state}): ask for less (cpus=, memory=, gpus=), or wait "
                     f"longer: -o wait=SECONDS{self._said(found)}"
                 )
@@ -219,7 +219,7 @@ class YarnJob(BrokeredJob):
 
     def _explain(self, host: Host, link: AgentLink) -> str:
         text = "\n".join(link.errors) or link.noise
-        return f"the container {self._request.names[host.name]} ended{': ' if text else ''}{text}; {self._log_hint()}"
+        return f"the container {self._names[host.name]} ended{': ' if text else ''}{text}; {self._log_hint()}"
 
     def _destroy(self) -> None:
 
