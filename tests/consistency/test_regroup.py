@@ -307,6 +307,7 @@ def test_others_wait_for_a_worker_that_has_rejoined_from_their_first_round_in_it
     one.leave(1)
     assert updates(one.push(0, 2)) == [(0,)]
     assert one.rejoin(1, 1) == []
+    assert one.rejoin(1, 2) == [], "it is not gone: this changes nothing"
     assert updates(one.push(0, 3)) == [(0,)], "it has not come to that phase"
     one.come_back(0, 1)
     assert updates(one.push(1, 1)) == []
