@@ -1,7 +1,10 @@
 """Local steps on slow networks: the share of time in which machines compute, and the loss at equal samples.
 
-    python -m benchmarks.slow_networks computing --rate 50mbit 1gbit --steps 1 8 32 128 --codec none int4 chunktopk auto
-    python -m benchmarks.slow_networks loss --steps 1 32 128 --codec none int4 chunktopk --seeds 3
+    python -m benchmarks.slow_networks computing --rate 50mbit 200mbit --case none:1 int4:32 int4:128 chunktopk:32 auto
+    python -m benchmarks.slow_networks loss --case chunktopk:32 int4:128 int4:128:mean --seeds 3
+
+A case is a codec and a period, with ``mean`` where weights are averaged without outer momentum; or ``auto``. A table is
+printed, and a line of JSON with the same figures.
 
 *Computing* needs root: hosts are network namespaces, each with a worker and a server. A step waits as long as an
 accelerator would compute, and then runs SGD on all weights. The share counts over whole periods after the first.
@@ -30,19 +33,21 @@ from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 TIMEOUT_S = 3600.0
 
-#: Of options by codec: what SparseLoCo has in place of momentum.
-SPARSE = {"outer": {"lr": 1.0, "momentum": 0.0}}
+#: The outer optimizer of averages; with chunktopk the error feedback stands in for momentum.
+MEAN = {"outer": {"lr": 1.0, "momentum": 0.0}}
 
 
-def options_of(steps: int, codec: str) -> dict[str, Any]:
-    """Return the options of a DistributedOptimizer; one step without a codec is lock step."""
-    if codec == "auto":
+def options_of(case: str) -> dict[str, Any]:
+    """Return the options of a DistributedOptimizer; one step is lock step."""
+    if case == "auto":
         return {"local_steps": "auto"}
+    codec, number, *outer = case.split(":")
+    steps = int(number)
     coded = {} if codec == "none" else {"compression": {"type": codec, "leg": "both"}}
     if steps == 1:
         return coded
     late = {"delay": steps // 4}
-    return {"local_steps": steps, **late, **coded, **(SPARSE if codec == "chunktopk" else {})}
+    return {"local_steps": steps, **late, **coded, **(MEAN if outer or codec == "chunktopk" else {})}
 
 
 def run(job: LocalJob, count: int, task: dict[str, Any]) -> list[dict[str, Any]]:
@@ -74,22 +79,20 @@ def computing(args: argparse.Namespace) -> list[dict[str, Any]]:
         raise SystemExit(f"this benchmark makes network namespaces: {why_no_hosts()}")
     found = []
     for rate in args.rate:
-        for codec in args.codec:
-            for steps in args.steps if codec != "auto" else [0]:
-                with (
-                    Hosts(args.hosts, rate_bits_s=rate_of(rate)) as hosts,
-                    HostsJob(hosts, [1] * args.hosts, [1] * args.hosts, check_rules=False) as job,
-                ):
-                    warm = 4 if codec == "auto" else 2
-                    task = {
-                        "numel": args.numel, "step_s": args.step_s, "options": options_of(steps, codec), "warm": warm,
-                        "periods": max(args.periods, 4 // max(1, steps)),
-                    }  # fmt: skip
-                    shares = run(job, args.hosts, task)
-                one = {"rate": rate, "codec": codec, "steps": steps, **shares[0]}
-                one["computing"] = statistics.fmean(share["computing"] for share in shares)
-                print(json.dumps(one), file=sys.stderr, flush=True)
-                found.append(one)
+        for case in args.case:
+            with (
+                Hosts(args.hosts, rate_bits_s=rate_of(rate)) as hosts,
+                HostsJob(hosts, [1] * args.hosts, [1] * args.hosts, check_rules=False) as job,
+            ):
+                task = {
+                    "numel": args.numel, "step_s": args.step_s, "options": options_of(case),
+                    "warm": 4 if case == "auto" else 2, "periods": max(args.periods, 4 if case.endswith(":1") else 0),
+                }  # fmt: skip
+                shares = run(job, args.hosts, task)
+            one = {"rate": rate, "case": case, **shares[0]}
+            one["computing"] = statistics.fmean(share["computing"] for share in shares)
+            print(json.dumps(one), file=sys.stderr, flush=True)
+            found.append(one)
     return found
 
 
@@ -97,7 +100,7 @@ def computing(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def losses(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the loss at equal samples, for each codec and period, relative to one process."""
+    """Return the loss at equal samples, for each case, and that of one process."""
     task = {"lr": args.lr, "total": args.total, "batch": args.batch}
     found = []
     for seed in range(args.seeds):
@@ -107,14 +110,12 @@ def losses(args: argparse.Namespace) -> list[dict[str, Any]]:
             [*command, json.dumps(alone)], stdout=subprocess.PIPE, check=True, text=True, cwd=WORKERS.parents[1]
         )
         base = json.loads(done.stdout.splitlines()[-1])["loss"]
-        for codec in args.codec:
-            for steps in args.steps:
-                options = options_of(steps, codec)
-                with LocalJob(args.workers, 1, check_rules=False) as job:
-                    loss = run(job, args.workers, {**task, "seed": seed, "options": options})[0]["loss"]
-                one = {"codec": codec, "steps": steps, "seed": seed, "alone": base, "loss": loss}
-                print(json.dumps(one), file=sys.stderr, flush=True)
-                found.append(one)
+        for case in args.case:
+            with LocalJob(args.workers, 1, check_rules=False) as job:
+                loss = run(job, args.workers, {**task, "seed": seed, "options": options_of(case)})[0]["loss"]
+            one = {"case": case, "seed": seed, "alone": base, "loss": loss, "gap": loss / base - 1}
+            print(json.dumps(one), file=sys.stderr, flush=True)
+            found.append(one)
     return found
 
 
@@ -122,19 +123,19 @@ def losses(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def shown(found: Sequence[dict[str, Any]], what: str) -> Table:
-    """Return a table with a line for each codec and a column for each period."""
-    periods = sorted({one["steps"] for one in found})
-    table = Table("rate" if what == "computing" else "", "codec", *(f"H = {one}" if one else "auto" for one in periods))
-    for rate, codec in dict.fromkeys((one.get("rate", ""), one["codec"]) for one in found):
-        cells = []
-        for steps in periods:
-            some = [one for one in found if (one.get("rate", ""), one["codec"], one["steps"]) == (rate, codec, steps)]
-            if what == "computing":
-                cells.append(", ".join(f"{one['computing']:.1%} {one['plan']}" for one in some))
-            else:
-                gaps = [one["loss"] / one["alone"] - 1 for one in some]
-                cells.append(f"{statistics.fmean(gaps):+.1%} ({min(gaps):+.1%} to {max(gaps):+.1%})" if gaps else "")
-        table.add_row(rate, codec, *cells)
+    """Return a table with a line for each rate and case."""
+    if what == "computing":
+        table = Table("rate", "case", "computing", "plan")
+        for one in found:
+            table.add_row(one["rate"], one["case"], f"{one['computing']:.1%}", one["plan"])
+        return table
+    table = Table("case", "seeds", "loss", "one process", "more loss", "least", "most")
+    for case in dict.fromkeys(one["case"] for one in found):
+        some = [one for one in found if one["case"] == case]
+        gaps = [one["gap"] for one in some]
+        means = (f"{statistics.fmean(one[what] for one in some):.4f}" for what in ("loss", "alone"))
+        parts = (f"{gap:+.1%}" for gap in (statistics.fmean(gaps), min(gaps), max(gaps)))
+        table.add_row(case, str(len(some)), *means, *parts)
     return table
 
 
@@ -143,9 +144,8 @@ def main() -> None:
     parser.add_argument("what", choices=("computing", "loss"))
     parser.add_argument("--rate", nargs="+", default=["50mbit", "1gbit"], help="of every cable, in each direction")
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument(
-        "--codec", nargs="+", default=["none", "int4", "chunktopk"], help="auto chooses period and codec"
+        "--case", nargs="+", default=["none:1", "chunktopk:32", "int4:128"], help="CODEC:H[:mean], or auto"
     )
     parser.add_argument("--numel", type=int, default=30_000_000, help="weights")
     parser.add_argument("--step-s", type=float, default=0.1, help="computation of a step")
@@ -161,6 +161,7 @@ def main() -> None:
     if args.save is not None:
         args.save.write_text("".join(f"{json.dumps(one)}\n" for one in found))
     Console(width=160).print(shown(found, args.what))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

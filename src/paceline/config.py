@@ -62,6 +62,7 @@ _LEAST = {
     "server_threads": (0, "it must be at least 1, or 0 for a share of the cores"),
     "staleness": (0, "it is a number of rounds, 0 or more"),
     "regroup_rounds": (0, "it is a number of rounds, 0 or more"),
+    "incarnation": (0, "it is a number of processes, 0 or more"),
     "age": (0, "it is a number of missed updates, 0 or more"),
 }
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -116,6 +117,8 @@ class Settings:
     """Speed of this worker relative to the others, as the user says."""
     restart: int = 0
     """How often the launcher has started the job again after a failure."""
+    incarnation: int = 0
+    """How many processes have had this worker's rank before in the running job (``paceline launch --replace``)."""
     verbose: int = 0
     """Verbosity of the roles' logs: 1 connections, 2 every message as well."""
     weighting: str = ""

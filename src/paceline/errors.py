@@ -39,6 +39,10 @@ class JoinTimeoutError(RendezvousError, PeerDiedError):
     """Another process of the job did not join in time, or the scheduler did not answer. The text names it."""
 
 
+class JobOverError(RendezvousError):
+    """The job has ended before this process could take over from the one that has died."""
+
+
 class RemoteError(PacelineError):
     """A server or the scheduler refused a request, or failed while it worked on it."""
 

@@ -86,7 +86,7 @@ def chosen_store():
     sampler.set_epoch(2)
     sampler.load_state_dict(sampler.state_dict() | {"epoch": 5})
     assert sampler.state_dict()["epoch"] == 5
-    return store.type, store.policy.merge, store.policy.lr_scale, type(sampler).__name__, store.session.hands_out
+    return store.type, store.policy.merge, store.policy.lr_scale, type(sampler).__name__, store.session.kind.hands_out
 
 
 def test_dist_auto_does_what_was_chosen(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def test_own_master_port_wins() -> None:
 
 
 def test_options_are_few_and_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(OPTIONS) <= 33
+    assert len(OPTIONS) <= 34
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     shown = capsys.readouterr().out

@@ -23,9 +23,9 @@ SCRIPT = """
 import sys
 from paceline.cli import main, top
 from paceline.launch import runtime
-from tests.cli.test_top import status
+from tests.cli.test_top import JOB
 
-top.ask = lambda record: status()
+top.ask = lambda record: JOB
 runtime.find = lambda job: runtime.JobRecord("1a2b", 0, "", 0.0, "python train.py", ("h0",), 2, 0)
 sys.exit(main(["top", *sys.argv[1:]]))
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -15,9 +15,16 @@ from paceline.collectives import world
 from paceline.collectives.environment import HvdSettings, read_settings
 from paceline.collectives.errors import CollectiveError, NotInitializedError
 from paceline.errors import PacelineError
-from tests.hvd.ranks import LONG, Ranks, run
+from tests.hvd.ranks import LONG, Ranks, run, run_in_turn
 
 T = torch.ones
+Found: TypeAlias = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def two() -> Found:
+    """Results of two ranks, by function."""
+    return run_in_turn(2, wrong_arguments, same_name_twice, different_kinds)
 
 
 def error_of(operation: Any) -> str:
@@ -119,8 +126,8 @@ def wrong_arguments() -> list[str]:
     ]
 
 
-def test_wrong_arguments_are_errors_at_the_call() -> None:
-    first, _ = run(wrong_arguments, 2)
+def test_wrong_arguments_are_errors_at_the_call(two: Found) -> None:
+    first, _ = two["wrong_arguments"]
     assert first[:2] == ["NotInitializedError: Horovod has not been initialized; use hvd.init()."] * 2
     assert issubclass(NotInitializedError, ValueError)
     assert issubclass(NotInitializedError, CollectiveError)
@@ -144,8 +151,8 @@ def same_name_twice() -> list[str]:
     return [found]
 
 
-def test_second_pending_operation_of_a_name_is_refused() -> None:
-    [found], _ = run(same_name_twice, 2)
+def test_second_pending_operation_of_a_name_is_refused(two: Found) -> None:
+    [found], _ = two["same_name_twice"]
     assert found.startswith("ValueError: Requested to allreduce, allgather, or broadcast a tensor with the same name")
 
 
@@ -222,8 +229,8 @@ def different_kinds() -> str:
     return error_of(lambda: hvd.allreduce(T(1), name="x") if hvd.rank() else hvd.allgather(T(1), name="x"))
 
 
-def test_one_name_for_different_operations_is_an_error() -> None:
-    first, second = run(different_kinds, 2)
+def test_one_name_for_different_operations_is_an_error(two: Found) -> None:
+    first, second = two["different_kinds"]
     assert first == second
     assert "allgather: rank 0" in first
 

@@ -6,7 +6,7 @@ import importlib
 import pickle
 import socket
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -18,9 +18,24 @@ from paceline.collectives.coordinator import Coordinator
 from paceline.net.security import new_job_key
 from paceline.testing import LocalJob
 from tests.collectives.test_errors import error_of
-from tests.hvd.ranks import run
+from tests.hvd.ranks import run, run_in_turn
 
 T = torch.ones
+Found: TypeAlias = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def two() -> Found:
+    """Results of two ranks, by function."""
+    pytest.importorskip("cloudpickle")
+    return run_in_turn(2, places, objects, parameters)
+
+
+@pytest.fixture(scope="module", params=["1", "0"], ids=["shared memory", "Gloo"])
+def three(request: pytest.FixtureRequest) -> Found:
+    """Results of three ranks, by function."""
+    environment = {"PACELINE_SHARED_MEMORY": request.param}
+    return run_in_turn(3, process_sets, dynamic_sets, uneven, environment=environment)
 
 
 def again_and_again() -> float:
@@ -52,8 +67,8 @@ def places() -> list[int]:
     return found
 
 
-def test_ranks_of_one_host() -> None:
-    assert run(places, 2) == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
+def test_ranks_of_one_host(two: Found) -> None:
+    assert two["places"] == [[0, 2, 0, 2, 0, 1], [1, 2, 1, 2, 0, 1]]
 
 
 def two_hosts() -> dict[str, str]:
@@ -136,9 +151,8 @@ def process_sets() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("shared", ["1", "0"])
-def test_overlapping_process_sets(shared: str) -> None:
-    first, second, third = run(process_sets, 3, environment={"PACELINE_SHARED_MEMORY": shared})
+def test_overlapping_process_sets(three: Found) -> None:
+    first, second, third = three["process_sets"]
     assert first == [[0, 1], 0, True, 2, 2, [2.0, 1.0, 3.0], 2, 2]
     assert second[:6] == [[0, 1], 1, True, 2, 2, [1.0, 3.0]]
     assert second[6].startswith("ValueError: rank 1 is not in")
@@ -161,8 +175,8 @@ def dynamic_sets() -> list[Any]:
     return found
 
 
-def test_process_sets_that_change() -> None:
-    found = run(dynamic_sets, 3)
+def test_process_sets_that_change(three: Found) -> None:
+    found = three["dynamic_sets"]
     assert found[0][0] == 1
     assert "exists already" in found[0][1]
     assert found[0][2:] == [2.0, True, False, None, False, 2, 1]
@@ -181,9 +195,8 @@ def uneven() -> list[Any]:
     return [sums, means, rows, value, parts, last, hvd.allreduce(T(4), op=hvd.Sum, name="x")[0].item()]
 
 
-@pytest.mark.parametrize("shared", ["1", "0"])
-def test_join_with_uneven_data(shared: str) -> None:
-    first, second, third = run(uneven, 3, environment={"PACELINE_SHARED_MEMORY": shared})
+def test_join_with_uneven_data(three: Found) -> None:
+    first, second, third = three["uneven"]
     assert first == [[3.0, 3.0, 3.0], None, None, None, None, 2, 3.0]
     assert second[0] == [3.0, 3.0, 3.0, 2.0]
     assert third == [[3.0, 3.0, 3.0, 2.0, 1.0], pytest.approx(1 / 3), 3, 7, [2], 2, 3.0]
@@ -202,9 +215,8 @@ def objects() -> list[Any]:
     return [local(2), len(large), hvd.allgather_object({"rank": rank})]
 
 
-def test_objects() -> None:
-    pytest.importorskip("cloudpickle")
-    assert run(objects, 2) == [[42, 3_000_000, [{"rank": 0}, {"rank": 1}]]] * 2
+def test_objects(two: Found) -> None:
+    assert two["objects"] == [[42, 3_000_000, [{"rank": 0}, {"rank": 1}]]] * 2
 
 
 def parameters() -> list[Any]:
@@ -229,8 +241,8 @@ def parameters() -> list[Any]:
     ]
 
 
-def test_parameters_and_optimizer_state_come_from_the_root() -> None:
-    first, second = run(parameters, 2)
+def test_parameters_and_optimizer_state_come_from_the_root(two: Found) -> None:
+    first, second = two["parameters"]
     assert first == second
     assert first[2] == 0.1
     assert len(first[1]) == 4

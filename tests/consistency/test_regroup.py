@@ -1,4 +1,4 @@
-"""Groups that change, and workers that go away and come back while all train: several slots, messages in any order."""
+"""Groups that change, and workers that go away, come back, leave and rejoin: several slots, messages in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def partitions(draw: st.DrawFn) -> Groups:
 
 
 class Job(RuleBasedStateMachine):
-    """Workers that push, change groups, go away, come back and leave; each slot gets its messages at any time.
+    """Workers that push, change groups, go away, come back, leave and rejoin; slots get their messages at any time.
 
     Workers that are away may push; who else is in the cohorts of these pushes differs between slots.
     """
@@ -34,6 +34,8 @@ class Job(RuleBasedStateMachine):
         self.groups: list[Groups] = [groups]
         self.generation = [0] * WORKERS
         self.round = [0] * WORKERS
+        self.before = [0] * WORKERS
+        """Rounds of earlier processes of each worker."""
         self.unanswered: list[set[int]] = [set() for _ in range(WORKERS)]
         self.left: set[int] = set()
         self.away: set[int] = set()
@@ -58,7 +60,7 @@ class Job(RuleBasedStateMachine):
         if self.is_idle(worker):
             self.round[worker] += 1
             self.unanswered[worker] = set(range(SLOTS))
-            self.send(worker, "push", self.round[worker])
+            self.send(worker, "push", self.round[worker] - self.before[worker])
             if worker in self.away:
                 self.guests.add((worker, self.round[worker]))
 
@@ -104,6 +106,18 @@ class Job(RuleBasedStateMachine):
             self.left.add(worker)
             self.send(worker, "leave")
 
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def rejoin(self, worker: int) -> None:
+        """All slots know of the other process before anybody hears of the phase in which it counts."""
+        if worker in self.left and not any(self.ways[worker, slot] for slot in range(SLOTS)):
+            self.phases += 1
+            self.left.discard(worker)
+            self.away.discard(worker)
+            self.before[worker], self.phase[worker] = self.round[worker], self.phases
+            for slot, one in enumerate(self.rules):
+                self.carry_out(slot, one.rejoin(worker, self.phases))
+                assert one.rejoin(worker, self.phases) == []
+
     @rule(worker=st.integers(0, WORKERS - 1), slot=st.integers(0, SLOTS - 1))
     def deliver(self, worker: int, slot: int) -> None:
         if not self.ways[worker, slot]:
@@ -120,10 +134,14 @@ class Job(RuleBasedStateMachine):
             actions = one.come_back(worker, number)
         else:
             actions = one.leave(worker)
+        self.carry_out(slot, actions)
+
+    def carry_out(self, slot: int, actions: list[object]) -> None:
+        pushed = self.rules[slot].pushed
         for action in actions:
             assert not isinstance(action, Refuse), action
             if isinstance(action, Apply):
-                self.cohorts[slot][frozenset((w, one.pushed[w]) for w in action.workers)] += 1
+                self.cohorts[slot][frozenset((w, self.before[w] + pushed[w]) for w in action.workers)] += 1
             elif isinstance(action, Release):
                 for released in action.workers:
                     self.unanswered[released].discard(slot)
@@ -280,3 +298,17 @@ def test_worker_cannot_move_while_it_waits() -> None:
     [action] = one.regroup(1, 1, ((0,),))
     assert isinstance(action, Refuse)
     assert "has left" in action.reason
+
+
+def test_others_wait_for_a_worker_that_has_rejoined_from_their_first_round_in_its_phase_on() -> None:
+    one = gsync((0, 1))
+    one.push(0, 1)
+    one.push(1, 1)
+    one.leave(1)
+    assert updates(one.push(0, 2)) == [(0,)]
+    assert one.rejoin(1, 1) == []
+    assert updates(one.push(0, 3)) == [(0,)], "it has not come to that phase"
+    one.come_back(0, 1)
+    assert updates(one.push(1, 1)) == []
+    assert updates(one.push(0, 4)) == [(0, 1)]
+    assert "worker 1 joined again, as another process, in phase 1" in one.story("a slot")

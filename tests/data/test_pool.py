@@ -47,6 +47,7 @@ class Session:
     """A worker's session with a scheduler that has pools only, and a clock that stands still but for waits."""
 
     settings = SimpleNamespace(timeout_s=60.0)
+    joining = SimpleNamespace(add=lambda name, part: None)
     stores = SimpleNamespace(go_away=lambda: None, come_back=lambda phase: None)
     round = 0
 

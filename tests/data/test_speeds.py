@@ -44,7 +44,7 @@ class Job:
 
 class Member:
     def __init__(self, job: Job, rank: int) -> None:
-        self._job, self._rank = job, rank
+        self._job, self._rank, self.has_joiners = job, rank, False
         self.traffic = self.session = self
 
     def tell(self, note: bytes) -> None:
@@ -53,7 +53,8 @@ class Member:
     def heard(self) -> dict[int, bytes]:
         return self._job.pushed
 
-    def gather(self, name: str, note: bytes) -> list[bytes]:
+    def gather(self, name: str, note: bytes, *, lets_in: bool, why_shut: str) -> list[bytes]:
+        assert (lets_in, why_shut) == (True, "")
         self._job.gathers += 1
         return [b"" if rank in self._job.gone else one._note() for rank, one in enumerate(self._job.teams)]
 
@@ -66,6 +67,26 @@ def test_speeds_travel_with_pushes_alone() -> None:
     for one in job.teams:
         assert one.known == {0: Speed(0.0, pytest.approx(0.01)), 1: Speed(0.0, pytest.approx(0.02))}
         assert one.caps == [None, 8]
+
+
+def test_all_gather_as_soon_as_one_of_them_hears_of_a_process_that_waits_to_join() -> None:
+    job = Job()
+    job.step()
+    cast(Member, job.teams[1]._store).has_joiners = True
+    job.step()
+    assert job.gathers == 2
+    assert [one.present for one in job.teams] == [{0, 1}] * 2
+
+
+def test_worker_that_joins_knows_what_the_others_know_and_its_own_limit() -> None:
+    job = Job()
+    for _ in range(4):
+        job.step()
+    old, new = job.teams[0], Speeds(None, 1, 2, max_batch=5)
+    new.stand(old.state())
+    assert new.told == old.told
+    assert (new.caps, new.state()["steps"]) == ([None, 5], 4)
+    assert not new.are_exchanged
 
 
 def test_change_of_speed_is_known_to_all_within_six_steps() -> None:

@@ -30,7 +30,7 @@ def open_group(name: str | None = None, **options: Any) -> int:
     return dist.get_rank()
 
 
-def script(name: str) -> list[Any]:
+def script(name: str = "nccl") -> list[Any]:
     open_group(name, init_method="env://", timeout=timedelta(seconds=30))
     pair = dist.new_group([0, 1], backend="gloo")
     total = torch.ones(3)
@@ -52,10 +52,27 @@ def script(name: str) -> list[Any]:
     return [total.tolist(), *backends, *found]
 
 
-def test_script_that_asks_for_another_backend_opens_ours() -> None:
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x", True, True, False, False]
-        assert job.run(script, "nccl") == [wanted, wanted]
+def in_turn() -> dict[str, Any]:
+    """Return the results of functions, each of which opens the group anew."""
+    found = {}
+    for function in (script, unlike_operations, rank_that_goes_on_after_an_error, row_of_nowhere, meaningless,
+                     receives_another_size, shard, capabilities):  # fmt: skip
+        found[function.__name__] = function()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["shared memory", "server"])
+def found(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Results of two ranks, by function."""
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=request.param) as job:
+        return job.run(in_turn)
+
+
+def test_script_that_asks_for_another_backend_opens_ours(found: list[dict[str, Any]]) -> None:
+    wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x", True, True, False, False]
+    assert [one["script"] for one in found] == [wanted, wanted]
 
 
 def groups_of_other_members() -> list[float]:
@@ -167,12 +184,10 @@ def unlike_operations() -> str:
     return text_of(lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3)))
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_unlike_operations_are_refused(shared_memory: bool) -> None:
-    with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
-        for text in job.run(unlike_operations):
-            assert "called barrier" in text
-            assert "all_reduce of 3 elements" in text
+def test_unlike_operations_are_refused(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert "called barrier" in one["unlike_operations"]
+        assert "all_reduce of 3 elements" in one["unlike_operations"]
 
 
 def rank_that_goes_on_after_an_error() -> list[float]:
@@ -185,10 +200,8 @@ def rank_that_goes_on_after_an_error() -> list[float]:
     return [one for row in table for one in row.tolist()]
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_no_tensor_gets_bytes_of_another_operation(shared_memory: bool) -> None:
-    with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
-        assert job.run(rank_that_goes_on_after_an_error)[0] == [-1.0] * 4
+def test_no_tensor_gets_bytes_of_another_operation(found: list[dict[str, Any]]) -> None:
+    assert found[0]["rank_that_goes_on_after_an_error"] == [-1.0] * 4
 
 
 def row_of_nowhere() -> str:
@@ -201,12 +214,10 @@ def row_of_nowhere() -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_index_of_another_rank_is_checked_before_it_says_where_to_write(shared_memory: bool) -> None:
-    with LocalJob(num_workers=2, num_servers=1, shared_memory=shared_memory) as job:
-        for rank, text in enumerate(job.run(row_of_nowhere)):
-            wanted = f"rank 1 has sent index (5000000,) of a sparse tensor, which has shape (50, 4) on rank {rank}"
-            assert text.startswith(wanted)
+def test_index_of_another_rank_is_checked_before_it_says_where_to_write(found: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(found):
+        wanted = f"rank 1 has sent index (5000000,) of a sparse tensor, which has shape (50, 4) on rank {rank}"
+        assert one["row_of_nowhere"].startswith(wanted)
 
 
 def meaningless() -> list[str]:
@@ -239,23 +250,21 @@ def meaningless() -> list[str]:
     return found
 
 
-def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        for bits, sparse, size, gathered, scattered, *lists in job.run(meaningless):
-            assert "no meaning for elements of torch.float32" in bits
-            assert "call to_dense() first" in sparse
-            assert "2 times 3 elements" in size
-            assert "16 bytes; given are tensors of [12, 12] bytes" in gathered
-            assert "reduce_scatter of 2 ranks needs 2 tensors" in scattered
-            assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
-            assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
-            assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
-            for what, text in zip(
-                ("broadcast", "reduce", "gather", "scatter", "send", "recv"), lists[3:], strict=False
-            ):
-                assert text == f"{what} names rank 2 of a group whose ranks are 0 to 1"
-            assert all("call to_dense() first" in text for text in lists[-3:-1])
-            assert lists[-1] == "2 rows cannot be split into [-1, 3] for 2 ranks"
+def test_operation_without_meaning_is_refused_and_breaks_nothing(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        bits, sparse, size, gathered, scattered, *lists = one["meaningless"]
+        assert "no meaning for elements of torch.float32" in bits
+        assert "call to_dense() first" in sparse
+        assert "2 times 3 elements" in size
+        assert "16 bytes; given are tensors of [12, 12] bytes" in gathered
+        assert "reduce_scatter of 2 ranks needs 2 tensors" in scattered
+        assert "scatter of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [12, 12] bytes" in lists[0]
+        assert "gather of 2 ranks needs 2 tensors of 8 bytes; given are tensors of [8, 8, 8] bytes" in lists[1]
+        assert "all_to_all of 2 ranks needs 2 tensors on each side; given are (1, 1)" in lists[2]
+        for what, text in zip(("broadcast", "reduce", "gather", "scatter", "send", "recv"), lists[3:], strict=False):
+            assert text == f"{what} names rank 2 of a group whose ranks are 0 to 1"
+        assert all("call to_dense() first" in text for text in lists[-3:-1])
+        assert lists[-1] == "2 rows cannot be split into [-1, 3] for 2 ranks"
 
 
 def receives_another_size() -> list[str]:
@@ -269,13 +278,13 @@ def receives_another_size() -> list[str]:
     return found
 
 
-def test_receive_of_another_size_names_the_sender_and_the_way_out() -> None:
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        for rank, (text, later) in enumerate(job.run(receives_another_size)):
-            assert f"rank {1 - rank} has sent 8 bytes" in text
-            assert "a tensor of 12 (3 elements of torch.float32)" in text
-            assert "with the sender's size and dtype; where these change, let it send them first" in text
-            assert "was not started" in later
+def test_receive_of_another_size_names_the_sender_and_the_way_out(found: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(found):
+        text, later = one["receives_another_size"]
+        assert f"rank {1 - rank} has sent 8 bytes" in text
+        assert "a tensor of 12 (3 elements of torch.float32)" in text
+        assert "with the sender's size and dtype; where these change, let it send them first" in text
+        assert "was not started" in later
 
 
 def shard() -> list[str]:
@@ -293,10 +302,8 @@ def shard() -> list[str]:
     ]
 
 
-def test_sharded_model_is_refused_in_one_sentence() -> None:
-    with LocalJob(num_workers=2, num_servers=1) as job:
-        for texts in job.run(shard):
-            assert all("runs data parallel training only" in text for text in texts)
+def test_sharded_model_is_refused_in_one_sentence(found: list[dict[str, Any]]) -> None:
+    assert all("runs data parallel training only" in text for one in found for text in one["shard"])
 
 
 def capabilities() -> list[bool]:
@@ -308,9 +315,8 @@ def capabilities() -> list[bool]:
     return [*asked, *(getattr(group, f"supports_{name}") for name in names)]
 
 
-def test_group_says_what_it_cannot_do_and_never_raises() -> None:
-    with LocalJob(num_workers=1, num_servers=1) as job:
-        assert job.run(capabilities) == [[False] * 7]
+def test_group_says_what_it_cannot_do_and_never_raises(found: list[dict[str, Any]]) -> None:
+    assert [one["capabilities"] for one in found] == [[False] * 7] * 2
     with pytest.raises(PacelineError, match="enable_reconfigure=True, and the members of a group of paceline do not"):
         backend._init(lambda *args, **kwargs: None, enable_reconfigure=True)
 

@@ -304,7 +304,7 @@ def overlapped() -> list[list[int]]:
     rank = int(os.environ["PACELINE_RANK"])
     lifeline.host_id = lambda: "ab"[rank]
     open_group()
-    from paceline.collectives.planes.hosts import HostsPlane
+    from paceline.collectives.planes.hosts import GroupPlanes
     from paceline.ddp.group import PacelineGroup
 
     found, counts = [], [0, 0]
@@ -317,7 +317,7 @@ def overlapped() -> list[list[int]]:
         return call
 
     PacelineGroup.allreduce = counting(0, PacelineGroup.allreduce)  # type: ignore[method-assign]
-    HostsPlane.early = counting(1, HostsPlane.early)  # type: ignore[method-assign]
+    GroupPlanes.early = counting(1, GroupPlanes.early)  # type: ignore[method-assign]
     for hook in (None, default_hooks.fp16_compress_hook):
         model = wrapped(bucket_cap_mb=0.0001)
         if hook is not None:

@@ -46,7 +46,7 @@ def train() -> list[Any]:
     dist.barrier()
     session = current_session()
     steps = session.pace.steps
-    return [session.round, session.is_ddp, *map(list, zip(*steps, strict=True))]
+    return [session.round, session.kind.is_ddp, *map(list, zip(*steps, strict=True))]
 
 
 def test_rounds_samples_and_waits_of_a_ddp_script_are_in_the_account() -> None:

@@ -43,7 +43,7 @@ def test_horovod_script_runs_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_script_with_local_steps_trains_on_two_workers(tmp_path: Path) -> None:
-    [script] = blocks("docs/slow-networks.md", "python")
+    script = blocks("docs/slow-networks.md", "python")[0]
     losses = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", run(script, "-n 2 -s 1", tmp_path))]
     assert len(losses) == 16
     assert max(losses[-2:]) < 0.5 * min(losses[:2])
@@ -93,7 +93,7 @@ def test_every_launch_that_is_shown_makes_a_plan(
 
 
 def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    [script] = blocks("docs/saving.md", "python")
+    script = blocks("docs/saving.md", "python")[0]
     script = script.replace("train=True", "train=False").replace("first_epoch, 4", "first_epoch, 2")
     runs = [("whole", 1, script), ("broken", 1, script.replace("first_epoch, 2", "1")), ("broken", 2, script)]
     for folder, servers, text in runs:
@@ -105,6 +105,17 @@ def test_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     # Python's and NumPy's random numbers have other seeds in each run; the script does not draw any.
     names = [name for name in whole.tensors if not name.startswith(("rank0/rng/python", "rank0/rng/numpy"))]
     assert [name for name in names if not torch.equal(whole.tensors[name], broken.tensors[name])] == []
+
+
+def test_script_saves_after_the_same_step_of_all_workers_when_one_gets_a_signal(tmp_path: Path) -> None:
+    script = blocks("docs/saving.md", "python")[1]
+    told = "    if store.rank == 1 and step in (3, 7):\n        signal.raise_signal(signal.SIGUSR1)\n"
+    saves = '        paceline.save("job.ckpt"'
+    assert saves in script
+    script = script.replace("101):\n", f"11):\n{told}").replace(saves, f"        print('saves', step)\n{saves}")
+    shown = re.findall(r"saves \d+", run(script, "-n 2 -s 1", tmp_path))
+    assert sorted(shown) == ["saves 3", "saves 3", "saves 7", "saves 7"]
+    assert read(tmp_path / "job.ckpt", "a training job").manifest["step"] == 7
 
 
 def test_every_setting_is_documented_with_its_default_and_a_sentence() -> None:

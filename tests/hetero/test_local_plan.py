@@ -7,9 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.hetero.local_period import MOST_STEPS
-from paceline.hetero.local_plan import COMPUTING, SHORT, Exchange, LocalPlan, exchanges_of, plan_local, plan_period
+from paceline.hetero.local_plan import (
+    CODECS,
+    COMPUTING,
+    ELEMENT_BYTES,
+    SHORT,
+    Exchange,
+    LocalPlan,
+    plan_local,
+    plan_period,
+)
 
 seconds = st.floats(1e-4, 100.0)
+
+
+def exchanges_of(elements: float, fixed_s: float, bytes_per_s: float) -> dict[str, Exchange]:
+    """Return the exchange of each codec over a link that carries pushes and answers one after the other."""
+    sizes = {codec: 2 * elements * ELEMENT_BYTES.get(codec, 4.0) for codec in CODECS}
+    return {codec: Exchange(fixed_s + sizes[codec] / bytes_per_s, 0.0) for codec in CODECS}
 
 
 def computing(plan: LocalPlan, step_s: float, exchange: Exchange) -> float:
@@ -33,7 +48,7 @@ def test_period_is_the_shortest_one_with_which_machines_compute_enough(
 
 
 def test_quick_links_need_no_local_steps() -> None:
-    assert plan_local(0.1, exchanges_of(1e6, 1e-4, 1e10, {})) == LocalPlan(1, "", 0, pytest.approx(1.0, abs=0.02))
+    assert plan_local(0.1, exchanges_of(1e6, 1e-4, 1e10)) == LocalPlan(1, "", 0, pytest.approx(1.0, abs=0.02))
 
 
 @pytest.mark.parametrize(
@@ -42,13 +57,13 @@ def test_quick_links_need_no_local_steps() -> None:
 )
 def test_codec_is_the_weakest_one_whose_period_is_short(bits_s: float, codec: str, most: int) -> None:
     """30 M parameters, a step of 300 ms."""
-    plan = plan_local(0.3, exchanges_of(30e6, 1e-3, bits_s / 8, {}))
+    plan = plan_local(0.3, exchanges_of(30e6, 1e-3, bits_s / 8))
     assert plan.codec == codec
     assert plan.steps <= most
 
 
 def test_strongest_codec_takes_long_periods_where_none_is_enough() -> None:
-    plan = plan_local(0.03, exchanges_of(30e6, 1e-3, 1e5, {}))
+    plan = plan_local(0.03, exchanges_of(30e6, 1e-3, 1e5))
     assert plan.codec == "chunktopk"
     assert plan.steps > SHORT
     assert plan_local(0.03, {"int4": Exchange(100.0)}).codec == "int4"

@@ -12,8 +12,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import paceline.hvd as hvd
+from paceline.testing.worker import load_function
 from tests.clusters.fork_server import ForkedProcess, common_server
 
 _numbers = itertools.count()
@@ -98,3 +100,36 @@ class Ranks:
 def run(function: Callable[..., Any], size: int, *arguments: Any, **options: Any) -> list[Any]:
     """Run a function on all ranks and return the results."""
     return Ranks(function, size, *arguments, **options).results()
+
+
+#: A function, or a function and its arguments.
+Call: TypeAlias = Callable[..., Any] | tuple[Any, ...]
+
+
+def run_in_turn(size: int, *calls: Call, **options: Any) -> dict[str, list[Any]]:
+    """Run functions of one file in the same processes; returns the results of all ranks, by name and arguments."""
+    ranks, names = started_in_turn(size, *calls, **options)
+    return {name: list(found) for name, *found in zip(names, *ranks.results(), strict=True)}
+
+
+def started_in_turn(size: int, *calls: Call, **options: Any) -> tuple[Ranks, list[str]]:
+    """Start functions of one file in the same processes, with ``hvd.shutdown()`` after each.
+
+    Returns:
+        The ranks, each of which prints a name before its call; and the names: of the functions with their arguments.
+    """
+    given = [call if isinstance(call, tuple) else (call,) for call in calls]
+    listed = [[function.__name__, *arguments] for function, *arguments in given]
+    ranks = Ranks(call_in_turn, size, given[0][0].__code__.co_filename, listed, **options)
+    return ranks, [" ".join(map(str, one)) for one in listed]
+
+
+def call_in_turn(file: str, calls: list[list[Any]]) -> list[Any]:
+    """Call functions of a file, in one of the processes of :func:`run_in_turn`."""
+    module = sys.modules[load_function(file, calls[0][0]).__module__]
+    found = []
+    for name, *arguments in calls:
+        print(name, *arguments, flush=True)
+        found.append(getattr(module, name)(*arguments))
+        hvd.shutdown()
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -11,9 +11,19 @@ from torch import nn
 
 import paceline.hvd as hvd
 from paceline.collectives import world
-from tests.hvd.ranks import run
+from tests.hvd.ranks import run, run_in_turn
 
 STEPS, FAILS, ROWS = 8, 4, 4
+FAILURES = ("between steps", "in backward")
+AGAIN = ("another optimizer", "the same one", "in the next job")
+Found: TypeAlias = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """Results of both ranks, by function and arguments."""
+    calls = [(failing, way) for way in FAILURES] + [(wrapping_again, way) for way in AGAIN]
+    return run_in_turn(2, *calls, without_planes, adasum_after_means)
 
 
 def network() -> nn.Sequential:
@@ -82,9 +92,9 @@ def failing(way: str) -> float:
     return difference(alone, net)
 
 
-@pytest.mark.parametrize("way", ["between steps", "in backward"])
-def test_optimizer_goes_on_in_the_next_job_after_a_failure(way: str) -> None:
-    assert run(failing, 2, way) == [pytest.approx(0, abs=1e-12)] * 2
+@pytest.mark.parametrize("way", FAILURES)
+def test_optimizer_goes_on_in_the_next_job_after_a_failure(way: str, found: Found) -> None:
+    assert found[f"failing {way}"] == [pytest.approx(0, abs=1e-12)] * 2
 
 
 def wrapping_again(way: str) -> Any:
@@ -110,10 +120,10 @@ def wrapping_again(way: str) -> Any:
     return difference(alone, net), str(error.value)
 
 
-@pytest.mark.parametrize("way", ["another optimizer", "the same one", "in the next job"])
-def test_parameters_that_are_wrapped_again_are_reduced_once(way: str) -> None:
-    for found, text in run(wrapping_again, 2, way):
-        assert found == pytest.approx(0, abs=1e-12)
+@pytest.mark.parametrize("way", AGAIN)
+def test_parameters_that_are_wrapped_again_are_reduced_once(way: str, found: Found) -> None:
+    for apart, text in found[f"wrapping_again {way}"]:
+        assert apart == pytest.approx(0, abs=1e-12)
         assert "was made later reduces parameters of this one" in text
 
 
@@ -158,8 +168,8 @@ def without_planes() -> list[float]:
     return found
 
 
-def test_planes_that_one_rank_has_dropped_are_made_anew_by_all() -> None:
-    assert run(without_planes, 2) == [[9.0] * 3] * 2
+def test_planes_that_one_rank_has_dropped_are_made_anew_by_all(found: Found) -> None:
+    assert found["without_planes"] == [[9.0] * 3] * 2
 
 
 def adasum_after_means() -> float:
@@ -174,5 +184,5 @@ def adasum_after_means() -> float:
     return difference(*nets)
 
 
-def test_adasum_of_parameters_that_were_wrapped_before_reduces_no_gradients() -> None:
-    assert run(adasum_after_means, 2) == [pytest.approx(0, abs=1e-12)] * 2
+def test_adasum_of_parameters_that_were_wrapped_before_reduces_no_gradients(found: Found) -> None:
+    assert found["adasum_after_means"] == [pytest.approx(0, abs=1e-12)] * 2

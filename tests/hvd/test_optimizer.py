@@ -6,14 +6,14 @@ import copy
 import itertools
 import pickle
 import warnings
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch import nn
 
 import paceline.hvd as hvd
-from tests.hvd.ranks import LONG, run
+from tests.hvd.ranks import LONG, run, run_in_turn
 
 STEPS, ROWS = (50 if LONG else 15), 4
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -129,6 +129,19 @@ def test_no_optimizer_of_torch_is_left_out() -> None:
     assert classes - {"Optimizer"} == set(OPTIMIZERS) | NOT_SUPPORTED
 
 
+Found: TypeAlias = dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """Results of both ranks, by function and arguments."""
+    return run_in_turn(
+        2, uneven_accumulation, sparse_adam_as_dense, different_parts, (sparse_gradients, False),
+        (sparse_gradients, True), misuse, state_and_copies, scaled, compiled, adasum_steps, adasum_copies,
+        private_names, *((compressed, kind) for kind in COMPRESSIONS),
+    )  # fmt: skip
+
+
 def uneven_accumulation() -> bool:
     hvd.init()
     model, other = network(), network()
@@ -149,8 +162,8 @@ def uneven_accumulation() -> bool:
     return all(torch.allclose(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_last_accumulation_may_be_uneven() -> None:
-    assert run(uneven_accumulation, 2) == [True, True]
+def test_last_accumulation_may_be_uneven(found: Found) -> None:
+    assert found["uneven_accumulation"] == [True, True]
 
 
 def sparse_adam_as_dense() -> list[Any]:
@@ -169,8 +182,8 @@ def sparse_adam_as_dense() -> list[Any]:
     return [moved.tolist(), [round(one, 5) for one in used.weight.sum(1).tolist()]]
 
 
-def test_sparse_adam_with_sparse_as_dense_and_tables_that_a_rank_does_not_use() -> None:
-    first, second = run(sparse_adam_as_dense, 2)
+def test_sparse_adam_with_sparse_as_dense_and_tables_that_a_rank_does_not_use(found: Found) -> None:
+    first, second = found["sparse_adam_as_dense"]
     assert first == second
     assert first[0] == [False, False, False, True, False, False]
 
@@ -196,8 +209,8 @@ def different_parts() -> list[float]:
     return [round(param.sum().item(), 5) for param in model.parameters()]
 
 
-def test_ranks_may_use_different_parts_of_the_model() -> None:
-    first, second = run(different_parts, 2)
+def test_ranks_may_use_different_parts_of_the_model(found: Found) -> None:
+    first, second = found["different_parts"]
     assert first == second
 
 
@@ -217,9 +230,9 @@ def sparse_gradients(as_dense: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("as_dense", [False, True])
-def test_sparse_gradients(as_dense: bool) -> None:
-    for found in run(sparse_gradients, 2, as_dense):
-        assert found == pytest.approx([2.0, 2.0, 0.0, 0.0, 0.0, 4.0])
+def test_sparse_gradients(as_dense: bool, found: Found) -> None:
+    for moved in found[f"sparse_gradients {as_dense}"]:
+        assert moved == pytest.approx([2.0, 2.0, 0.0, 0.0, 0.0, 4.0])
 
 
 def misuse() -> list[str]:
@@ -274,12 +287,12 @@ def misuse() -> list[str]:
     return found
 
 
-def test_misuse() -> None:
-    [found, _] = run(misuse, 2)
-    kinds = [one.split(":")[0] for one in found]
-    assert kinds == ["ValueError"] * 8 + ["AssertionError"] * 2 + ["UserWarning", "0"], found
-    assert "more than backward_passes_per_step" in found[8]
-    assert "zero_grad() was called after loss.backward()" in found[9]
+def test_misuse(found: Found) -> None:
+    texts, _ = found["misuse"]
+    kinds = [one.split(":")[0] for one in texts]
+    assert kinds == ["ValueError"] * 8 + ["AssertionError"] * 2 + ["UserWarning", "0"], texts
+    assert "more than backward_passes_per_step" in texts[8]
+    assert "zero_grad() was called after loss.backward()" in texts[9]
 
 
 def state_and_copies() -> list[bool]:
@@ -301,8 +314,8 @@ def state_and_copies() -> list[bool]:
     return found
 
 
-def test_state_is_kept_and_copies_work() -> None:
-    assert run(state_and_copies, 2) == [[True] * 5] * 2
+def test_state_is_kept_and_copies_work(found: Found) -> None:
+    assert found["state_and_copies"] == [[True] * 5] * 2
 
 
 def scaled() -> list[Any]:
@@ -324,8 +337,8 @@ def scaled() -> list[Any]:
     return [scaler.get_scale(), [round(param.sum().item(), 5) for param in model.parameters()]]
 
 
-def test_grad_scaler_needs_nothing_special() -> None:
-    first, second = run(scaled, 2)
+def test_grad_scaler_needs_nothing_special(found: Found) -> None:
+    first, second = found["scaled"]
     assert first == second
     assert first[0] == 1.0
     assert all(abs(value) < 100 for value in first[1])
@@ -352,20 +365,17 @@ def compiled() -> list[list[float]]:
     return weights
 
 
-def test_a_whole_step_may_be_compiled() -> None:
-    first, second = run(compiled, 2)
+def test_a_whole_step_may_be_compiled(found: Found) -> None:
+    first, second = found["compiled"]
     assert first[0] == first[1] == second[0] == second[1]
 
 
 COMPRESSIONS = ["none", "fp16", "bf16", "codec:int8", "codec:fp16"]
 
 
-def compressed() -> dict[str, float]:
+def compressed(kind: str) -> float:
+    """Return how much the weights differ from those of one process with the joined batch."""
     hvd.init()
-    return {kind: compressed_by(kind) for kind in COMPRESSIONS}
-
-
-def compressed_by(kind: str) -> float:
     compression: Any = (
         hvd.CodecCompression({"type": kind[6:]}) if kind[:6] == "codec:" else getattr(hvd.Compression, kind)
     )
@@ -386,15 +396,9 @@ def compressed_by(kind: str) -> float:
     return max((a - b).abs().max().item() for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-@pytest.fixture(scope="module")
-def differences() -> list[dict[str, float]]:
-    """How much each compression differs from one process with the joined batch, on each rank."""
-    return run(compressed, 2)
-
-
 @pytest.mark.parametrize("kind", COMPRESSIONS)
-def test_compression(kind: str, differences: list[dict[str, float]]) -> None:
-    first, second = (one[kind] for one in differences)
+def test_compression(kind: str, found: Found) -> None:
+    first, second = found[f"compressed {kind}"]
     assert first == second
     assert first < (1e-5 if kind == "none" else 2e-2)
 
@@ -417,8 +421,8 @@ def adasum_steps() -> list[float]:
     return []
 
 
-def test_adasum() -> None:
-    first, second = run(adasum_steps, 2)
+def test_adasum(found: Found) -> None:
+    first, second = found["adasum_steps"]
     assert first == pytest.approx(second)
     assert first
 
@@ -445,8 +449,8 @@ def adasum_copies() -> list[bool]:
     return found
 
 
-def test_copies_of_an_adasum_optimizer_step_with_all_ranks() -> None:
-    assert run(adasum_copies, 2) == [[True] * 6] * 2
+def test_copies_of_an_adasum_optimizer_step_with_all_ranks(found: Found) -> None:
+    assert found["adasum_copies"] == [[True] * 6] * 2
 
 
 def private_names() -> list[bool]:
@@ -473,5 +477,5 @@ def private_names() -> list[bool]:
     return found
 
 
-def test_private_names_of_horovod_mean_the_same() -> None:
-    assert run(private_names, 2) == [[True] * 11] * 2
+def test_private_names_of_horovod_mean_the_same(found: Found) -> None:
+    assert found["private_names"] == [[True] * 11] * 2

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch import nn
 
 import paceline.hvd as hvd
-from tests.hvd.ranks import run
+from tests.hvd.ranks import run_in_turn
 
 EPOCHS, STEPS, ROWS = 2, 3, 4
+Found: TypeAlias = dict[str, list[float]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """Results of all ranks, by function and arguments."""
+    joined = [(joining, "", None), (joining, "", 2), (joining, "fp16", None)]
+    return run_in_turn(3, *joined, (grouped, True), (grouped, False))
 
 
 def network() -> nn.Sequential:
@@ -65,9 +73,9 @@ def joining(codec: str, groups: int | None) -> float:
 
 @pytest.mark.parametrize(("codec", "groups", "most"), [("", None, 1e-6), ("", 2, 1e-6), ("fp16", None, 1e-3)])
 def test_ranks_that_have_joined_count_as_zeros_in_the_steps_of_others(
-    codec: str, groups: int | None, most: float
+    codec: str, groups: int | None, most: float, found: Found
 ) -> None:
-    assert run(joining, 3, codec, groups) == [pytest.approx(0, abs=most)] * 3
+    assert found[f"joining {codec} {groups}"] == [pytest.approx(0, abs=most)] * 3
 
 
 def grouped(everyone: bool) -> float:
@@ -88,6 +96,6 @@ def grouped(everyone: bool) -> float:
 
 
 @pytest.mark.parametrize("everyone", [True, False])
-def test_groups_of_parameters_are_those_of_the_process_set(everyone: bool) -> None:
-    first, second, third = run(grouped, 3, everyone)
+def test_groups_of_parameters_are_those_of_the_process_set(everyone: bool, found: Found) -> None:
+    first, second, third = found[f"grouped {everyone}"]
     assert second == third != first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +11,17 @@ from torch import nn
 
 import paceline
 import paceline.hvd as hvd
-from tests.hvd.ranks import Ranks
+from tests.hvd.ranks import started_in_turn
 
 STEPS = 5
+WAYS = ("hvd", "adasum", "allreduce")
+CHANGES = (-1, 2)
 
 
 def train(way: str, when: int, all_load: bool) -> int:
     """Train for some steps; before one of them rank 0, or every rank, loads weights. Returns the steps."""
-    hvd.init()
+    if way != "allreduce":  # there the store joins the job
+        hvd.init()
     torch.manual_seed(0)
     model, loaded = nn.Linear(6, 1), nn.Linear(6, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -35,28 +37,20 @@ def train(way: str, when: int, all_load: bool) -> int:
         optimizer.zero_grad()
         model(torch.randn(4, 6)).square().mean().backward()
         optimizer.step()
-    hvd.shutdown()
     return STEPS
 
 
-def lines_of(way: str, when: int, all_load: bool) -> list[str]:
-    ranks = Ranks(train, 2, way, when, all_load)
-    assert ranks.results() == [STEPS] * 2
-    assert "other weights" not in ranks.output(1)
-    return [line for line in ranks.output(0).splitlines() if "other weights" in line]
-
-
-@pytest.mark.parametrize("way", ["hvd", "adasum", "allreduce"])
-def test_weights_that_rank_0_alone_loads_after_wrapping_are_named(way: str) -> None:
-    [line] = lines_of(way, 2, False)
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_that_rank_0_alone_loads_after_wrapping_are_named(way: str, lines: dict[str, list[str]]) -> None:
+    [line] = lines[f"train {way} 2 False"]
     assert "worker 1 has other weights than worker 0 after step 4: parameter" in line
-    assert "hvd.broadcast_parameters(model.state_dict(), root_rank=0)" in line
-    assert "optimizer.broadcast_weights()" in line
+    of_hvd, of_store = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "optimizer.broadcast_weights()"
+    assert [of_hvd in line, of_store in line] == [way != "allreduce", way == "allreduce"]
 
 
-@pytest.mark.parametrize("way", ["hvd", "adasum", "allreduce"])
-def test_weights_that_all_ranks_load_are_no_news(way: str) -> None:
-    assert lines_of(way, 2, True) == []
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_that_all_ranks_load_are_no_news(way: str, lines: dict[str, list[str]]) -> None:
+    assert lines[f"train {way} 2 True"] == []
 
 
 def steps(model: nn.Module, optimizer: Any, count: int, change: int = -1) -> None:
@@ -81,7 +75,6 @@ def wrapped_in_another_order(change: int) -> int:
     optimizers = {model: wrapped(model) for model in models}
     steps(first, optimizers[first], STEPS, change)
     steps(second, optimizers[second], STEPS)
-    hvd.shutdown()
     return STEPS
 
 
@@ -101,7 +94,6 @@ def one_rank_copies_and_begins_anew(change: int) -> int:
     if hvd.rank() == 0:
         optimizer = wrapped(model)
     steps(model, optimizer, STEPS, change)
-    hvd.shutdown()
     return STEPS
 
 
@@ -115,7 +107,6 @@ def joined_after_unlike_steps(change: int) -> int:
         last = hvd.join()
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     steps(model, optimizer, STEPS, change)
-    hvd.shutdown()
     return STEPS
 
 
@@ -131,17 +122,32 @@ def also_of_a_process_set(change: int) -> int:
     for step in range(STEPS):
         steps(own, of_this, 1)
         steps(model, of_all, 1, 0 if step == change else -1)
-    hvd.shutdown()
     return STEPS
 
 
-@pytest.mark.parametrize("change", [-1, 2])
-@pytest.mark.parametrize(
-    "loop",
-    [wrapped_in_another_order, one_rank_copies_and_begins_anew, joined_after_unlike_steps, also_of_a_process_set],
-)
-def test_ranks_compare_the_same_optimizer_after_the_same_step(loop: Callable[[int], int], change: int) -> None:
-    ranks = Ranks(loop, 2, change)
-    assert ranks.results() == [STEPS] * 2
-    lines = [line for line in ranks.output(0).splitlines() if "other weights" in line]
-    assert ["after step 4: parameter" in line for line in lines] == [True] * (change >= 0)
+LOOPS = (wrapped_in_another_order, one_rank_copies_and_begins_anew, joined_after_unlike_steps, also_of_a_process_set)
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, list[str]]:
+    """The lines of rank 0 about weights, by loop and arguments."""
+    calls = [(train, way, 2, all_load) for way in WAYS for all_load in (False, True)]
+    ranks, names = started_in_turn(2, *calls, *((loop, change) for loop in LOOPS for change in CHANGES))
+    assert ranks.results() == [[STEPS] * len(names)] * 2
+    assert "other weights" not in ranks.output(1)
+    found: dict[str, list[str]] = {}
+    for line in ranks.output(0).splitlines():
+        if line in names:
+            found[name := line] = []
+        elif "other weights" in line:
+            found[name].append(line)
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("loop", [loop.__name__ for loop in LOOPS])
+def test_ranks_compare_the_same_optimizer_after_the_same_step(
+    loop: str, change: int, lines: dict[str, list[str]]
+) -> None:
+    found = lines[f"{loop} {change}"]
+    assert ["after step 4: parameter" in line for line in found] == [True] * (change >= 0)

@@ -76,7 +76,7 @@ def forms():
     first.close()
     third = optimizer()
     found = [one.kvstore.policy.merge for one in (summing, clipping, first, second, third)]
-    return found, list(first.kvstore.traffic.codecs), store.session.auto
+    return found, list(first.kvstore.traffic.codecs), store.session.kind.auto
 
 
 def test_one_optimizer_at_a_time_whose_updates_are_means_can_change_groups():

@@ -20,6 +20,7 @@ from paceline import DistributedOptimizer, kvstore  # noqa: E402
 from paceline.errors import PacelineError  # noqa: E402
 from paceline.lightning import PacelineEnvironment, PacelineStrategy  # noqa: E402
 from paceline.observe import reports, tracking  # noqa: E402
+from paceline.observe.job_view import JobView  # noqa: E402
 from paceline.testing import LocalJob  # noqa: E402
 from paceline.wire import messages as m  # noqa: E402
 from paceline.worker.current import current_session  # noqa: E402
@@ -169,7 +170,7 @@ class Reporting(Regression):
         deadline = time.monotonic() + 20
         while self.trainer.global_step == 14 and time.monotonic() < deadline:  # the first rounds are in no account
             status = current_session().call_scheduler(m.AskStatus(), "asking for the status")
-            if {"throughput/samples_per_sec", "worker/0/mine"} <= tracking.overview(status)[1].keys():
+            if {"throughput/samples_per_sec", "worker/0/mine"} <= tracking.overview(JobView(status))[1].keys():
                 break
             time.sleep(0.01)
         return loss

@@ -102,11 +102,12 @@ def test_weights_that_all_workers_load_and_untouched_ones_are_no_news() -> None:
     assert lines_of("never", "worker", 9) == []
 
 
-def by_own_rate(kind: str) -> str:
+def by_own_rate(kind: str, update: str | None) -> str:
     """Let a worker alone change its learning rate; returns the error of the first step in which they differ."""
     store = kvstore.create(kind)
     model = net()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), store, model=model, samples=4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = DistributedOptimizer(inner, store, model=model, samples=4, update=update)
     for step in range(4):
         optimizer.zero_grad()
         try:
@@ -118,10 +119,10 @@ def by_own_rate(kind: str) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize("kind", ["dist_sync", "allreduce"])
-def test_learning_rates_that_are_not_the_same_are_an_error_in_the_step(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "update"), [("dist_sync", None), ("dist_sync", "server"), ("allreduce", None)])
+def test_learning_rates_that_are_not_the_same_are_an_error_in_the_step(kind: str, update: str | None) -> None:
     with LocalJob(2, 1) as job:
-        for error in job.run(by_own_rate, kind):
+        for error in job.run(by_own_rate, kind, update):
             assert error.startswith("step 2: ")
             assert "lr of param group 0 is 0.5 on worker 0 and 0.25 on worker 1" in error
             assert "set the same options on every worker before the same step" in error

@@ -442,6 +442,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 for name, loss in LOSSES.items():
     ROWS[name] = Row(Net, labelled, loss)
     ROWS[f"{name}, with batch_dim"] = Row(Net, labelled, loss, **EXACT, options={"batch_dim": 0})
+    ROWS[f"{name}, as many"] = Row(Net, labelled, loss, same, says=False)
 
 
 def apart(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

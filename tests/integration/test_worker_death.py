@@ -184,3 +184,43 @@ def test_survivors_save_and_load_without_the_dead(tmp_path):
         assert workers[VICTIM].wait(60) == -signal.SIGKILL
         assert [workers[rank].result(60) for rank in (0, 2)] == [0, 2]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def with_a_pool_and_a_replacement(kind, first):
+    """Count samples on the servers for two epochs. The victim dies, and the others wait for a successor."""
+    store = ledger_store(kind)
+    sampler = paceline.data.PooledBatchSampler(LENGTH, store, batch_size=4)
+    out, batches = torch.empty(LENGTH), 0
+    for epoch in range(sampler.epoch, 2):
+        for indices in sampler:
+            batches += 1
+            if first and batches == DIES_AT and store.rank == VICTIM:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if first and epoch == 0 and batches == DIES_AT + 1:
+                await_successor()
+            store.push("ledger", trained_on(indices))
+            store.pull("ledger", out)
+    store.barrier()
+    store.pull("ledger", out)
+    return out.tolist(), batches
+
+
+def await_successor():
+    """Wait until another process has the rank of the victim, and counts."""
+    await_death()
+    end = time.monotonic() + 120
+    while current_session().deaths():
+        assert time.monotonic() < end, "nobody takes over"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_ssync"])
+def test_pool_goes_on_with_a_process_that_takes_over_and_no_sample_is_lost_or_seen_twice(kind):
+    with LocalJob(num_workers=3, num_servers=2) as job:
+        workers = job.start_all(with_a_pool_and_a_replacement, kind, True)
+        assert workers[VICTIM].wait(60) == -signal.SIGKILL
+        later = {"PACELINE_INCARNATION": "1"}
+        workers[VICTIM] = job.start(VICTIM, with_a_pool_and_a_replacement, kind, False, environment=later)
+        found = [one.result(120) for one in workers]
+    assert [ledger for ledger, _ in found] == [[2.0] * LENGTH] * 3
+    assert found[VICTIM][1] > 0

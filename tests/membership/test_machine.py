@@ -388,7 +388,7 @@ def test_barrier_does_not_wait_for_who_has_left() -> None:
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
     assert answers(members.handle(b"worker-1", 2, m.Bye(""), 1.0)) == [
         (b"worker-1", 2, m.Done()),
-        (b"server-0", 0, m.News([], False, [1])),
+        (b"server-0", 0, m.News([], False, [1], number=1)),
         (b"worker-0", 2, m.Gathered([], [(1, 0)])),
     ]
 
@@ -413,7 +413,7 @@ def test_gather_does_not_wait_for_who_has_left_and_says_nothing_in_its_place() -
     told = answers(members.handle(b"worker-0", 2, m.Bye(""), 1.0))
     assert told == [
         (b"worker-0", 2, m.Done()),
-        (b"server-0", 0, m.News([], False, [0])),
+        (b"server-0", 0, m.News([], False, [0], number=1)),
         (b"worker-1", 2, m.Gathered([b"", b"one"], [(0, 0)])),
     ]
 
@@ -652,7 +652,7 @@ def test_servers_go_home_when_all_workers_have_left() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Bye(""), 1.0)
     told = answers(members.handle(b"worker-1", 2, m.Bye(""), 2.0))
-    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True, [0, 1]))]
+    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True, [0, 1], number=2))]
     assert members.tick(2.5) == []
     members.handle(b"server-0", 2, m.Bye(""), 3.0)
     assert members.tick(3.1) == [Finish(0)]
@@ -882,7 +882,7 @@ def test_goodbye_counts_when_the_exit_code_is_0() -> None:
     assert members.tick(1.2) == []
     assert members.ended("worker", 1, 0, 1.3) == []
     told = answers(members.tick(1.4))
-    assert told == [(b"server-0", 0, m.News([], False, [1])), (b"worker-0", 2, m.Gathered([], [(1, 0)]))]
+    assert told == [(b"server-0", 0, m.News([], False, [1], number=1)), (b"worker-0", 2, m.Gathered([], [(1, 0)]))]
     members.check()
 
 
@@ -891,7 +891,7 @@ def test_goodbye_counts_after_a_moment_without_an_exit_code() -> None:
     members.handle(b"worker-1", 2, m.Bye(""), 1.0)
     members.lost(b"worker-1", 1.1)
     assert members.tick(5.9) == []
-    assert answers(members.tick(6.1)) == [(b"server-0", 0, m.News([], False, [1]))]
+    assert answers(members.tick(6.1)) == [(b"server-0", 0, m.News([], False, [1], number=1))]
 
 
 @pytest.mark.parametrize("has_left", [False, True])

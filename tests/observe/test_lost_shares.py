@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.observe.account import BUSY, COMPUTE, FIGURES, INTERVAL, QUEUED, WAIT, WORKER_PARTS, Steps
+from paceline.observe.causes import BEFORE, LAST, of_lost_share, past_of
 from paceline.observe.detector import Detector
 from paceline.observe.history import HostShares, Round, mean_round, means_of
-from paceline.observe.lost_shares import BEFORE, LAST, of_lost_share, past_of
 from paceline.observe.verdicts import sentence
 
 #: Seconds on a processor for a sample.

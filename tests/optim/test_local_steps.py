@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
+import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.consistency import Policy
 from paceline.hetero.local_period import Period
@@ -18,6 +19,7 @@ from paceline.optim.local_choices import LocalChoices
 from paceline.testing import LocalJob
 from paceline.testing.one_process import OneProcess
 from paceline.updaters import DelayedNesterov
+from tests.docs.pages import blocks
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
 
@@ -46,10 +48,10 @@ MODES = {"dist_async": {}, "dist_ssync": {"staleness": 2}, "dist_gsync": {"group
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained(tmp_path_factory):
     """Weights and buffers of worker 0 after each step, by case."""
     with LocalJob(2, 2) as running:
-        return running.run(train_all)[0]
+        return running.run(train_all, str(tmp_path_factory.mktemp("torch") / "group"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,11 @@ def together_by_mode():
         return running.run(all_modes)
 
 
-def train_all():
+def train_all(group):
     found = {name: train("dist_sync", STEPS, **options) for name, options in {**WRITTEN_OUT, **ONE}.items()}
     for name, options in RESUMED.items():
         found["whole, " + name], found["parts, " + name] = resumed(1, **options), resumed(2, **options)
-    return {**found, "ended": ends_within_a_period()}
+    return {**found, "ended": ends_within_a_period(), "as torch": as_torch(group)}
 
 
 def train_alone():
@@ -77,6 +79,31 @@ def train_alone():
 
 def all_modes():
     return {kind: together(kind) for kind in MODES}
+
+
+def as_torch(group):
+    """Train by each line of the page that brings a loop of torch here; return the weights."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    lines, found = blocks("docs/slow-networks.md", "python")[1:], []
+    for line in lines:
+        model = nn.Linear(3, 2)
+        nn.init.constant_(model.weight, 0.1)
+        nn.init.constant_(model.bias, 0.0)
+        names = {"model": model, "torch": torch, "paceline": paceline}
+        names |= {"PostLocalSGDOptimizer": PostLocalSGDOptimizer, "PeriodicModelAverager": PeriodicModelAverager}
+        rank = kvstore.create("dist_sync").rank
+        if "Periodic" in line:
+            distributed.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)
+        exec(line, names)
+        for step in range(16):
+            names["optimizer"].zero_grad()
+            loss_of(model, rank, step).backward()
+            names["optimizer"].step()
+        found.append(listed(weights(model)))
+    distributed.destroy_process_group()
+    return found
 
 
 def net(seed=0):
@@ -207,6 +234,11 @@ def test_resumed_training_is_that_of_one_that_went_on(trained, case):
 def test_last_steps_count_when_workers_exchange_them(trained):
     expected = replay(6, 4)[-1]
     assert farthest(trained["ended"], expected[0]) > 1e-4
+
+
+def test_loop_of_torch_that_comes_here_as_the_page_says_has_the_same_weights(trained):
+    theirs, ours = trained["as torch"]
+    assert farthest(ours, theirs) < 1e-6
 
 
 def test_one_worker_whose_progress_is_applied_as_it_is_trains_as_without_us():

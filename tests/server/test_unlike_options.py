@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.consistency import Policy
-from paceline.server.unlike_options import UnlikeOptions
+from paceline.server.own import UnlikeOptions
 from paceline.testing.one_process import OneProcess
 from paceline.updaters import StepOptions
 

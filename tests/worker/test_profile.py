@@ -11,6 +11,7 @@ from paceline.hetero.files import parse_report
 from paceline.observe.account import COMPUTE, WAIT, WORKER_PARTS, Steps
 from paceline.worker.profile import Profile
 from paceline.worker.round_times import WARM_UP, RoundTimes
+from paceline.worker.training_kind import TrainingKind
 
 
 def steps(round: int, computed: float, waited: float = 0.0, samples: float = 1.0) -> Steps:
@@ -89,7 +90,7 @@ def test_profile_without_a_file_prints_all_steps(capsys: pytest.CaptureFixture[s
     me = SimpleNamespace(host="10.0.0.1", local_rank=0)
     settings = SimpleNamespace(profile="-", profile_rounds=4, profile_steps="")
     session = SimpleNamespace(
-        settings=settings, pace=pace, rank=0, workers=[me], servers=[], store_type="dist_async", hands_out=False,
+        settings=settings, pace=pace, rank=0, workers=[me], servers=[], kind=TrainingKind(store_type="dist_async"),
         stores=SimpleNamespace(pause=lambda: None, elements=77), gather=lambda name, payload: [payload],
     )  # fmt: skip
     Profile(session).check()  # one round is missing

@@ -212,6 +212,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         log_dir=os.path.abspath(options.log_dir) if options.log_dir else "",
         quiet=options.quiet,
         max_restarts=options.max_restarts or 0,
+        replace=options.replace or 0,
         options=dict(_pair("-o", text) for text in options.option),
     )
 
@@ -318,7 +319,8 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "metrics": options.metrics,
         "dashboard": options.dashboard,
         "report": options.report,
-        "on_worker_death": options.on_worker_death or ("stop" if options.ddp else None),
+        "on_worker_death": options.on_worker_death
+        or ("stop" if options.ddp else "continue" if options.replace else None),
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,

@@ -58,6 +58,8 @@ _SECTIONS: Mapping[str, tuple[Option, ...]] = {
     "failures and deadlines": (
         Option(("--max-restarts",), "start the whole job again after a failure, up to N times; the script sees "
                "PACELINE_RESTART=k", "N", int, elsewhere=("--local-num-attempt", "--restarts")),
+        Option(("--replace",), "start a worker that has died again, on its host and up to N times each, while the "
+               "others go on; see docs/elastic.md for what its loop needs", "N", int, least=0),
         Option(("--on-worker-death",), "stop the job, or let the other workers continue (default: stop with dist_sync, "
                "else continue)", "stop|continue", choices=("stop", "continue")),
         Option(("--timeout",), "how long any request may take, and how long a process that should exit may do nothing "
@@ -90,7 +92,7 @@ OPTIONS = tuple(replace(one, section=section) for section, options in _SECTIONS.
 #: Options of stores, of servers, and of joining a job.
 OF_SERVERS = frozenset({
     "--env-server", "--staleness", "--groups", "--weighting", "--allow", "--report-to", "--metrics", "--dashboard",
-    "--report", "--insecure", "--on-worker-death", "--timeout", "--start-timeout",
+    "--report", "--insecure", "--on-worker-death", "--replace", "--timeout", "--start-timeout",
 })  # fmt: skip
 
 #: What to write instead, by options of other launchers; of the empty name: instead of any other.

@@ -11,6 +11,7 @@ from paceline.cli.options import Option
 from paceline.config import Settings, check, variable
 from paceline.errors import LaunchError
 from paceline.launch import runtime
+from paceline.observe.job_view import JobView
 from paceline.wire import messages as m
 
 #: For commands that may ask a scheduler whose launcher runs on another machine.
@@ -31,8 +32,8 @@ def find(job: str, scheduler: str | None) -> runtime.JobRecord:
     return runtime.JobRecord(scheduler, 0, "", time.time(), "", (), 0, 0, scheduler, key)
 
 
-def ask(record: runtime.JobRecord) -> m.Status:
-    """Ask the scheduler of a job for its members' state.
+def ask(record: runtime.JobRecord) -> JobView:
+    """Ask the scheduler of a job how it does.
 
     Raises:
         LaunchError: there is none yet, or it does not answer in time.
@@ -42,7 +43,7 @@ def ask(record: runtime.JobRecord) -> m.Status:
     with asking(record, "the status") as ask_scheduler:
         status = ask_scheduler(m.AskStatus())
     assert isinstance(status, m.Status)
-    return status
+    return JobView(status, record.workers, record.servers)
 
 
 @contextlib.contextmanager

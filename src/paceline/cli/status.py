@@ -30,7 +30,7 @@ def run(name: str, words: Sequence[str]) -> int:
     job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_job(words)
     record = runtime.find(job)
     while True:
-        view = JobView(ask(record))
+        view = ask(record)
         print(
             json.dumps(view.as_json(record.id, record.choice)) if options.json else shown(view, record.choice),
             flush=True,

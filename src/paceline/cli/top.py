@@ -51,16 +51,12 @@ def run(name: str, words: Sequence[str]) -> int:
             _watch(record, view, interval_s)
             return 0
         while True:
-            _print(_job(record), record, view)
+            _print(ask(record), record, view)
             if options.once or not record.is_known_alive:
                 return 0
             time.sleep(interval_s)
     except KeyboardInterrupt:
         return 0
-
-
-def _job(record: runtime.JobRecord) -> JobView:
-    return JobView(ask(record), record.workers, record.servers)
 
 
 def _print(job: JobView, record: runtime.JobRecord, view: View) -> None:
@@ -77,7 +73,7 @@ def _watch(record: runtime.JobRecord, view: View, interval_s: float) -> None:
     try:
         with _Terminal() as terminal:
             while last is None or record.is_known_alive:
-                last, until = _job(record), time.monotonic() + interval_s
+                last, until = ask(record), time.monotonic() + interval_s
                 while (left := until - time.monotonic()) > 0:
                     keys = f"s: sort by {_next(view.order)}  up, down: select a worker  q: quit"
                     terminal.draw(last, record, replace(view, about=(keys,)))

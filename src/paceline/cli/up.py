@@ -287,7 +287,7 @@ class Dialogue:
                 return
             try:
                 record = next((one for one in runtime.jobs() if one.pid == pid and one.scheduler), None)
-                states = ask(record).states if record is not None else []
+                states = ask(record).status.states if record is not None else []
             except PacelineError:
                 return  # it starts, or has ended
             least = min((one.round for one in states if one.round), default=0)

@@ -19,7 +19,6 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict
 
 from paceline.collectives.environment import HvdSettings, ProcessPlace
 from paceline.collectives.negotiation.machine import Negotiation
@@ -49,12 +48,6 @@ from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
-
-#: For ranks whose weights differ.
-_WAY_OUT = (
-    "Load weights on every rank, or call hvd.broadcast_parameters(model.state_dict(), root_rank=0) on every rank after "
-    "it (with kvstore='allreduce': optimizer.broadcast_weights()); and step alike on every rank"
-)
 
 #: Interval at which stalls are looked for, and at which ranks that wait hear of the coordinator. A stall's warning must
 #: exceed it.
@@ -93,7 +86,8 @@ class Coordinator:
         self._lock = threading.Lock()
         self._generation = 0
         self._entered: dict[int, RankEntered] = {}
-        self._told_steps = _comparisons()
+        self._told_steps: dict[tuple[int, ...], ToldSteps] = {}
+        """By the ranks that train the weights."""
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
@@ -127,7 +121,7 @@ class Coordinator:
     def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
-            self._told_steps = _comparisons()
+            self._told_steps = {}
         if generation < self._generation or self._is_ended:
             self._send(rank, generation, Down(-1, "other ranks have joined again, or could not join"))
             return
@@ -153,7 +147,9 @@ class Coordinator:
 
     def _compare(self, rank: int, body: RankStep) -> None:
         ranks = body.ranks or range(self.size)
-        told = self._told_steps[body.ranks]
+        call = self.settings.interface.equalise
+        way_out = f"Load weights on every rank, or call {call} on every rank after it; and step alike on every rank"
+        told = self._told_steps.setdefault(body.ranks, ToldSteps(way_out))
         told.note(rank, [body.step])
         for line in told.check(lambda: set(ranks)):
             logger.warning("%s", line)
@@ -266,11 +262,6 @@ class Coordinator:
         self._listener.close(linger_s)
         if self.size > 1 and self._place.on_one_host:
             withdraw(self._place, self.meeting)
-
-
-def _comparisons() -> defaultdict[tuple[int, ...], ToldSteps]:
-    """Return the comparisons of weights, by the ranks that train them."""
-    return defaultdict(lambda: ToldSteps(_WAY_OUT))
 
 
 def _rank_of(peer: bytes, size: int) -> int:

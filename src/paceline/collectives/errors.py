@@ -15,15 +15,19 @@ class Interface:
         name: its name.
         join: the call that every rank makes.
         go_on: what goes on after the end of the job.
+        equalise: the call that gives all ranks the weights of rank 0.
     """
 
     name: str
     join: str
     go_on: str
+    equalise: str
 
 
-STORE = Interface("The all-reduce store", 'kvstore.create("allreduce")', "start all workers again")
-HVD = Interface("Horovod", "hvd.init()", "call hvd.shutdown() and hvd.init() on all ranks")
+STORE = Interface("The all-reduce store", 'kvstore.create("allreduce")', "start all workers again",
+                  "optimizer.broadcast_weights()")  # fmt: skip
+HVD = Interface("Horovod", "hvd.init()", "call hvd.shutdown() and hvd.init() on all ranks",
+                "hvd.broadcast_parameters(model.state_dict(), root_rank=0)")  # fmt: skip
 
 
 class CollectiveError(PacelineError):

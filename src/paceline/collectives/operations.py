@@ -1,4 +1,9 @@
-"""The asynchronous operations, and those in place. Each makes a request, and an operation that the background runs."""
+"""Starts operations of this rank. Each makes a request, and an operation that the background runs.
+
+The functions for tensors take a list of them, then Horovod's arguments in Horovod's order, and return a handle for
+:func:`synchronize`. With ``grouped`` its result is a list. With ``in_place`` the tensors are overwritten. The names of
+Horovod are in :mod:`paceline.hvd.verbs`.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,12 @@ from paceline.collectives.execute import Operation
 from paceline.collectives.negotiation.messages import OperationRequest
 from paceline.collectives.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
-from paceline.collectives.sparse import check_indices
+from paceline.collectives.sparse import added
 from paceline.worker import alone
 
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_",
-    "alltoall_async", "barrier", "broadcast_async", "broadcast_async_", "grouped_allgather_async",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "join", "poll",
-    "reducescatter_async", "sparse_allreduce_async", "synchronize",
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "barrier", "join", "poll", "sparse_allreduce_async",
+    "synchronize",
 ]  # fmt: skip
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
@@ -126,57 +129,11 @@ def _start(
     return running.background.start(operation)
 
 
-def _allreduce(
+# ---- operations ------------------------------------------------------------------------------------------------------
+
+
+def allreduce(
     tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    in_place: bool = False,
-    grouped: bool = False,
-    alone: bool = False,
-) -> int:
-    number = resolve_op(op, average)
-    if number == Adasum:
-        _check_tensors(tensors)
-        _check_adasum(tensors, process_set, world.current().size)
-    fields = {"op": number, "prescale": float(factors[0]), "postscale": float(factors[1]), "alone": alone}
-    return _start("allreduce", name, tensors, process_set, in_place, grouped, **fields)
-
-
-# ---- allreduce -------------------------------------------------------------------------------------------------------
-
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Reduce a tensor over all ranks into a new tensor; returns a handle.
-
-    Args:
-        tensor: alike in shape and dtype on all ranks.
-        average: deprecated; use ``op``.
-        name: pairs the operations of different ranks; without one they pair by the order of all calls.
-        op: Average (default), Sum, Adasum, Min, Max or Product.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after the reduction.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: a wrong argument, or an operation of this name is pending.
-        CollectiveError: the job is down.
-    """
-    return _allreduce([tensor], average, name, op, (prescale_factor, postscale_factor), process_set)
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -184,43 +141,121 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
+    in_place: bool = False,
+    grouped: bool = False,
     deterministic: bool = False,
 ) -> int:
-    """Reduce a contiguous tensor in place; see :func:`allreduce_async`.
+    """Reduce tensors that belong together over all ranks, when all of them are ready there.
 
-    With ``deterministic`` it is never fused with other tensors, which changes the order of sums in rings of 3 or more
-    ranks.
+    Args:
+        tensors: equal in shape and dtype on all ranks.
+        average: deprecated; use ``op``.
+        name: pairs the operations of different ranks; without one they pair by the order of all calls.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        prescale_factor: factor before the reduction.
+        postscale_factor: factor after the reduction.
+        process_set: the ranks that take part.
+        in_place: overwrite the tensors, which are contiguous.
+        grouped: the result is a list.
+        deterministic: never fuse them with other tensors, which changes the order of sums in rings of 3 or more ranks.
+
+    Raises:
+        ValueError: a wrong argument, or an operation of this name is pending.
+        CollectiveError: the job is down.
     """
-    factors = prescale_factor, postscale_factor
-    return _allreduce([tensor], average, name, op, factors, process_set, in_place=True, alone=deterministic)
+    number = resolve_op(op, average)
+    if number == Adasum:
+        _check_tensors(tensors)
+        _check_adasum(tensors, process_set, world.current().size)
+    return _start(
+        "allreduce", name, tensors, process_set, in_place, grouped,
+        op=number, prescale=float(prescale_factor), postscale=float(postscale_factor), alone=deterministic,
+    )  # fmt: skip
 
 
-def grouped_allreduce_async(
+def allgather(
     tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    grouped: bool = False,
+) -> int:
+    """Concatenate all ranks' tensors along the first dimension, which may differ."""
+    return _start("allgather", name, tensors, process_set, grouped=grouped)
+
+
+def broadcast(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    in_place: bool = False,
+    grouped: bool = False,
+) -> int:
+    """Copy the tensors of ``root_rank``, which is counted in the whole job, to all ranks."""
+    members_of(process_set, root_rank)
+    return _start("broadcast", name, tensors, process_set, in_place, grouped, root=int(root_rank))
+
+
+def alltoall(
+    tensors: Sequence[torch.Tensor],
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Reduce tensors that belong together, when all of them are ready on all ranks; returns one handle."""
-    factors = prescale_factor, postscale_factor
-    return _allreduce(list(tensors), average, name, op, factors, process_set, grouped=True)
+    """Send rows of a tensor to each member; the handle's result is (received rows, received splits).
+
+    Args:
+        tensors: one tensor with at least one dimension.
+        splits: rows for each member; None: equally many.
+        name: see :func:`allreduce`.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: the rows do not suffice, or cannot be divided equally.
+    """
+    _, members = members_of(process_set)
+    _check_tensors(tensors)
+    if not tensors[0].dim():
+        raise ValueError("alltoall of a tensor without dimensions")
+    rows = tensors[0].shape[0]
+    if splits is None:
+        if rows % len(members):
+            raise ValueError(f"{rows} rows cannot be divided equally among {len(members)} ranks; give splits")
+        counts = [rows // len(members)] * len(members)
+    else:
+        if isinstance(splits, torch.Tensor) and splits.dtype not in _INTEGERS:
+            raise ValueError(f"splits must be integers, not {splits.dtype}")
+        counts = [int(one) for one in splits]
+        if len(counts) != len(members):
+            raise ValueError(f"{len(counts)} splits for {len(members)} ranks")
+        if min(counts) < 0 or sum(counts) > rows:
+            raise ValueError(f"splits {counts} of a tensor of {rows} rows")
+    return _start("alltoall", name, tensors, process_set, splits=tuple(counts))
 
 
-def grouped_allreduce_async_(
+def reducescatter(
     tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    *,
+    grouped: bool = False,
 ) -> int:
-    """Reduce tensors that belong together in place; returns one handle."""
-    factors = prescale_factor, postscale_factor
-    return _allreduce(list(tensors), average, name, op, factors, process_set, in_place=True, grouped=True)
+    """Reduce tensors, of which each rank gets its rows; the first ranks get one more where it does not come out.
+
+    Raises:
+        CollectiveError: an ``op`` that is neither Average nor Sum; as in Horovod.
+    """
+    if op not in (Average, Sum):
+        raise CollectiveError(f"reducescatter can average or sum (hvd.Average, hvd.Sum), and got op={op!r}")
+    return _start(
+        "reducescatter", name, tensors, process_set, False, grouped,
+        op=op, prescale=float(prescale_factor), postscale=float(postscale_factor),
+    )  # fmt: skip
 
 
 def sparse_allreduce_async(
@@ -240,127 +275,10 @@ def sparse_allreduce_async(
 
     def wait() -> torch.Tensor:
         (found, content), (counts, _) = synchronize(handle)
-        check_indices(found, counts, shape, members, rank)
-        if number == Average:
-            content = content / len(members)
-        return torch.sparse_coo_tensor(found.t(), content, shape, device=content.device, check_invariants=False)
+        content = content / len(members) if number == Average else content
+        return added(found, content, counts, shape, members, rank)
 
     return wait
-
-
-# ---- other operations ------------------------------------------------------------------------------------------------
-
-
-def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Concatenate all ranks' tensors along the first dimension, which may differ; returns a handle."""
-    return _start("allgather", name, [tensor], process_set)
-
-
-def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Gather tensors that belong together; returns one handle."""
-    return _start("allgather", name, list(tensors), process_set, grouped=True)
-
-
-def _broadcast(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> int:
-    members_of(process_set, root_rank)
-    return _start("broadcast", name, [tensor], process_set, in_place, root=int(root_rank))
-
-
-def broadcast_async(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Return a handle of a new tensor with the content of that of ``root_rank`` (counted in the whole job)."""
-    return _broadcast(tensor, root_rank, name, process_set, False)
-
-
-def broadcast_async_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Overwrite a tensor with that of ``root_rank``; returns a handle."""
-    return _broadcast(tensor, root_rank, name, process_set, True)
-
-
-def alltoall_async(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Send rows of a tensor to each member; the handle's result is (received rows, received splits).
-
-    Args:
-        tensor: tensor with at least one dimension.
-        splits: rows for each member; None: equally many.
-        name: see :func:`allreduce_async`.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: the rows do not suffice, or cannot be divided equally.
-    """
-    _, members = members_of(process_set)
-    _check_tensors([tensor])
-    if not tensor.dim():
-        raise ValueError("alltoall of a tensor without dimensions")
-    rows = tensor.shape[0]
-    if splits is None:
-        if rows % len(members):
-            raise ValueError(f"{rows} rows cannot be divided equally among {len(members)} ranks; give splits")
-        counts = [rows // len(members)] * len(members)
-    else:
-        if isinstance(splits, torch.Tensor) and splits.dtype not in _INTEGERS:
-            raise ValueError(f"splits must be integers, not {splits.dtype}")
-        counts = [int(one) for one in splits]
-        if len(counts) != len(members):
-            raise ValueError(f"{len(counts)} splits for {len(members)} ranks")
-        if min(counts) < 0 or sum(counts) > rows:
-            raise ValueError(f"splits {counts} of a tensor of {rows} rows")
-    return _start("alltoall", name, [tensor], process_set, splits=tuple(counts))
-
-
-def _reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    factors: tuple[float, float],
-    grouped: bool = False,
-) -> int:
-    if op not in (Average, Sum):
-        raise CollectiveError(f"reducescatter can average or sum (hvd.Average, hvd.Sum), and got op={op!r}")
-    prescale, postscale = map(float, factors)
-    return _start(
-        "reducescatter", name, tensors, process_set, grouped=grouped, op=op, prescale=prescale, postscale=postscale
-    )
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Reduce a tensor, of which each rank gets its rows; the first ranks get one more where it does not come out.
-
-    Raises:
-        CollectiveError: an ``op`` that is neither Average nor Sum; as in Horovod.
-    """
-    return _reducescatter([tensor], name, op, process_set, (prescale_factor, postscale_factor))
-
-
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Reduce and scatter tensors that belong together; returns one handle."""
-    return _reducescatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), True)
 
 
 def join(device: int = -1) -> int:

@@ -33,6 +33,19 @@ def check_counts(counts: Sequence[int], like: torch.Tensor, members: Sequence[in
             )
 
 
+def added(
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    counts: Sequence[int],
+    shape: Sequence[int],
+    members: Sequence[int],
+    rank: int,
+) -> torch.Tensor:
+    """Return the sum of the sparse tensors of all ranks, not coalesced; see :func:`check_indices`."""
+    check_indices(indices, counts, shape, members, rank)
+    return torch.sparse_coo_tensor(indices.t(), values, tuple(shape), device=values.device, check_invariants=False)
+
+
 def check_indices(
     indices: torch.Tensor, counts: Sequence[int], shape: Sequence[int], members: Sequence[int], rank: int
 ) -> None:

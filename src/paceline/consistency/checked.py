@@ -39,6 +39,7 @@ class CheckedRule(Rule):
     pause = _then_checked(Rule.pause)
     go_away = _then_checked(Rule.go_away)
     come_back = _then_checked(Rule.come_back)
+    rejoin = _then_checked(Rule.rejoin)
     pull = _then_checked(Rule.pull)
     end_grace = _then_checked(Rule.end_grace)
 

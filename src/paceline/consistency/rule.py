@@ -15,6 +15,7 @@ none of these; others wait only for them. ``k`` is the last round that the worke
     go away         not gone     away               settle
     come back       not gone     active             settle; its later pushes join cohorts of that phase
     leave           any          gone               settle; the barrier may open
+    rejoin          gone         active             settle; its rounds count from 1, in cohorts of that phase
     regroup         idle         (unchanged)        settle; its later pushes join cohorts of its new group
     regroup         waiting      (unchanged)        Refuse
     pull            any          (unchanged)        none; the worker has read this version, its unit's with groups
@@ -41,6 +42,9 @@ Groups may change while workers train (:mod:`paceline.consistency.units`). With 
 
 A worker that is paused or away may push: it waits for others then, and they do not wait for it. When it comes back, it
 is as far ahead for the bound as the active workers of its unit, with whom it steps from here on.
+
+A worker that rejoins is another process with the rank of one that is gone. Others wait for it as for one that comes
+back: from their first rounds in its phase on.
 
 Others wait for a worker that was away from its next *phase* on. A phase begins for each worker between two of its
 rounds, the same two at every slot, with :meth:`Rule.come_back`. A cohort has one phase. It waits for the workers of its
@@ -232,6 +236,25 @@ class Rule:
         self._activity.come_back(worker, max(phase, before))
         self._events.append(("come back", worker, phase))
         return self._settle()
+
+    def rejoin(self, worker: int, phase: int) -> list[Action]:
+        """Note that another process takes the rank of a worker that is gone. Its rounds count from 1.
+
+        All slots must get this before any worker comes back in that phase.
+
+        Args:
+            worker: the rank; if it is not gone, this has no effect.
+            phase: a new one, in which it steps with the others of its unit.
+        """
+        if worker in self.live:
+            return []
+        self.live.add(worker)
+        self.away.add(worker)
+        self.pushed[worker] = self.finished[worker] = self.answered[worker] = self._activity.level[worker] = 0
+        self.read[worker], self._activity.phase[worker] = self.version, phase - 1
+        self._activity.change()
+        self._events.append(("rejoin", worker, phase))
+        return self.come_back(worker, phase)
 
     def end_grace(self, cohort: int) -> list[Action]:
         """Note that a cohort has waited for further pushes for long enough; returns the actions, in order."""

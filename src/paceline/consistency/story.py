@@ -72,6 +72,7 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "come back": lambda worker, phase: f"worker {worker} came back in phase {phase}",
     "open": lambda: "all live workers are at the barrier: it opens",
     "regroup": lambda worker, generation: f"worker {worker} moved to the groups of generation {generation}",
+    "rejoin": lambda worker, phase: f"worker {worker} joined again, as another process, in phase {phase}",
     "grace": lambda cohort: f"cohort {cohort} has enough pushes and waits for others for a while",
     "over": lambda cohort: f"the time of grace of cohort {cohort} ended",
     "leave": lambda worker: f"worker {worker} left",

@@ -51,7 +51,7 @@ def batch_sampler(
     total = batch_size * store.num_workers
     if not isinstance(store, DistStore):
         return SharedBatchSampler(data, store, global_batch_size=total, shuffle=shuffle, seed=seed)
-    store.session.hands_out = True
+    store.session.trains(hands_out=True)
     shares = _shares_of(store)
     if shares == "sizes":
         return TwoSizes(data, batch_size, seed, store.session.settings.profile_rounds)

@@ -10,7 +10,7 @@ import logging
 import math
 import operator
 import os
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import SupportsIndex
 
@@ -217,3 +217,23 @@ def _warn_about_holes(path: str | os.PathLike[str], spans: list[Span]) -> None:
         elif begin < covered and begin < end:
             _log.warning("%s: several workers train on the samples from %g to %g", path, begin, min(covered, end))
         covered = max(covered, end)
+
+
+def fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
+    """Return the fraction of each worker with which a job begins.
+
+    Raises:
+        ValueError: there is not one per worker.
+        ConfigError: the file cannot be used.
+    """
+    if isinstance(shares, str) and shares in ("equal", "measured"):
+        return [1.0] * num_workers
+    if isinstance(shares, str | os.PathLike):
+        if not os.path.exists(shares):
+            raise ConfigError(
+                f"shares={os.fspath(shares)!r} is neither 'equal' nor 'measured', nor is there such a file"
+            )
+        return [end - begin for begin, end in read_spans(shares, num_workers)]
+    if len(shares) != num_workers:
+        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
+    return [float(one) for one in shares]

@@ -24,6 +24,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.layout.ranges import Ranges, cut, everything, without
 from paceline.wire import messages as m
 from paceline.worker import notice
+from paceline.worker.joining import Part
 from paceline.worker.session import Session
 
 _log = logging.getLogger(__name__)
@@ -122,16 +123,22 @@ class PooledBatchSampler(Sampler[list[int]]):
         self._batch_size = batch_size
         limit = 0 if stop_every is None else min(stop_every, self._length)
         settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
-        self._walker = walker_of(session_of(store), name, settings, limit)
+        self._session = session_of(store)
+        self._walker = walker_of(self._session, name, settings, limit)
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or that comes next when none has begun."""
+        """The epoch that is under way, or that comes next when none has begun.
+
+        A process that takes over from a worker that has died joins the job here.
+        """
+        self._session.joining.join()
         return self._walker.epoch
 
     @property
     def next_epoch(self) -> int:
         """The epoch of the next iteration. With ``stop_every`` it may be the one under way."""
+        self._session.joining.join()
         return self._walker.following.epoch
 
     def __len__(self) -> NoReturn:
@@ -162,6 +169,7 @@ class PooledBatchSampler(Sampler[list[int]]):
                 "worker that dies would be lost. Give it num_workers=0, or take SharedBatchSampler, which knows what "
                 "was fetched ahead"
             )
+        self._session.joining.check_joined()
         walk = self._walker.begin()
         order = epoch_order(epoch=self.epoch, **self._walker.settings)
         with Dealing(self) as dealing:
@@ -283,6 +291,7 @@ class Walker:
         """Whether the next walk was chosen."""
         self._returned = False
         """Whether all of the walk that was begun last was given back, so that it comes again."""
+        session.joining.add(f"pool {name}", Part(self._standing, self._stand))
 
     @property
     def epoch(self) -> int:
@@ -391,6 +400,20 @@ class Walker:
 
     def _return_of(self, rest: Ranges) -> m.ReturnSamples:
         return m.ReturnSamples(self._name, self._number, list(rest), self._session.round)
+
+    # ---- joining ---------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> None:
+        """Return nothing: the scheduler knows where the walk is."""
+
+    def _stand(self, there: None) -> None:
+        """Go on with the walk of the others."""
+        found = self._session.call_scheduler(m.AskSamples(self._name, self._session.round), f"pool {self._name!r}")
+        assert isinstance(found, m.SamplesLeft)
+        if found.is_known:
+            self._walk = found.walk - 1
+            self.start = replace(self.following, epoch=found.first_epoch, left=tuple(found.first_left))
+            self.following = self.start
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

@@ -25,10 +25,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.data.fetching import is_in_loader
 from paceline.data.ledger import State, check_kind, epoch_order
-from paceline.data.partition import check_epoch, check_part, own_part, part_of
+from paceline.data.partition import check_epoch, check_part, fractions_of, own_part, part_of
 from paceline.data.pool import session_of, walker_of
 from paceline.data.sampler import ShardedSampler
-from paceline.data.shares import fractions_of
 from paceline.hetero import split_evenly
 from paceline.kvstore.agreement import Fact
 from paceline.kvstore.base import KVStoreBase
@@ -363,6 +362,7 @@ class _PooledShards(Shards):
     def __init__(self, urls: list[str], store: KVStoreBase, shuffle: bool, seed: int, name: str) -> None:
         super().__init__(urls)
         settings: State = {"length": len(urls), "seed": seed, "shuffle": shuffle}
+        session_of(store).joining.check_joined()
         self._walker = walker_of(session_of(store), name, settings, 0, by_push=False)
 
     @property

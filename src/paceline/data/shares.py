@@ -18,18 +18,19 @@ from torch.utils.data import Sampler
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.ledger import DealingLog, GlobalBatch, HandedOut, State, epoch_order, place_of
-from paceline.data.partition import check_epoch, length_of, read_spans
-from paceline.data.speeds import MOST_STEPS, Speeds
-from paceline.errors import ConfigError
+from paceline.data.partition import check_epoch, fractions_of, length_of
+from paceline.data.speeds import MOST_STEPS, Speeds, lock_step_of
 from paceline.hetero import Shares, Speed, split_evenly
 from paceline.hetero.batch_shares import columns_of
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
 from paceline.worker import notice
+from paceline.worker.joining import Part
 
 _log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
+
+_FETCHED_AHEAD = "their DataLoader fetches batches ahead: nobody can join where these are dealt; give it num_workers=0"
 
 #: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two exchanges.
 _REMEMBERED = MOST_STEPS + 4
@@ -117,10 +118,10 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
-        dist = _lock_step_of(store, self._measures, deadline_s)
+        dist = lock_step_of(store, self._measures, deadline_s)
         self._session = None if dist is None else dist.session
         if self._session is not None and self._measures:
-            self._session.has_measured_shares = True
+            self._session.trains(has_measured_shares=True)
         exchanges = self._measures or deadline_s is not None
         self._speeds = Speeds(
             dist if exchanges else None, self._rank, self._num_workers, max_batch, deadline_s is not None
@@ -138,18 +139,25 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._log: DealingLog | None = None
         if dist is not None and is_logged and deadline_s is None:
             self._log = DealingLog(dist.session, name, self._settings)
-        self._is_handed_out = False
-        """Whether the last epoch was walked to its end."""
+        self._is_handed_out = self._has_joined = False
+        """Whether the last epoch was walked to its end, and whether this worker has joined since the last iteration."""
         self._begun = 0, 0
         """Batch and index at which the last iteration began."""
         self._dealing: Dealing | None = None
         """The last iteration, as far as it is known what the loop has got of it."""
+        if dist is not None:
+            dist.session.joining.add(name, Part(self._standing, self._stand))
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or that comes next when none has begun."""
+        """The epoch that is under way, or that comes next when none has begun.
+
+        A process that takes over from a worker that has died joins the job here.
+        """
+        if self._session is not None:
+            self._session.joining.join(self._speeds.are_exchanged)
         return self._epoch
 
     @property
@@ -211,18 +219,7 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
-        ahead = fetched_ahead()
-        if self._deadline is not None:
-            check_prefetch(ahead)
-        self._prefetch = max(self._prefetch, ahead)
-        self._take_back()
-        if self._is_handed_out and not self._prefetch:
-            self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
-        self._follow(self._speeds.gather())
-        if not self._pending:
-            self._next_epoch()
-        self._pending = self._is_handed_out = False
-        self._begun = self._row, self._first
+        self._begin(fetched_ahead())
         order, sizes = self._order(), deque[int]()
         round, position = self._round(), self._handed_out.position
         self._handed_out.begin(self._prefetch + _REMEMBERED)
@@ -256,7 +253,27 @@ class SharedBatchSampler(Sampler[list[int]]):
                 gone = self._speeds.end_step(self._shares.samples, is_last)
                 self._leave_for_later()
                 self._follow(gone)
+                self._welcome()
         self._is_handed_out = True
+
+    def _begin(self, ahead: int) -> None:
+        """Begin the next epoch, or go on with one, with the speeds of all workers."""
+        if self._session is not None:
+            self._session.joining.check_joined()
+        if self._deadline is not None:
+            check_prefetch(ahead)
+        self._prefetch = max(self._prefetch, ahead)
+        self._speeds.why_shut = _FETCHED_AHEAD if self._prefetch else ""
+        self._take_back()
+        if self._is_handed_out and not self._prefetch:
+            self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
+        if not self._has_joined:  # else it was let in where the others are
+            self._follow(self._speeds.gather())
+        if not self._pending:
+            self._next_epoch()
+        self._pending = self._is_handed_out = self._has_joined = False
+        self._begun = self._row, self._first
+        self._welcome()
 
     def _odd(self, order: NDArray[np.int64], first: int) -> list[int]:
         """Return the samples of a global batch that do not simply follow from the order: the last ones of an epoch."""
@@ -311,6 +328,13 @@ class SharedBatchSampler(Sampler[list[int]]):
         if self._measures:
             present = self._shares.samples
             self._shares.revise({worker: speed for worker, speed in self._speeds.told.items() if worker in present})
+
+    def _welcome(self) -> None:
+        """Let those step with this worker that the last exchange has let in."""
+        if self._session is not None:
+            for worker in (*self._session.came, *self._speeds.present):
+                self._shares.join(worker)
+            self._session.welcome()
 
     def _leave_for_later(self) -> None:
         """Let the rest of the workers' parts of the last global batch come once more."""
@@ -380,6 +404,22 @@ class SharedBatchSampler(Sampler[list[int]]):
         if self._measures and fits:
             self._shares = Shares(self._shares.global_batch, shares, self._speeds.caps)
 
+    def _standing(self) -> State:
+        """Return where this worker stands between two batches, for one that joins there."""
+        place = {"epoch": self._epoch, "row": self._row, "first": self._first, "again": list(self._handed_out.again)}
+        place |= {"pending": self._pending, "over": self._is_handed_out, "samples": dict(self._shares.samples)}
+        return place | {"speeds": self._speeds.state()}
+
+    def _stand(self, there: State | None) -> None:
+        if there is None:
+            return
+        self._epoch, self._row, self._first = there["epoch"], there["row"], there["first"]
+        self._handed_out.again = list(there["again"])
+        self._speeds.stand(there["speeds"])
+        self._shares.stand(there["samples"], self._speeds.told)
+        self._is_handed_out, self._has_joined = there["over"], not (there["pending"] or there["over"])
+        self._pending = there["pending"] or self._has_joined
+
     def _ahead(self, is_over: bool) -> int:
         """Return how many of the batches that were handed out the loop does not have yet."""
         walk = None if self._dealing is None else self._dealing.loaded
@@ -407,36 +447,3 @@ class SharedBatchSampler(Sampler[list[int]]):
             return
         check_deadline(deadline_s, self._max_batch)
         check_prefetch(self._prefetch)
-
-
-def _lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
-    """Return the store whose workers agree on shares; None: there is one worker."""
-    if not isinstance(store, DistStore):
-        return None
-    if (measures or deadline_s is not None) and store.policy.merge != "all":
-        what, instead = ("shares='measured'", "Give fractions") if measures else ("deadline_s", "Take a pool")
-        raise ValueError(
-            f"{what} needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
-            f"would have to wait for each other to agree. {instead} instead"
-        )
-    return store
-
-
-def fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
-    """Return the fraction of each worker with which a job begins.
-
-    Raises:
-        ValueError: there is not one per worker.
-        ConfigError: the file cannot be used.
-    """
-    if isinstance(shares, str) and shares in ("equal", "measured"):
-        return [1.0] * num_workers
-    if isinstance(shares, str | os.PathLike):
-        if not os.path.exists(shares):
-            raise ConfigError(
-                f"shares={os.fspath(shares)!r} is neither 'equal' nor 'measured', nor is there such a file"
-            )
-        return [end - begin for begin, end in read_spans(shares, num_workers)]
-    if len(shares) != num_workers:
-        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
-    return [float(one) for one in shares]

@@ -12,6 +12,9 @@ deadline an exchange is due in every step.
 | is the first or the last one of an epoch                         | gather                 |
 | was pushed, and the answer has notes of this step from everybody | use the notes          |
 | was not pushed, or the answer lacks somebody                     | gather                 |
+| has a note that knows of a process which waits to join           | gather                 |
+
+In a gather the job lets such a process in: all workers are between the same two rounds there.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 
+from paceline.data.ledger import State
 from paceline.hetero import Speed, SpeedMeter
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 
 #: Number of the step, fixed seconds, seconds per sample (0: not known yet), the largest batch that fits into memory (0:
-#: no limit), and the samples of the step that are done (-1: all).
-_NOTE = struct.Struct("<qddqq")
+#: no limit), the samples of the step that are done (-1: all), and whether a process waits to join.
+_NOTE = struct.Struct("<qddqq?")
 
 #: Speeds are exchanged in each of the first steps, then in every second one: so a change of speed, which three steps
 #: show, is followed in six.
@@ -57,6 +62,10 @@ class Speeds:
         """The speeds of the last exchange, the same on all workers."""
         self.caps: list[int | None] = [None] * num_workers
         self.caps[rank] = max_batch
+        self.present: frozenset[int] = frozenset()
+        """Workers of the last gather."""
+        self.why_shut = ""
+        """Why a process that waits cannot join here; empty: it can."""
         self._steps = self._measured = 0
         self._own_done: int | None = None
         self._done: dict[int, int | None] = {}
@@ -124,8 +133,9 @@ class Speeds:
         """Exchange speeds by a message of every worker; returns as :meth:`end_step` does. Collective."""
         if self._store is None:
             return None
-        said = dict(enumerate(self._store.session.gather(_GATHER, self._note())))
+        said = dict(enumerate(self._store.session.gather(_GATHER, self._note(), lets_in=True, why_shut=self.why_shut)))
         notes = {worker: note for worker, note in said.items() if note}
+        self.present = frozenset(notes)
         self._take_done(notes)
         self._take(notes)
         return [worker for worker, note in said.items() if not note]
@@ -134,6 +144,23 @@ class Speeds:
         """Forget a worker that is gone."""
         self.told.pop(worker, None)
 
+    def state(self) -> State:
+        """Return the knowledge that all workers have alike, for :meth:`stand` of one that joins."""
+        told = [[worker, one.fixed_s, one.per_sample_s] for worker, one in self.told.items()]
+        return {"told": told, "caps": [cap or 0 for cap in self.caps], "steps": self._steps}
+
+    def stand(self, state: State) -> None:
+        """Know what the others know, as :meth:`state` of one of them says."""
+        own = self.caps[self._rank]
+        self.told = {worker: Speed(fixed_s, per_sample_s) for worker, fixed_s, per_sample_s in state["told"]}
+        self.caps[:] = [cap or None for cap in state["caps"]]
+        self.caps[self._rank], self._steps = own, state["steps"]
+
+    @property
+    def are_exchanged(self) -> bool:
+        """Whether workers exchange speeds, and let others join there."""
+        return self._store is not None
+
     @property
     def _is_due(self) -> bool:
         return self._is_always_due or self._steps <= _FIRST_EXCHANGES or self._steps % _INTERVAL == 0
@@ -141,21 +168,36 @@ class Speeds:
     def _note(self) -> bytes:
         own = self._meter.speed() or Speed(0.0, 0.0)
         done = -1 if self._own_done is None else self._own_done
-        return _NOTE.pack(self._steps, own.fixed_s, own.per_sample_s, self.caps[self._rank] or 0, done)
+        is_awaited = self._store is not None and self._store.session.has_joiners
+        return _NOTE.pack(self._steps, own.fixed_s, own.per_sample_s, self.caps[self._rank] or 0, done, is_awaited)
 
     def _are_whole(self, notes: dict[int, bytes], workers: Collection[int]) -> bool:
-        steps = {_NOTE.unpack(note)[0] for note in notes.values()}
-        return len(steps) == 1 and notes.keys() >= set(workers)
+        said = [_NOTE.unpack(note) for note in notes.values()]
+        is_shut = not any(is_awaited for *_, is_awaited in said)
+        return is_shut and len({step for step, *_ in said}) == 1 and notes.keys() >= set(workers)
 
     def _take(self, notes: dict[int, bytes]) -> None:
         for worker, note in notes.items():
-            _, fixed_s, per_sample_s, cap, _ = _NOTE.unpack(note)
+            _, fixed_s, per_sample_s, cap, *_ = _NOTE.unpack(note)
             self.caps[worker] = cap or None
             if per_sample_s > 0:
                 self.told[worker] = Speed(fixed_s, per_sample_s)
 
     def _take_done(self, notes: dict[int, bytes]) -> None:
         for worker, note in notes.items():
-            step, *_, done = _NOTE.unpack(note)
+            step, *_, done, _ = _NOTE.unpack(note)
             if step == self._steps and done >= 0:
                 self._done.setdefault(worker, done)
+
+
+def lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
+    """Return the store whose workers agree on shares; None: there is one worker."""
+    if not isinstance(store, DistStore):
+        return None
+    if (measures or deadline_s is not None) and store.policy.merge != "all":
+        what, instead = ("shares='measured'", "Give fractions") if measures else ("deadline_s", "Take a pool")
+        raise ValueError(
+            f"{what} needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
+            f"would have to wait for each other to agree. {instead} instead"
+        )
+    return store

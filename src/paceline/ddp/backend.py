@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,35 +145,32 @@ def _new_group(original: Callable[..., Any], ranks: Any = None, timeout: Any = N
     return original(ranks, timeout, None, None, *args[1:], **kwargs)
 
 
-def _monitored(
-    original: Callable[..., None], group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-) -> None:
+def _asked(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the group that a call is for, None if it is none of ours, and the other arguments."""
     from paceline.ddp.group import PacelineGroup
 
-    found = group or dist.group.WORLD
-    if isinstance(found, PacelineGroup):
-        return found.monitored_barrier(timeout, wait_all_ranks)
-    return original(group, timeout, wait_all_ranks)
+    given = dict(inspect.signature(original).bind(*args, **kwargs).arguments)
+    found = given.pop("group", None) or dist.group.WORLD
+    return (found if isinstance(found, PacelineGroup) else None), given
 
 
-def _set_timeout(original: Callable[..., None], timeout: Any, group: Any = None) -> None:
-    from paceline.ddp.group import PacelineGroup
+def _by_group(method: str) -> Callable[..., Any]:
+    """Return a call that our groups answer by a method, which has the same arguments."""
 
-    found = group or dist.group.WORLD
-    if isinstance(found, PacelineGroup):
-        return found.set_timeout(timeout)
-    return original(timeout, group)
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        group, given = _asked(original, args, kwargs)
+        return original(*args, **kwargs) if group is None else getattr(group, method)(**given)
+
+    return call
 
 
 def _carry_objects(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from paceline.ddp.group import PacelineGroup
     from paceline.ddp.objects import carrying_objects
 
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
-    found = given.get("group") or dist.group.WORLD
-    if not isinstance(found, PacelineGroup):
+    group, _ = _asked(original, args, kwargs)
+    if group is None:
         return original(*args, **kwargs)
-    found.check_objects()
+    group.check_objects()
     with carrying_objects():
         return original(*args, **kwargs)
 
@@ -188,6 +185,6 @@ def _attach_recorder(original: Callable[..., None], group: Any, *args: Any) -> N
 _REPLACED: dict[str, Callable[..., Any]] = {
     "init_process_group": _init,
     "new_group": _new_group,
-    "monitored_barrier": _monitored,
-    "_set_pg_timeout": _set_timeout,
+    "monitored_barrier": _by_group("monitored_barrier"),
+    "_set_pg_timeout": _by_group("set_timeout"),
 }

@@ -19,14 +19,14 @@ from torch import distributed as dist
 
 from paceline.collectives.errors import CollectiveError, RankEndedError
 from paceline.collectives.planes.base import SUM, Alone, Reduction
-from paceline.collectives.planes.hosts import HostsPlane
+from paceline.collectives.planes.hosts import GroupPlanes
 from paceline.collectives.planes.servers import FarPlane
 from paceline.ddp.described import DescribedGroup
 from paceline.ddp.host_copy import (
     HostCopy,
+    HostRow,
     Tensors,
     add_sparse,
-    check_alike,
     check_dense,
     check_parts,
     check_rank,
@@ -34,14 +34,12 @@ from paceline.ddp.host_copy import (
     copying,
     deadline,
     is_linear,
-    joined,
     operation,
     ready,
     reduction_of,
     refuse_shards,
     rows,
     sizes,
-    spread,
 )
 from paceline.ddp.objects import may_be_objects
 from paceline.ddp.pairs import Pairs
@@ -81,10 +79,10 @@ class PacelineGroup(DescribedGroup):
         self._reductions: dict[tuple[Any, torch.dtype], Reduction] = {}
         alone = len(members) == 1
         try:
-            self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
+            self._hosts = None if alone else GroupPlanes(session, self._key, self._members, self._timeout_s)
         except PacelineError as error:
             raise self._explained(error, "the start", self._timeout_s) from error
-        self._plane = self._hosts or Alone()
+        self._plane = self._hosts.plane if self._hosts is not None else Alone()
         self._runner = Runner(f"paceline-{name}")
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -144,12 +142,10 @@ class PacelineGroup(DescribedGroup):
 
         def job() -> None:
             for dtype in dict.fromkeys(one.dtype for one in tensors):
-                alike = [HostCopy(one) for one in tensors if one.dtype == dtype]
-                flat = torch.cat([one.flat for one in alike])
+                alike = HostRow([one for one in tensors if one.dtype == dtype])
+                flat = alike.content.view(how[dtype].dtype)
                 self._plane.allreduce(flat, flat, how[dtype])
-                for one, part in zip(alike, torch.split(flat, [one.flat.numel() for one in alike]), strict=True):
-                    one.flat.copy_(part)
-                    one.put()
+                alike.put()
 
         return self._run(f"all_reduce{sizes(tensors)}", job, tensors, opts)
 
@@ -202,14 +198,12 @@ class PacelineGroup(DescribedGroup):
 
         def job() -> None:
             for outputs, mine in zip(output_tensors, input_tensors, strict=True):
-                hosts = [HostCopy(one, reads=False) for one in outputs]
-                counts = [one.as_bytes.numel() for one in hosts]
-                target = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
-                self._plane.allgather(HostCopy(mine).as_bytes, target, counts)
-                spread(target, hosts)
+                row = HostRow(outputs, reads=False)
+                self._plane.allgather(HostCopy(mine).as_bytes, row.content, row.counts)
+                row.put()
 
         for outputs, mine in zip(output_tensors, input_tensors, strict=True):
-            check_parts("all_gather", outputs, self.size(), self.rank(), mine)
+            check_parts("all_gather", outputs, self.size(), mine, self.rank())
         flat = [one for row in output_tensors for one in row]
         return self._run(f"all_gather{sizes(flat)}", job, output_tensors, opts, input_tensors)
 
@@ -240,15 +234,13 @@ class PacelineGroup(DescribedGroup):
         root, outputs = opts.rootRank, [one for row in output_tensors for one in row]
         check_rank("gather", root, self.size())
         if root == self.rank():
-            check_alike("gather", outputs, self.size(), input_tensors[0].nbytes)
+            check_parts("gather", outputs, self.size(), input_tensors[0])
 
         def job() -> None:
-            mine, hosts = HostCopy(input_tensors[0]), [HostCopy(one, reads=False) for one in outputs]
-            size = mine.as_bytes.numel()
-            counts = [[size if receiver == root else 0 for receiver in self._ranks] for _ in self._ranks]
-            target = torch.empty(size * len(hosts), dtype=torch.uint8, device="cpu")
-            self._plane.alltoall(mine.as_bytes, target, counts)
-            spread(target, hosts)
+            mine, row = HostCopy(input_tensors[0]).as_bytes, HostRow(outputs, reads=False)
+            counts = [[mine.numel() if receiver == root else 0 for receiver in self._ranks] for _ in self._ranks]
+            self._plane.alltoall(mine, row.content, counts)
+            row.put()
 
         return self._run(f"gather{sizes(input_tensors)}", job, output_tensors, opts, input_tensors)
 
@@ -257,13 +249,13 @@ class PacelineGroup(DescribedGroup):
         root, inputs = opts.rootRank, [one for row in input_tensors for one in row]
         check_rank("scatter", root, self.size())
         if root == self.rank():
-            check_alike("scatter", inputs, self.size(), output_tensors[0].nbytes)
+            check_parts("scatter", inputs, self.size(), output_tensors[0])
 
         def job() -> None:
             mine = HostCopy(output_tensors[0], reads=False)
             size = mine.as_bytes.numel()
             counts = [[size if sender == root else 0 for _ in self._ranks] for sender in self._ranks]
-            self._plane.alltoall(joined([HostCopy(one) for one in inputs]), mine.as_bytes, counts)
+            self._plane.alltoall(HostRow(inputs).content, mine.as_bytes, counts)
             mine.put()
 
         return self._run(f"scatter{sizes(output_tensors)}", job, output_tensors, opts, inputs)
@@ -274,13 +266,13 @@ class PacelineGroup(DescribedGroup):
 
         def job() -> None:
             for output, inputs in zip(output_tensors, input_tensors, strict=True):
-                hosts, target = [HostCopy(one) for one in inputs], HostCopy(output, reads=False)
-                counts = [one.flat.numel() for one in hosts]
-                self._plane.reducescatter(torch.cat([one.flat for one in hosts]), target.flat, counts, how)
+                row, target = HostRow(inputs), HostCopy(output, reads=False)
+                counts = [one // target.flat.itemsize for one in row.counts]
+                self._plane.reducescatter(row.content.view(target.flat.dtype), target.flat, counts, how)
                 target.put()
 
         for output, inputs in zip(output_tensors, input_tensors, strict=True):
-            check_parts("reduce_scatter", inputs, self.size(), self.rank(), output)
+            check_parts("reduce_scatter", inputs, self.size(), output, self.rank())
         flat = [one for row in input_tensors for one in row]
         return self._run(f"reduce_scatter{sizes(flat)}", job, output_tensors, opts, flat)
 
@@ -312,12 +304,9 @@ class PacelineGroup(DescribedGroup):
             raise ValueError(f"all_to_all of {size} ranks needs {size} tensors on each side; given are {given}")
 
         def job() -> None:
-            inputs = [HostCopy(one) for one in input_tensors]
-            outputs = [HostCopy(one, reads=False) for one in output_tensors]
-            sent, received = ([one.as_bytes.numel() for one in hosts] for hosts in (inputs, outputs))
-            target = torch.empty(sum(received), dtype=torch.uint8, device="cpu")
-            self._exchange(joined(inputs), target, sent, received)
-            spread(target, outputs)
+            inputs, outputs = HostRow(input_tensors), HostRow(output_tensors, reads=False)
+            self._exchange(inputs.content, outputs.content, inputs.counts, outputs.counts)
+            outputs.put()
 
         return self._run("all_to_all", job, output_tensors, opts, input_tensors)
 

@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 
 from paceline.collectives.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Plane, Reduction
-from paceline.collectives.sparse import check_counts, check_indices
+from paceline.collectives.sparse import added, check_counts
 from paceline.config import variable
 from paceline.errors import PacelineError
 from paceline.layout.tensors import copy_stream, host_buffer, real_view, to_host
@@ -79,16 +79,31 @@ class HostCopy:
             self._lazy.copy_(self._plain)
 
 
-def joined(hosts: Sequence[HostCopy]) -> torch.Tensor:
-    """Return the bytes of tensors, one after the other."""
-    return torch.cat([one.as_bytes for one in hosts]) if hosts else torch.empty(0, dtype=torch.uint8, device="cpu")
+class HostRow:
+    """Tensors as one run of bytes in host memory; a single one as its own :class:`HostCopy`.
 
+    Attributes:
+        content: the bytes.
+        counts: bytes of each tensor.
+    """
 
-def spread(source: torch.Tensor, hosts: Sequence[HostCopy]) -> None:
-    """Copy bytes that lie one after the other to tensors."""
-    for one, part in zip(hosts, torch.split(source, [one.as_bytes.numel() for one in hosts]), strict=True):
-        one.as_bytes.copy_(part)
-        one.put()
+    def __init__(self, tensors: Tensors, *, reads: bool = True) -> None:
+        self._hosts = [HostCopy(one, reads=reads) for one in tensors]
+        parts = [one.as_bytes for one in self._hosts]
+        self.counts = [one.numel() for one in parts]
+        if len(parts) == 1:
+            self.content = parts[0]
+        else:
+            self.content = torch.empty(sum(self.counts), dtype=torch.uint8, device="cpu")
+            if reads and parts:
+                torch.cat(parts, out=self.content)
+
+    def put(self) -> None:
+        """Copy to the tensors."""
+        for one, part in zip(self._hosts, torch.split(self.content, self.counts), strict=True):
+            if len(self._hosts) > 1:
+                one.as_bytes.copy_(part)
+            one.put()
 
 
 def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction, members: Sequence[int]) -> None:
@@ -105,9 +120,7 @@ def add_sparse(plane: Plane, tensor: torch.Tensor, how: Reduction, members: Sequ
     counts = table.tolist()
     check_counts(counts, mine, members, rank)
     rows = _all_rows(plane, mine.indices().t().contiguous(), counts)
-    check_indices(rows, counts, mine.shape, members, rank)
-    values = _all_rows(plane, mine.values(), counts)
-    total = torch.sparse_coo_tensor(rows.t(), values, mine.shape, device="cpu", check_invariants=False).coalesce()
+    total = added(rows, _all_rows(plane, mine.values(), counts), counts, mine.shape, members, rank).coalesce()
     tensor.copy_(total / how.size if how.op == AVERAGE else total)
 
 
@@ -253,30 +266,24 @@ def check_size(what: str, whole: torch.Tensor, part: torch.Tensor, size: int) ->
         )
 
 
-def check_parts(what: str, parts: Tensors, size: int, place: int, mine: torch.Tensor) -> None:
-    """Refuse tensors of which there is not one for each rank, or whose own one has another size than ``mine``.
+def check_parts(what: str, parts: Tensors, size: int, mine: torch.Tensor, place: int | None = None) -> None:
+    """Refuse tensors of which there is not one for each rank, or that have not as many bytes as ``mine``.
 
-    Raises:
-        ValueError: they are like that.
-    """
-    if len(parts) != size or parts[place].nbytes != mine.nbytes:
-        raise ValueError(
-            f"{what} of {size} ranks needs {size} tensors, and the one of rank {place} with {mine.nbytes} bytes; given "
-            f"are tensors of {[one.nbytes for one in parts]} bytes"
-        )
-
-
-def check_alike(what: str, parts: Tensors, size: int, part_bytes: int) -> None:
-    """Refuse tensors of which there is not one for each rank, or that have another size.
+    Args:
+        what: the operation.
+        parts: the tensors.
+        size: number of ranks.
+        mine: the tensor of this rank.
+        place: the rank whose tensor is compared; None: all are.
 
     Raises:
         ValueError: they are like that.
     """
     given = [one.nbytes for one in parts]
-    if given != [part_bytes] * size:
-        raise ValueError(
-            f"{what} of {size} ranks needs {size} tensors of {part_bytes} bytes; given are tensors of {given} bytes"
-        )
+    if len(given) != size or any(one != mine.nbytes for one in (given if place is None else [given[place]])):
+        which = "" if place is None else f", the one of rank {place}"
+        needed = f"needs {size} tensors{which} of {mine.nbytes} bytes"
+        raise ValueError(f"{what} of {size} ranks {needed}; given are tensors of {given} bytes")
 
 
 def rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:

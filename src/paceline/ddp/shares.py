@@ -114,7 +114,7 @@ class MeasuredShares:
 
     def __init__(self, session: Session) -> None:
         self._session, self._size = session, len(session.workers)
-        session.has_measured_shares = True
+        session.trains(has_measured_shares=True)
         self._meter, self._measured = SpeedMeter(), 0
         self._samples = 0
         """Samples whose gradients were computed since the last round."""

@@ -80,16 +80,18 @@ class DdpTraining:
 
     def before_step(self) -> None:
         """Note that an optimizer begins to step."""
-        if not self.session.store_type:
+        if not self.session.kind.store_type:
             self._has_exchanged |= self.session.meter.await_exchange()
             meter.active.enter(UPDATE)
 
     def after_step(self) -> None:
         """Note that an optimizer has stepped."""
-        if self.session.store_type:
+        if self.session.kind.store_type:
             return
         if self._has_exchanged:
-            self._rounds, self._has_exchanged, self.session.is_ddp = self._rounds + 1, False, True
+            self._rounds, self._has_exchanged = self._rounds + 1, False
+            if not self.session.kind.is_ddp:
+                self.session.trains(is_ddp=True)
             if self.shares is None:
                 self.session.note_round(self._rounds, self._samples or 1.0)
             else:

@@ -123,6 +123,7 @@ class Shares:
     ======================  ===========================================================
     ``revise(speeds)``      the best ones, if they shorten a step by more than the hysteresis
     ``leave(worker)``       its share goes to the others: by speed if that is known, else in proportion
+    ``join(worker)``        it gets an equal share; the others' go on in proportion, until its speed is known
     ======================  ===========================================================
 
     The sum of all shares is the global batch at all times. Every worker that feeds its own copy the same events has
@@ -174,6 +175,20 @@ class Shares:
         else:
             parts = split_evenly(self.global_batch, list(self.samples.values()))
             self.samples = dict(zip(self.samples, parts, strict=True))
+
+    def join(self, worker: int) -> None:
+        """Give a share to a worker that has joined; once, if it is said again. Its speed is not known."""
+        if worker in self.samples:
+            return
+        weights = self.samples | {worker: self.global_batch / len(self.samples)}
+        workers = sorted(weights)
+        parts = split_evenly(self.global_batch - len(workers), [weights[one] for one in workers])
+        self.samples = {one: 1 + part for one, part in zip(workers, parts, strict=True)}
+        self._speeds.pop(worker, None)
+
+    def stand(self, samples: Mapping[int, int], speeds: Mapping[int, Speed]) -> None:
+        """Take the shares, and the speeds behind them, of a copy that another worker feeds."""
+        self.samples, self._speeds = dict(samples), {one: speeds[one] for one in samples if one in speeds}
 
     def check(self) -> None:
         """Assert the invariants.

@@ -117,18 +117,3 @@ def plan_local(step_s: float, exchanges: Mapping[str, Exchange]) -> LocalPlan:
     """
     plans = [plan_period(step_s, exchanges[codec], codec) for codec in CODECS if codec in exchanges]
     return next((one for one in plans if one.steps <= SHORT), plans[-1])
-
-
-def exchanges_of(
-    elements: float, fixed_s: float, bytes_per_s: float, own_s: Mapping[str, float]
-) -> dict[str, Exchange]:
-    """Return the exchange of each codec over a link that carries pushes and answers one after the other.
-
-    Args:
-        elements: of the model.
-        fixed_s: seconds of an exchange of nothing.
-        bytes_per_s: of pushes and answers together.
-        own_s: seconds in which the worker encodes, decodes and copies, by codec.
-    """
-    sizes = {codec: 2 * elements * ELEMENT_BYTES.get(codec, 4.0) for codec in CODECS}
-    return {codec: Exchange(fixed_s + sizes[codec] / bytes_per_s, own_s.get(codec, 0.0)) for codec in CODECS}

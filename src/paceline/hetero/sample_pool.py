@@ -224,6 +224,10 @@ class Pool:
             self._free = joined([*self._free, *(one for held in taker.held.values() for one in held)])
         return self._settle()
 
+    def rejoin(self, worker: int) -> None:
+        """Let another process of a worker that has left take samples; its requests count from 1."""
+        self._takers.setdefault(worker, _Taker())
+
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[int, Ranges]:

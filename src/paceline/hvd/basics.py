@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ __all__ = [
     "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip
+
+_T = TypeVar("_T")
 
 
 def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> None:
@@ -51,43 +53,24 @@ def shutdown() -> None:
     unregister()
 
 
-def rank() -> int:
-    """Return the rank of this process.
+def _of_job(name: str, kind: Callable[[Any], _T], text: str) -> Callable[[], _T]:
+    """Return the function that tells a fact of the running job. It raises ValueError before ``init``."""
 
-    Raises:
-        ValueError: ``init`` has not been called. So do the other functions below.
-    """
-    return world.current().rank
+    def fact() -> _T:
+        return kind(getattr(world.current(), name))
 
-
-def size() -> int:
-    """Return the number of processes."""
-    return world.current().size
+    fact.__name__ = fact.__qualname__ = name
+    fact.__doc__ = f"{text}\n\nRaises:\n    ValueError: ``init`` has not been called."
+    return fact
 
 
-def local_rank() -> int:
-    """Return the rank of this process among those of its host."""
-    return world.current().local_rank
-
-
-def local_size() -> int:
-    """Return the number of processes of this host."""
-    return world.current().local_size
-
-
-def cross_rank() -> int:
-    """Return the number of this host among those that have this local rank."""
-    return world.current().cross_rank
-
-
-def cross_size() -> int:
-    """Return the number of hosts that have this local rank."""
-    return world.current().cross_size
-
-
-def is_homogeneous() -> bool:
-    """Return whether all hosts have the same number of processes."""
-    return world.current().is_homogeneous
+rank = _of_job("rank", int, "Return the rank of this process.")
+size = _of_job("size", int, "Return the number of processes.")
+local_rank = _of_job("local_rank", int, "Return the rank of this process among those of its host.")
+local_size = _of_job("local_size", int, "Return the number of processes of this host.")
+cross_rank = _of_job("cross_rank", int, "Return the number of this host among those that have this local rank.")
+cross_size = _of_job("cross_size", int, "Return the number of hosts that have this local rank.")
+is_homogeneous = _of_job("is_homogeneous", bool, "Return whether all hosts have the same number of processes.")
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

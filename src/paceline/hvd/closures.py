@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from paceline.collectives import world
-from paceline.collectives.operations import Sum, allreduce_async_, synchronize
+from paceline.collectives.operations import Sum, allreduce, synchronize
 from paceline.collectives.process_sets import ProcessSet, members_of
 from paceline.errors import PacelineError
 from paceline.naming import listed
@@ -60,7 +60,7 @@ class ClosureCalls:
         ranks = members_of(self._process_set)[1]
         told = torch.zeros(len(ranks), dtype=torch.int64, device="cpu")
         told[ranks.index(world.current().rank)] = mine
-        handle = allreduce_async_(told, None, f"closure.{self._name}", Sum, process_set=self._process_set)
+        handle = allreduce([told], None, f"closure.{self._name}", Sum, process_set=self._process_set, in_place=True)
         counts = dict(zip(ranks, synchronize(handle).tolist(), strict=True))  # 0: a rank that has joined
         ended = [rank for rank, count in counts.items() if count < 0]
         again = [rank for rank, count in counts.items() if count > 0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.collectives.operations import Average, Sum, allgather_async, synchronize
+from paceline.collectives.operations import Average, Sum, allgather, synchronize
 from paceline.collectives.process_sets import ProcessSet, members_of
 from paceline.compression import make
 
@@ -120,7 +120,7 @@ class CodecReduction:
         flat = gradient.detach().reshape(-1).cpu()
         payload = self._codec.encode(flat, self._state, round=self._round)
         self._round += 1
-        handle = allgather_async(torch.from_numpy(payload), f"{name}.codec", process_set)
+        handle = allgather([torch.from_numpy(payload)], f"{name}.codec", process_set)
         size = len(members_of(process_set)[1])  # of it, ranks that have joined send nothing
 
         def wait() -> None:

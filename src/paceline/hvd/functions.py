@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.collectives import world
 from paceline.collectives.negotiation.messages import OperationRequest
-from paceline.collectives.operations import broadcast_async_, synchronize
+from paceline.collectives.operations import broadcast, synchronize
 from paceline.collectives.process_sets import ProcessSet, global_process_set, members_of
 from paceline.errors import MissingExtraError
 
@@ -116,7 +116,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
             raise ValueError(f"the parameter {name!r} is {type(tensor).__name__}, not a tensor")
     tensors = [(str(name), tensor) for name, tensor in named if tensor is not None]
     copies = [(name, tensor, tensor.detach().contiguous()) for name, tensor in tensors]
-    handles = [broadcast_async_(copy, root_rank, f"parameters.{name}") for name, _, copy in copies]
+    handles = [broadcast([copy], root_rank, f"parameters.{name}", in_place=True) for name, _, copy in copies]
     for handle, (_, tensor, copy) in zip(handles, copies, strict=True):
         synchronize(handle)
         if copy.data_ptr() != tensor.data_ptr():

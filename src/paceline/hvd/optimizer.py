@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from paceline.collectives import world
-from paceline.collectives.operations import Adasum, Average, allreduce_async_, synchronize
+from paceline.collectives.operations import Adasum, Average, allreduce, synchronize
 from paceline.collectives.process_sets import ProcessSet, global_process_set
 from paceline.hvd.closures import ClosureCalls, calls_it_once
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
@@ -276,7 +276,7 @@ class AdasumMethods:
         waiting = []
         for (name, param), start in zip(named, before, strict=True):
             compressed, context = compression.compress((param.detach() - start).contiguous())
-            waiting.append((allreduce_async_(compressed, None, name, Adasum), context))
+            waiting.append((allreduce([compressed], None, name, Adasum, in_place=True), context))
         with torch.no_grad():
             for (_, param), start, (handle, context) in zip(named, before, waiting, strict=True):
                 param.copy_(start + compression.decompress(synchronize(handle), context))

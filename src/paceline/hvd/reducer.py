@@ -30,8 +30,7 @@ from torch.autograd import Variable
 from paceline.collectives import world
 from paceline.collectives.operations import (
     Average,
-    allreduce_async_,
-    grouped_allreduce_async_,
+    allreduce,
     sparse_allreduce_async,
     synchronize,
 )
@@ -278,15 +277,13 @@ class Reducer:
         assert not isinstance(compression, CodecCompression)
         pairs = [compression.compress(gradient) for gradient in gradients]
         targets = [compressed.contiguous().data for compressed, _ in pairs]  # without the gradients' counts of changes
-        how = None, name, choices.op, *self._factors, choices.process_set
-        if grouped:
-            handle = grouped_allreduce_async_(targets, *how)
-        else:
-            handle = allreduce_async_(targets[0], *how, deterministic=choices.deterministic)
+        handle = allreduce(
+            targets, None, name, choices.op, *self._factors, choices.process_set,
+            in_place=True, grouped=True, deterministic=choices.deterministic and not grouped,
+        )  # fmt: skip
 
         def wait() -> None:
-            found = synchronize(handle)
-            for gradient, result, (_, context) in zip(gradients, found if grouped else [found], pairs, strict=True):
+            for gradient, result, (_, context) in zip(gradients, synchronize(handle), pairs, strict=True):
                 whole = compression.decompress(result, context)
                 if whole.data_ptr() != gradient.data_ptr():
                     with torch.no_grad():

@@ -9,7 +9,7 @@ from torch.autograd.function import Function
 
 from paceline.collectives import world
 from paceline.collectives.batch_norm import JoinedBatchNorm, Moments
-from paceline.collectives.operations import Sum, allreduce_async, synchronize
+from paceline.collectives.operations import Sum, allreduce, synchronize
 
 
 class RankBatchNorm(JoinedBatchNorm):
@@ -31,7 +31,7 @@ SyncBatchNorm = RankBatchNorm
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = synchronize(allreduce_async(tensor, None, None, Sum))
+    result: torch.Tensor = synchronize(allreduce([tensor], None, None, Sum))
     return result
 
 

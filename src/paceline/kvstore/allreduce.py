@@ -11,9 +11,9 @@ from paceline.collectives import process_sets, world
 from paceline.collectives.errors import STORE
 from paceline.collectives.operations import (
     Sum,
-    allreduce_async_,
+    allreduce,
     barrier,
-    broadcast_async_,
+    broadcast,
     sparse_allreduce_async,
     synchronize,
 )
@@ -59,7 +59,7 @@ class AllReduceStore(KVStoreBase):
         """Copy worker 0's values into ``out``, on all workers."""
         values, outs = by_key(key, value), by_key(key, out)
         copies = {name: one[0].detach().clone(memory_format=torch.contiguous_format) for name, one in values.items()}
-        handles = {name: broadcast_async_(copy, 0, f"kvstore {name!r}") for name, copy in copies.items()}
+        handles = {name: broadcast([copy], 0, f"kvstore {name!r}", in_place=True) for name, copy in copies.items()}
         for name, handle in handles.items():
             synchronize(handle)
             _write(copies[name], outs[name])
@@ -94,7 +94,7 @@ def _start_sum(name: str, values: Sequence[torch.Tensor]) -> Callable[[], torch.
     total = sum_of(values)
     if total.is_sparse:
         return sparse_allreduce_async(total, name, Sum)
-    return partial(synchronize, allreduce_async_(total, None, name, Sum))
+    return partial(synchronize, allreduce([total], None, name, Sum, in_place=True))
 
 
 def _write(result: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:

@@ -154,11 +154,10 @@ def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVS
     namespace = options.get("namespace")
     if namespace and "#" in namespace:
         raise ValueError(f"namespace {namespace!r} contains '#'; choose a name without it")
-    session.lock_step |= policy.merge == "all"
-    session.store_type = store_type
+    session.trains(store_type=store_type, lock_step=session.kind.lock_step or policy.merge == "all")
     if policy.merge == "groups":
-        session.group = 1 + policy.unit_of(len(session.workers))[session.rank]
+        session.trains(group=1 + policy.unit_of(len(session.workers))[session.rank])
     alone.note_store(store_type)
-    if store_type == "dist_auto" and not session.auto:
-        session.auto = "fixed"
+    if store_type == "dist_auto" and not session.kind.auto:
+        session.trains(auto="fixed")
     return DistStore(alias, session, policy, session.stores.name_for(namespace), bool(options.get("mean")))

@@ -81,6 +81,8 @@ class JobSpec:
     """Show the output of the workers, and failures; nothing about how the job does."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
+    replace: int = 0
+    """How often a worker that dies is started again, while the others go on."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The backend's options, by its own names: queue, namespace, image, time limit."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -114,10 +116,21 @@ class JobSpec:
             raise ValueError("there is no host to run on")
         if self.max_restarts < 0:
             raise ValueError(f"number of restarts is {self.max_restarts}; it is 0 or more")
+        self._check_replace()
         for name in (*self.env, *self.env_worker, *self.env_server, *(name for one in self.groups for name in one.env)):
             if not name or "=" in name or "\0" in name:
                 raise ValueError(f"{name!r} is not the name of an environment variable")
         _check_settings(self.settings)
+
+    def _check_replace(self) -> None:
+        if self.replace < 0:
+            raise ValueError(f"number of replacements is {self.replace}; it is 0 or more")
+        if self.replace and (self.ddp or not self.servers):
+            raise ValueError(
+                "workers can be replaced where servers hold the store: not with --ddp, nor without servers"
+            )
+        if self.replace and self.settings.get("on_worker_death") == "stop":
+            raise ValueError("a job that stops when a worker dies replaces none: leave out one of the two options")
 
     def _count_groups(self) -> None:
         total = sum(group.count for group in self.groups)

@@ -115,6 +115,8 @@ class JobPlan:
     """How often the whole job is started again after a failure."""
     quiet: bool = False
     """Show the output of the processes, and failures; nothing about how the job does."""
+    replace: int = 0
+    """How often a worker that dies is started again, while the others go on."""
 
     def __post_init__(self) -> None:
         roles = Counter(process.role for process in self.processes)

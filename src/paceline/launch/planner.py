@@ -79,6 +79,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
         spec.log_dir,
         spec.max_restarts,
         spec.quiet,
+        spec.replace,
     )
 
 

@@ -20,7 +20,7 @@ _TORCHRUN = (
 
 _IDENTITY = (
     "role", "job_id", "job_key", "scheduler", "num_workers", "num_servers", "rank", "local_rank", "restart",
-    "page_token",
+    "incarnation", "page_token",
 )  # fmt: skip
 
 #: Variables that give a process its identity. Only the launcher sets them.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from paceline.membership.effects import Action, Answer, MemberKey, Waiting
 from paceline.membership.losses import Losses
+from paceline.membership.replacements import LetIn
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 
@@ -36,16 +37,38 @@ class Barriers:
         """Return the barrier at which a member waits, or nothing."""
         return next((name for name, inside in self._inside.items() if key in inside), "")
 
-    def opened(self, wanted: Collection[MemberKey], losses: Losses) -> list[Action]:
-        """Open the barriers that all wanted workers have entered; returns the answers."""
-        complete = [name for name in self._inside if not self.missing(name, wanted)]
-        return [action for name in complete for action in self._open(name, self._inside.pop(name), losses)]
+    def opened(
+        self, wanted: Collection[MemberKey], losses: Losses, kept: Collection[str] = (), found: LetIn | None = None
+    ) -> list[Action]:
+        """Open the barriers that all wanted workers have entered; returns the answers.
 
-    def _open(self, name: str, inside: dict[MemberKey, Waiting], losses: Losses) -> list[Action]:
+        Args:
+            wanted: the workers that count.
+            losses: those that are gone.
+            kept: names that stay closed.
+            found: workers that count from now on.
+        """
+        complete = [name for name in self._inside if name not in kept and not self.missing(name, wanted)]
+        return [action for name in complete for action in self._open(name, self._inside.pop(name), losses, found)]
+
+    def cuts(self, wanted: Collection[MemberKey]) -> tuple[list[str], str]:
+        """Return the gathers that all wanted workers have entered, and that let workers in; and why not."""
+        complete = [name for name in self._inside if not self.missing(name, wanted)]
+        cuts = [name for name in complete if all(one.lets_in for one in self._inside[name].values())]
+        return cuts, next((one.why_shut for name in cuts for one in self._inside[name].values() if one.why_shut), "")
+
+    def let_in(self, wanted: Collection[MemberKey], losses: Losses, found: LetIn) -> list[Action]:
+        """Open the gathers in which the wanted workers have waited until others count; returns the answers."""
+        cuts, _ = self.cuts(wanted)
+        others = [name for name in self._inside if name not in cuts]
+        return self.opened(wanted, losses, others, found)
+
+    def _open(self, name: str, inside: dict[MemberKey, Waiting], losses: Losses, found: LetIn | None) -> list[Action]:
         """Answer all workers that have come; in a gather each gets the bytes of all."""
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
-        gone = sorted(losses.rounds.items())
+        came, phase = ({}, 0) if found is None else (found.rounds, found.phase)
+        gone = sorted({**losses.rounds, **came}.items())
         dead = [rank for rank, _ in gone if rank in losses.deaths or rank in losses.noticed]
         mixed = len({one.pauses for one in inside.values()}) > 1
         entered = m.Gathered([], gone, dead, mixed) if gone or mixed else m.Done()
@@ -56,7 +79,7 @@ class Barriers:
         else:
             by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
             payloads = [by_rank.get(rank, b"") for rank in range(self._num_workers)]
-            gathered = m.Gathered(payloads, gone, dead)
+            gathered = m.Gathered(payloads, gone, dead, came=sorted(came), phase=phase)
         return [Answer(one.peer, one.seq, entered if one.payload is None else gathered) for one in inside.values()]
 
     def clear(self) -> list[Waiting]:

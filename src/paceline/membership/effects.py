@@ -55,6 +55,10 @@ class Waiting:
     """The bytes that it brought to a gather; None at a barrier."""
     pauses: bool = False
     """The worker at the barrier pauses at the servers."""
+    lets_in: bool = False
+    """Replacements may be let in while all workers are there."""
+    why_shut: str = ""
+    """Why not, nevertheless."""
 
 
 def refuse(peer: bytes, seq: int, text: str) -> Answer:

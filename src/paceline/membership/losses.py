@@ -34,6 +34,8 @@ class Losses:
         """By rank, the deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone or has left."""
+        self.history: list[m.Death | int] = []
+        """The deaths without which the job went on, and the ranks in which others counted after that, in order."""
         self.noticed: set[int] = set()
         """Workers that have left under notice."""
         self._found: dict[int, dict[int, int]] = {}
@@ -53,9 +55,22 @@ class Losses:
         """Whether the job goes on when a worker dies."""
         return self._wishes == {True} if not self._choice else self._choice == "continue"
 
-    def add(self, death: m.Death) -> None:
-        """Note that a worker has died, and that the job goes on."""
+    @property
+    def is_lock_step(self) -> bool:
+        """Whether a store has all workers in lock step."""
+        return False in self._wishes
+
+    def rejoin(self, worker: int) -> int:
+        """Note that another process has the rank of a worker that was gone, and counts; returns its last round."""
+        self.deaths.pop(worker, None)
+        self.history.append(worker)
+        return self.rounds.pop(worker)
+
+    def add(self, death: m.Death, counted: bool = True) -> None:
+        """Note that a worker has died, and that the job goes on; or a process that did not count yet."""
         self.deaths[death.rank] = death
+        if counted:
+            self.history.append(death)
         self._found[death.rank] = {}
 
     def taken_out(self, server: int, found: Iterable[tuple[int, int]]) -> None:
@@ -68,7 +83,8 @@ class Losses:
         """Return the lost workers that all these servers have taken out since the last call; they are gone now."""
         found = [worker for worker, rounds in self._found.items() if rounds.keys() >= set(servers)]
         for worker in found:
-            self.rounds[worker] = max(self._found.pop(worker).values(), default=0)
+            rounds = self._found.pop(worker).values()
+            self.rounds[worker] = max([*rounds, self.rounds.get(worker, 0)])  # the latter: of the process before
         return found
 
 

@@ -66,7 +66,7 @@ from paceline.host.exitcodes import PEER_FAILED, why_ended
 from paceline.host.plain_text import plain_lines
 from paceline.membership.accounts import why_damaged
 from paceline.membership.advice import Advice
-from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
+from paceline.membership.effects import Action, Answer, Finish, MemberKey, Waiting, Warn, refuse
 from paceline.membership.ending import Ending
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness
@@ -74,7 +74,9 @@ from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses, death_reply
 from paceline.membership.newcomers import Newcomers
 from paceline.membership.notices import Notices
+from paceline.membership.replacements import Replacements, former
 from paceline.membership.roster import MemberRecord, Roster
+from paceline.membership.survivors import Survivors
 from paceline.membership.traces import Traces
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
@@ -109,12 +111,16 @@ class Membership:
         self.log = MembershipLog()
         self.losses = Losses(settings.on_worker_death)
         self.notices = Notices(self._roster, self.losses)
-        self._waits = Waits(settings.num_workers, self._roster, self.losses, self.log)
+        self.replacements = Replacements(self._roster, self.losses, self.log)
+        self._waits = Waits(settings.num_workers, self._roster, self.losses, self.replacements, self.log)
         self._liveness, self.traces = Liveness(settings, now), Traces()
         self.advice = Advice(settings, self._roster, self._waits, now)
         self._ending = Ending()
         self.deaths = self._ending.deaths
-        self._newcomers = Newcomers(self._roster, self._ending, new_token, pid, host_id)
+        self._newcomers = Newcomers(self._roster, self._ending, self.replacements, new_token, pid, host_id)
+        self._survivors = Survivors(
+            self._roster, self.losses, self.replacements, self._newcomers, self._waits, self.log, self._news
+        )
         self.is_supervised = False
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -136,6 +142,9 @@ class Membership:
         if isinstance(body, m.Notice):
             self.notices.ask(peer, seq, body, key)
             return self.heard(peer, now)
+        if peer in self._roster.former:
+            old = self._roster.former[peer]
+            return [Answer(peer, seq, death_reply(former(old, self._roster[old.role, old.rank].member), body))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         record = self._roster[key]
@@ -155,6 +164,8 @@ class Membership:
     def _handle(
         self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
     ) -> list[Action]:
+        if isinstance(body, m.Enter | m.Gather) and key[0] == "worker":
+            record.round = max(record.round, body.round)
         match body:
             case m.Heartbeat(account=account) if damage := why_damaged(key[0], account, self._settings.num_workers):
                 return [refuse(peer, seq, damage)]
@@ -162,7 +173,8 @@ class Membership:
                 news = self._heartbeat(record, body, now)
                 self.advice.note(record.member, body, now)
                 self.log.note_dealt(body.dealt)
-                return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
+                more = self._survivors.note(key, body, now) if not self._ending.is_under_way else []
+                return [*self._follow_speeds(), Answer(peer, seq, news), *more]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.Publish():
@@ -172,7 +184,6 @@ class Membership:
             case m.AskGone():
                 return [Answer(peer, seq, self.notices.gone(body))]
             case m.Enter() if key[0] == "worker":
-                record.round = max(record.round, body.round)
                 uneven = self.advice.uneven() if self.complete else []
                 return [*uneven, *self._wait(key, peer, seq, body, now)]
         return self._wait(key, peer, seq, body, now)
@@ -180,7 +191,7 @@ class Membership:
     def _wait(self, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._ending.failures_for([Waiting(peer, seq)])
-        return self._waits.handle(key, peer, seq, body, now)
+        return [*self._waits.handle(key, peer, seq, body, now), *self._survivors.tell()]
 
     def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
         record.beat(beat, now)
@@ -191,7 +202,7 @@ class Membership:
         if beat.trace is not None:
             self.note_trace(record.member, beat.trace, now)
         near = [one.member for one in self._liveness.suspects(self._roster.on_host(record.member.host_id), now)]
-        return self._news([m.SilentMember(one.role, one.rank, one.pid) for one in near], now, record.notice)
+        return self._news(record, [m.SilentMember(one.role, one.rank, one.pid) for one in near], now)
 
     def note_trace(self, member: m.Member, events: m.TraceEvents, now: float) -> None:
         """Take events of a process for the trace."""
@@ -204,7 +215,7 @@ class Membership:
         before, text = following.groups[0], following.check(workers) if self.complete else ""
         if following.groups[0] > before:
             self.log.regroup(following.groups[1], min(one.round for one in workers if one.live))
-        return [Warn(text), *(Answer(one.peer, 0, self._news()) for one in workers if one.live)] if text else []
+        return [Warn(text), *(Answer(one.peer, 0, self._news(one)) for one in workers if one.live)] if text else []
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
@@ -276,6 +287,8 @@ class Membership:
             record.host_silent_s = None
         if not self.complete and not self.deaths:
             actions += self._wait_for_missing(now)
+        if not self._ending.is_under_way:
+            actions += self._survivors.turn(now)
         are_all_gone = all(record.closed_since is not None for record in self._roster.live())
         code = self._ending.exit_code(are_all_gone, bool(self.losses.deaths), now)
         return actions if code is None else [*actions, Finish(code)]
@@ -293,33 +306,16 @@ class Membership:
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         record = self._roster[key]
         record.dead = True
-        death = m.Death(key[0], key[1], record.member.host, reason)
-        return self._lose(death) if self._goes_on_without(key) else self._fail_with(death, now)
+        death = m.Death(key[0], key[1], record.member.host, reason, record.member.incarnation)
+        goes_on = record.joining or self._goes_on_without(key)
+        return self._survivors.lose(death) if goes_on else self._fail_with(death, now)
 
     def _goes_on_without(self, key: MemberKey) -> bool:
         """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
-        others = any(one.live for one in self._roster.of_role("worker"))
+        others = any(one.counts for one in self._roster.of_role("worker"))
         is_well = self.complete and not self._ending.is_under_way
         is_needed = key[1] == 0 and self._waits.directory.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
-
-    def _lose(self, death: m.Death) -> list[Action]:
-        self.losses.add(death)
-        news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
-        return [Warn(f"{describe(death)}; the others go on"), *news]
-
-    def _taken_out(self, key: MemberKey, beat: m.Heartbeat) -> list[Action]:
-        """Go on without the workers that all servers have taken out."""
-        if key[0] != "server" or not beat.taken_out:
-            return []
-        self.losses.taken_out(key[1], beat.taken_out)
-        gone = self.losses.gone([record.member.rank for record in self._roster.of_role("server") if record.live])
-        if not gone or self.deaths:
-            return []
-        for rank in gone:
-            self._roster["worker", rank].gone = True
-            self.log.add("died", [rank], self.losses.rounds[rank], self.losses.deaths[rank].reason)
-        return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
     def ended(self, role: str, rank: int, code: int, now: float) -> list[Action]:
         """Note that a process has ended, as its launcher says.
@@ -355,7 +351,7 @@ class Membership:
         """
         self._ending.fail(death, now)
         told = self._roster.live() if len(self.deaths) == 1 else []
-        actions: list[Action] = [Answer(record.peer, 0, self._news()) for record in told]
+        actions: list[Action] = [Answer(record.peer, 0, self._news(record)) for record in told]
         if not self.complete:
             actions += self._ending.failures_for(Waiting(record.peer, record.seq) for record in told)
         return actions + self._ending.failures_for(self._waits.clear())
@@ -372,7 +368,7 @@ class Membership:
         if not self._starting.is_word_due(now):
             return []
         text = self._starting.waited_for(missing, now, self.advice.why_alone())
-        news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
+        news = [Answer(record.peer, 0, self._news(record)) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
@@ -396,7 +392,7 @@ class Membership:
 
     def _decide_notices(self) -> list[Action]:
         actions, told = self.notices.decide(self.complete, self._ending.is_under_way)
-        return [*actions, *(Answer(one.peer, 0, self._news(leave=one.notice)) for one in told)]
+        return [*actions, *(Answer(one.peer, 0, self._news(one)) for one in told)]
 
     def _counts_as_left(self, record: MemberRecord, now: float) -> bool:
         return record.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
@@ -413,20 +409,27 @@ class Membership:
         if record.notice:
             answers.append(Warn(f"{record} has left after round {record.round}: {record.notice}"))
         workers = self._roster.of_role("worker")
-        if self.complete and self._ending.began is None and not any(one.live for one in workers):
+        if self.complete and self._ending.began is None and not any(one.counts for one in workers):
             self._ending.began = now
-            return [*self._tell_servers(), *self.advice.end(now)]
+            return [*self._tell_servers(), *self.replacements.end(), *self.advice.end(now)]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
-        return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
+        return [Answer(one.peer, 0, self._news(one)) for one in self._roster.of_role("server") if one.live]
 
-    def _news(self, suspects: Sequence[m.SilentMember] = (), at: float = 0.0, leave: str = "") -> m.News:
+    def _news(self, to: MemberRecord, suspects: Sequence[m.SilentMember] = (), at: float = 0.0) -> m.News:
+        """Return the news for a member."""
         out = sorted(self.losses.rounds.keys() | self.losses.deaths.keys())
         ends, groups = self._ending.began is not None, self.log.groups
         lost, trace = list(self.losses.deaths.values()), self.traces.number
         fastest_s = self._roster.fastest_step_s(at) if at else 0.0
-        return m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s, leave)
+        news = m.News(self.deaths, ends, out, list(suspects), lost, *groups, at, trace, fastest_s)
+        news.number = max(0, self.log.generation)
+        if to.member.role == "server":
+            news.came, news.rejoined = self.replacements.for_servers()
+        else:
+            news.leave, news.joiners = to.notice, self.replacements.waiting
+        return news
 
     def status(self, now: float) -> m.Status:
         """Return the members, and how each does."""

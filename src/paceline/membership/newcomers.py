@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.ending import Ending
+from paceline.membership.replacements import Replacements
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.wire import messages as m
 
@@ -16,6 +17,7 @@ class Newcomers:
     Args:
         roster: the members.
         ending: why none may come any more.
+        replacements: take over from workers that have died.
         new_token: makes the secret by which a member claims its further connections.
         pid: process id of the scheduler; 0: not known.
         host_id: id of the scheduler's host.
@@ -25,9 +27,15 @@ class Newcomers:
     """
 
     def __init__(
-        self, roster: Roster, ending: Ending, new_token: Callable[[], bytes], pid: int = 0, host_id: str = ""
+        self,
+        roster: Roster,
+        ending: Ending,
+        replacements: Replacements,
+        new_token: Callable[[], bytes],
+        pid: int = 0,
+        host_id: str = "",
     ) -> None:
-        self._roster, self._ending, self._new_token = roster, ending, new_token
+        self._roster, self._ending, self._replacements, self._new_token = roster, ending, replacements, new_token
         self._pid, self._host_id = pid, host_id
         self.complete = False
 
@@ -39,10 +47,13 @@ class Newcomers:
         reason = self._roster.objection(hello, self._ending.is_under_way, self._ending.deaths)
         if reason:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
+        if self._roster.takes_over(hello):
+            self._replacements.hello(peer, seq, hello)
+            return []
         rank = hello.rank if hello.rank >= 0 else self._roster.free_rank(hello.role)
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
-            hello.speed,
+            hello.speed, hello.incarnation,
         )  # fmt: skip
         self._roster.add(MemberRecord(member, peer, now, seq))
         return []
@@ -56,12 +67,21 @@ class Newcomers:
             record.heard = now  # from here on they send heartbeats
         return [Answer(record.peer, record.seq, self._welcome(key)) for key, record in self._roster.items()]
 
+    def take_over(self, servers: Collection[int], now: float) -> list[Action]:
+        """Take in a process whose predecessor is gone, and welcome those that all these servers know."""
+        self._replacements.turn(self._new_token, now)
+        return [self._welcomed(record, now) for record in self._replacements.welcomes(servers)]
+
+    def _welcomed(self, record: MemberRecord, now: float) -> Answer:
+        record.heard = now
+        return Answer(record.peer, record.seq, self._welcome((record.member.role, record.member.rank)))
+
     def _again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
         record = self._roster[key]
         if record.peer != peer:
             return [refuse(peer, seq, f"this connection is not the lifeline of {record}")]
         record.seq = seq
-        if self.complete:
+        if self.complete and not record.joining:
             return [Answer(peer, seq, self._welcome(key))]
         return self._ending.failures_for([Waiting(peer, seq)])
 

@@ -135,7 +135,7 @@ class Notices:
                 "a notice does not apply here: the workers have no store of servers, so all of them are in every step "
                 "(hvd, --ddp). End the job instead (paceline kill)"
             )
-        stay = [one for one in self._roster.of_role("worker") if one.live and not one.notice and one not in records]
+        stay = [one for one in self._roster.of_role("worker") if one.counts and not one.notice and one not in records]
         if not stay:
             ranks = [record.member.rank for record in records]
             return f"nobody would go on without {workers_text(ranks)}; end the job instead (paceline kill)"

@@ -103,7 +103,8 @@ class Pools:
         if pool is not None:
             one = pool.rest(rank, body.round)
             held = [(at, list(ranges), self.now - self._given_at[body.pool, at]) for at, ranges in one.held.items()]
-            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), held)
+            first = pool.start
+            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), held, first.epoch, list(first.left))
         return [Answer(waiting.peer, waiting.seq, left)]
 
     def pushed(self, rank: int, round: int) -> list[Action]:
@@ -117,6 +118,13 @@ class Pools:
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != rank}
         answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.leave(rank, round)]
         return [action for name, answer in answers for action in self._later(name, answer)]
+
+    def rejoin(self, rank: int, phase: int) -> None:
+        """Let another process of a worker that was gone take samples; all step with it from their next samples on."""
+        self._left.pop(rank, None)
+        self._phase = phase
+        for pool in self._pools.values():
+            pool.rejoin(rank)
 
     def clear(self) -> list[Waiting]:
         """Forget the requests that wait; returns them."""

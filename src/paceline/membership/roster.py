@@ -71,6 +71,8 @@ class MemberRecord:
     """When a debugger was last seen to hold it."""
     warned: bool = False
     """The log and the status name it as silent."""
+    joining: bool = False
+    """It is a replacement that does not count yet."""
     notice: str = ""
     """Why it is to leave, or has left, while the others go on."""
 
@@ -78,6 +80,11 @@ class MemberRecord:
     def live(self) -> bool:
         """Whether it has neither left nor died."""
         return not self.left and not self.dead
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is live, and no replacement that is still to be let in."""
+        return self.live and not self.joining
 
     def beat(self, beat: m.Heartbeat, now: float) -> None:
         """Take in a heartbeat."""
@@ -124,6 +131,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         wanted = (("server", settings.num_servers), ("worker", settings.num_workers))
         self._missing: dict[MemberKey, None] = {(role, rank): None for role, number in wanted for rank in range(number)}
         self._public: list[tuple[MemberKey, m.Member]] = []
+        self.former: dict[bytes, m.Member] = {}
+        """Members whose ranks other processes have now, by their connections."""
         self._fastest_s, self._fastest_until = 0.0, -math.inf
 
     def __getitem__(self, key: MemberKey) -> MemberRecord:
@@ -147,6 +156,17 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         self._by_host.setdefault(record.member.host_id, []).append(record)
         self._missing.pop(key, None)
         self._public = []
+
+    def replace(self, record: MemberRecord) -> None:
+        """Take in another process of a member that is gone; connections of the former one are refused from now on."""
+        key = (record.member.role, record.member.rank)
+        old = self._by_key[key]
+        self._by_role[key[0]].remove(old)
+        self._by_host[old.member.host_id].remove(old)
+        for peer in [peer for peer, one in self._by_peer.items() if one == key]:
+            del self._by_peer[peer]
+            self.former[peer] = old.member
+        self.add(record)
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
@@ -204,7 +224,8 @@ class Roster(Mapping[MemberKey, MemberRecord]):
 
     def expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
-        return {("worker", record.member.rank) for record in self.of_role("worker") if not (record.left or record.gone)}
+        workers = [one for one in self.of_role("worker") if not (one.left or one.gone or one.joining)]
+        return {("worker", record.member.rank) for record in workers}
 
     # ---- newcomers ---------------------------------------------------------------------------------------------------
 
@@ -221,11 +242,17 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         size, record = self._size(hello.role), self.get((hello.role, hello.rank))
         if hello.rank >= size:
             return f"{who}: this job has {size} {hello.role}s, ranks 0 to {size - 1}"
-        if record is not None:
+        if record is not None and not self.takes_over(hello):
             return f"{who}: this rank is taken by {record}; start every process with its own rank"
         if hello.rank < 0 and self.free_rank(hello.role) < 0:
             return f"{who}: all {size} {hello.role}s of this job are there already"
         return ""
+
+    def takes_over(self, hello: m.Hello) -> bool:
+        """Tell whether a process takes the rank of a worker that has died, as is known or soon will be."""
+        record = self.get((hello.role, hello.rank))
+        is_later = record is not None and not record.left and hello.incarnation > record.member.incarnation
+        return is_later and hello.role == "worker"
 
     def free_rank(self, role: str) -> int:
         """Return the lowest free rank of a role; -1 if there is none."""

@@ -9,19 +9,22 @@ from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refu
 from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses
 from paceline.membership.pools import Pools
+from paceline.membership.replacements import LetIn, Replacements
 from paceline.membership.roster import Roster
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_KEYS
 
 #: Requests that may wait. Once a member has died, they are answered with that.
-MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
+MAY_WAIT = (m.Enter, m.Gather, m.Join, m.Lookup, m.TakeSamples, m.AwaitSamples)
 
 
 class Waits:
     """The requests of members that wait at the scheduler."""
 
-    def __init__(self, num_workers: int, roster: Roster, losses: Losses, log: MembershipLog) -> None:
-        self._roster, self._losses = roster, losses
+    def __init__(
+        self, num_workers: int, roster: Roster, losses: Losses, replacements: Replacements, log: MembershipLog
+    ) -> None:
+        self._roster, self._losses, self._replacements = roster, losses, replacements
         self.directory = Directory()
         self.barriers = Barriers(num_workers, self.directory.left)
         self.pools = Pools(num_workers, log)
@@ -34,7 +37,10 @@ class Waits:
             case m.Enter():
                 return self._enter(key, Waiting(peer, seq, pauses=body.pauses), body.barrier, body.store, body.round)
             case m.Gather():
-                return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
+                waiting = Waiting(peer, seq, payload=body.payload, lets_in=body.lets_in, why_shut=body.why_shut)
+                return self._enter(key, waiting, body.barrier)
+            case m.Join():
+                return [*self._replacements.ready(key[1], Waiting(peer, seq)), *self._opened()]
             case m.Publish():
                 self._losses.note_store(body.goes_on)
                 return [Answer(peer, seq, m.Done()), *self.directory.publish(body.store, body.blocks)]
@@ -87,8 +93,28 @@ class Waits:
         return [*self._opened(), *given]
 
     def _opened(self) -> list[Action]:
-        """Open the barriers that every live worker has entered, once all members have joined."""
-        return self.barriers.opened(self._roster.expected(), self._losses) if self._has_started else []
+        """Open the barriers that every live worker has entered, once all members have joined.
+
+        A gather that lets workers in stays closed until the servers let those count that are ready.
+        """
+        if not self._has_started:
+            return []
+        wanted = self._roster.expected()
+        cuts, why_shut = self.barriers.cuts(wanted)
+        if why_shut:
+            return [*self._replacements.refuse(why_shut), *self.barriers.opened(wanted, self._losses)]
+        if cuts and (self._replacements.is_letting_in or self._replacements.begin(self._round())):
+            return self.barriers.opened(wanted, self._losses, cuts)
+        return self.barriers.opened(wanted, self._losses)
+
+    def _round(self) -> int:
+        return max((one.round for one in self._roster.of_role("worker") if one.counts), default=0)
+
+    def let_in(self, wanted: Collection[MemberKey], found: LetIn) -> list[Action]:
+        """Open the gathers in which these workers have waited until others count; returns the answers."""
+        for rank in found.rounds:
+            self.pools.rejoin(rank, found.phase)
+        return self.barriers.let_in(wanted, self._losses, found)
 
     def clear(self) -> list[Waiting]:
         """Forget the requests that wait; returns them."""

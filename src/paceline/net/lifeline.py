@@ -114,7 +114,7 @@ class Lifeline:
         self._settings, self._hub, self._on_change, self._add_figures = settings, hub, on_change, add_figures
         self._hello = m.Hello(
             settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings), host_id(),
-            os.getpid(), address, settings.num_workers, settings.num_servers, speed,
+            os.getpid(), address, settings.num_workers, settings.num_servers, speed, settings.incarnation,
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)
@@ -142,6 +142,15 @@ class Lifeline:
         self.refusal = ""
         """Why it may not, though it has asked."""
         self._clock, self._recording = RoundTrips(), Recording()
+        self._number = 0
+        """The newest generation that this member has heard of."""
+        self.joiners: list[int] = []
+        """Replacements that wait to be let in."""
+        self.came: list[m.Member] = []
+        """On a server: members that are not the first of their rank."""
+        self.rejoined: list[m.Rejoined] = []
+        """On a server: those of them that count."""
+        self._taken_in: list[m.TakenIn] = []
         self.left: frozenset[int] = frozenset()
         """Ranks of the workers that have left."""
         self.groups: tuple[int, list[list[int]]] = (0, [])
@@ -227,7 +236,7 @@ class Lifeline:
             if not self._has_failed:
                 self._has_failed = True
                 logger.exception("%s %d: a heartbeat goes without figures", self._settings.role, self.rank)
-            self._beat(m.Heartbeat(self.round, taken_out=list(self._taken_out.items())))
+            self._beat(m.Heartbeat(self.round, taken_out=list(self._taken_out.items()), taken_in=self._taken_in))
 
     def _beat(self, beat: m.Heartbeat) -> None:
         now = time.monotonic()
@@ -240,6 +249,7 @@ class Lifeline:
         seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
         beat = m.Heartbeat(self.round, seen, _memory(), traffic.sent, traffic.received, list(self._taken_out.items()))
         beat.work = traffic.parts
+        beat.taken_in = self._taken_in
         self._add_figures(beat)
         beat.reports = reports.own().take() if self._settings.role == "worker" else []
         beat.progress, beat.trace = reports.own().progress(), self._recording.take(self._clock)
@@ -280,20 +290,28 @@ class Lifeline:
         self._suspects = body.suspects
         if body.generation > self.groups[0]:
             self.groups = (body.generation, body.groups)
-        for death in [*body.lost[len(self.lost) :], *body.deaths[len(self.deaths) :]]:
+        for death in body.deaths[len(self.deaths) :]:
             ring.note(events.DIED, 0, events.member(death.role, death.rank))
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail(describe_all(body.deaths))
-        for death in body.lost[len(self.lost) :]:
-            self.lost = [*self.lost, death]
-            if self._settings.role == "worker":
-                logger.warning("%s; the others go on without it", describe(death))
-        if not self.left.issuperset(body.left):
-            self.left = self.left.union(body.left)
-            self._on_change()
+        if body.number >= self._number:  # else it is an answer that was on its way for long
+            self._number = body.number
+            self._follow(body)
         if body.shutdown and not self.shutdown:
             self.shutdown = True
+            self._on_change()
+
+    def _follow(self, news: m.News) -> None:
+        """Take the news of who is there."""
+        for death in [one for one in news.lost if one not in self.lost]:
+            ring.note(events.DIED, 0, events.member(death.role, death.rank))
+            if self._settings.role == "worker":
+                logger.warning("%s; the others go on without it", describe(death))
+        before = self.left, self.joiners, self.came, self.rejoined
+        self.lost, self.left = news.lost, frozenset(news.left)
+        self.joiners, self.came, self.rejoined = news.joiners, news.came, news.rejoined
+        if before != (self.left, self.joiners, self.came, self.rejoined):
             self._on_change()
 
     def _watch_scheduler(self, now: float) -> None:
@@ -348,6 +366,16 @@ class Lifeline:
     def ask_to_leave(self, why: str) -> None:
         """Have the scheduler asked whether this worker may leave. It takes no lock, for handlers of signals."""
         self._wish = why
+
+    def note_taken_in(self, known: list[m.TakenIn]) -> None:
+        """Tell the scheduler which members that are not the first of their rank this server knows."""
+        if known == self._taken_in:
+            return
+        new = {(one.rank, one.incarnation) for one in known} - {(one.rank, one.incarnation) for one in self._taken_in}
+        again = {rank for rank, _ in new}
+        self._taken_out = {rank: round for rank, round in self._taken_out.items() if rank not in again}
+        self._taken_in = known
+        self.beat_soon()
 
     def beat_soon(self) -> None:
         """Send a heartbeat now: there is news in it."""

@@ -6,14 +6,13 @@
 | ``meter.py`` | the account of this process: a clock in exactly one part, its thread, collections, data loaders |
 | ``host.py`` | figures of Linux about this process: throttling, run queue, page faults |
 | ``history.py`` | a worker's last rounds, and the times that they are compared with (pure) |
-| ``causes.py`` | the cause that explains the excess of a slow worker (pure) |
-| ``lost_shares.py`` | workers that other processes have taken the share from, as it follows their speed (pure) |
+| ``causes.py`` | the cause that explains the excess of a slow worker, or the loss of its share (pure) |
 | ``servers.py`` | servers that hold workers up (pure) |
 | ``detector.py`` | the slow workers, the part that explains it, its first round, and the cost (pure) |
 | ``verdicts.py`` | verdicts as sentences (pure) |
-| ``reports.py`` | figures that a worker's script reports |
+| ``reports.py`` | figures that a worker's script reports, and how far it is |
 | ``job_figures.py`` | the figures of the job that follow from them (pure) |
-| ``trackers.py``, ``tools.py`` | tools that keep the figures: files; TensorBoard, Weights & Biases and others |
+| ``trackers.py`` | tools that keep the figures: files, TensorBoard, Weights & Biases and others |
 | ``tracking.py`` | threads that run them |
 | ``prometheus.py`` | the figures as Prometheus's text (pure) |
 | ``job_view.py`` | a job as its status has it; every picture of a job is made of this (pure) |

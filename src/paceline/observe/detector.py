@@ -31,9 +31,11 @@ from paceline.observe.causes import (
     Cause,
     is_usual_excess,
     main_of,
+    of_lost_share,
     of_own_time,
     of_waits,
     of_way,
+    past_of,
     surprise,
     surprise_of,
 )  # fmt: skip
@@ -56,7 +58,6 @@ from paceline.observe.history import (
     middle,
     of_past,
 )  # fmt: skip
-from paceline.observe.lost_shares import of_lost_share, past_of
 from paceline.observe.servers import SlowServers, WaitShare
 from paceline.observe.verdicts import BY_SAMPLES, Cost, Verdict
 

@@ -95,26 +95,13 @@ class MemberView:
         if self.is_worker and self.shares:
             parts["samples_per_s"] = round(self.samples_per_s, 3)
         return {
-            "role": member.role,
-            "rank": member.rank,
-            "host": member.host,
-            "pid": member.pid,
-            "state": state.phase,
-            "round": state.round,
-            "pace": round(state.pace, 3),
-            "step_s": round(state.step_s, 6),
-            "waits_for": self.waits_for,
-            "sent": state.sent,
-            "received": state.received,
-            "memory": state.memory,
-            "silent_s": round(state.silent_s, 3),
-            "parts": parts,
-            "came_last": state.came_last,
-            "late_s": round(state.late_s, 3),
-            "values": state.held[0],
-            "buckets": state.held[1],
+            "role": member.role, "rank": member.rank, "host": member.host, "pid": member.pid, "state": state.phase,
+            "round": state.round, "pace": round(state.pace, 3), "step_s": round(state.step_s, 6),
+            "waits_for": self.waits_for, "sent": state.sent, "received": state.received, "memory": state.memory,
+            "silent_s": round(state.silent_s, 3), "parts": parts, "came_last": state.came_last,
+            "late_s": round(state.late_s, 3), "values": state.held[0], "buckets": state.held[1],
             "figures": figures_of(state.figures),
-        }
+        }  # fmt: skip
 
 
 class JobView:

@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline import extensions
 from paceline.host.plain_text import described
-from paceline.observe import tools  # noqa: F401 - registers its trackers
 from paceline.observe.account import WORKER_PARTS
 from paceline.observe.job_figures import JobFigure
 from paceline.observe.job_view import JobView

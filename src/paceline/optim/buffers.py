@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -91,6 +92,15 @@ class Buffers:
         self._store.init([*keys, OWN, NUMBERS], [*values.values()] * (HELD - 1) + [values[OWN], encoded(FIRST)])
         if self._rank == 0:
             self._published = Published({name: one.detach().clone() for name, one in first.items()})
+
+    def counts(self) -> Any:
+        """Return how far this worker has counted the rounds."""
+        return self._rounds.counts()
+
+    def stand(self, counts: Any) -> None:
+        """Be where the others are: this worker's buffers are older than rank 0's."""
+        self._rounds.stand(counts)
+        self._is_old = True
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 

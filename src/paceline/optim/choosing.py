@@ -122,9 +122,9 @@ def _able_to_regroup(store: DistStore) -> DistStore:
     """
     session = store.session
     policy = free_policy(store.policy, store.num_workers)
-    if policy.merge != "groups" or not session.auto or session.grouped_store or not revises(session.settings):
+    if policy.merge != "groups" or not session.kind.auto or session.kind.grouped_store or not revises(session.settings):
         return store
-    session.auto = "free"
+    session.trains(auto="free")
     if policy == store.policy:
         return store
     free = store.sibling("free", policy=policy)

@@ -21,6 +21,7 @@ from paceline.optim.local_choices import LocalChoices, Outer
 from paceline.optim.local_steps import LocalSteps
 from paceline.optim.names import may_have_gradient, name_added, name_parameters
 from paceline.optim.samples import SampleCounter, Weigh
+from paceline.optim.standing import Standing
 from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.torch_hooks.optimizers import check_wrappable, share_hooks
@@ -146,6 +147,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.kvstore.num_workers > 1:
             alone.note_optimizer([param for _, param, _ in self._names])
         self._step_supports_amp_scaling = not self._merging.steps_here
+        self._standing = Standing(self._merging, model)
         if model is not None:
             merging = self._merging
             merging.model_watch = ModelWatch(model, self._samples, merging.buffers, merging.weights)
@@ -209,6 +211,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def samples(self) -> float | None:
         """Samples in a local batch; None: those that a sampler of paceline dealt, or that ``batch_dim`` counts.
+
+        Set before each of the passes that a step accumulates, numbers are added up; set once, it is that of the step.
 
         Raises:
             ValueError: the number is negative or not finite.

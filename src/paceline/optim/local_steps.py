@@ -137,8 +137,8 @@ class LocalSteps(Strategy):
                 if part := setup.named[number :: local.fragments]:
                     self._fragments.append(self._of_parameters(part))
         if isinstance(store, DistStore):
-            store.session.is_local = True
-            store.session.has_measured_shares |= local.period.follows_speed
+            is_shared = store.session.kind.has_measured_shares or local.period.follows_speed
+            store.session.trains(is_local=True, has_measured_shares=is_shared)
         self.outer = [one.outer for one in self._fragments]
         self._told = ToldBatches(
             setup.samples, self._fragments[0].exchange.merge if self._fragments else "each", store.rank

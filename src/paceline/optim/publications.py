@@ -70,6 +70,15 @@ class Rounds:
         self._opened = (*section, count + 1 if tuple(before) == section else 1)
         return self._opened
 
+    def counts(self) -> list[Number]:
+        """Return the numbers of the last rounds, for :meth:`stand` of another worker."""
+        return [self._opened, self._settled]
+
+    def stand(self, counts: Sequence[Sequence[int]]) -> None:
+        """Go on where another worker stands between two rounds."""
+        opened, settled = (tuple(one) for one in counts)
+        self._opened, self._settled = opened, settled  # type: ignore[assignment]
+
     def settle(self) -> None:
         """Note that the answers of the round are here."""
         self._settled = self._opened

@@ -33,7 +33,7 @@ def share_states(store: KVStoreBase, optimizer: torch.optim.Optimizer, named: Se
         for entry, one in optimizer.state.get(param, {}).items()
         if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.numel()
     }
-    if store.num_workers == 1:
+    if store.num_workers == 1 or (isinstance(store, DistStore) and store.session.joining.is_on):
         return
     if not isinstance(store, DistStore):
         _check_alike(store, tensors)

@@ -316,6 +316,17 @@ class ExchangingStrategy(Strategy):
             with torch.no_grad():
                 self._exchange.tell_step(self._steps, self._own_weights() if is_compared else {}, batch)
 
+    def counts(self) -> dict[str, Any]:
+        """Return how far this worker has counted: as far as all others in lock step."""
+        buffers = None if self.buffers is None else self.buffers.counts()
+        return {"round": self._round, "steps": self._steps, "buffers": buffers}
+
+    def stand(self, counts: Mapping[str, Any]) -> None:
+        """Be where the others are, as :meth:`counts` of one of them says."""
+        self._round, self._steps = counts["round"], counts["steps"]
+        if self.buffers is not None:
+            self.buffers.stand(counts["buffers"])
+
     def _own_weights(self) -> dict[str, torch.Tensor]:
         """Return the weights that may become others than those of other workers: no exchange brings them together.
 

@@ -15,11 +15,11 @@ from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
 from paceline.kvstore.checkpoint.tensor_file import TensorFile, understood
 from paceline.kvstore.dist import DistStore
+from paceline.layout.plain import Packer, unpack
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.trainer import Trainer
 from paceline.optim import DistributedOptimizer
 from paceline.saving import generators
-from paceline.saving.plain import Packer, unpack
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
 | | | ``["lost", [role, rank], reason, goes on]``: failures; ``["over"]`` when all workers have said goodbye; |
+| | | ``["joined", [role, rank]]``: a process counts that has taken over from a worker that has died; |
 | | | ``["left", [role, rank]]``: a worker under notice has left, and its exit code does not matter; |
 | | | ``["alone", text]``: workers train and exchange nothing; |
 | | | ``["status", text]``: the status, as JSON in a text; an empty one if it is too long for the pipe |
@@ -84,9 +85,17 @@ class Launcher:
         """Say where the scheduler listens."""
         self._write(address)
 
-    def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
-        """Say which process failed first, or that a worker has died and the others go on."""
-        self._write_once("lost", (role, rank), reason, goes_on)
+    def report_failure(self, role: str, rank: int, reason: str) -> None:
+        """Say which process failed first."""
+        self._write_once("lost", (role, rank), reason, False)
+
+    def report_loss(self, role: str, rank: int, reason: str) -> None:
+        """Say that a worker has died and the others go on; each time, as another process may take its rank."""
+        self._write(json.dumps(["lost", (role, rank), reason, True]))
+
+    def report_joined(self, role: str, rank: int) -> None:
+        """Say that a process counts which has taken over from one that has died."""
+        self._write(json.dumps(["joined", (role, rank)]))
 
     def report_left(self, role: str, rank: int) -> None:
         """Say that a worker under notice has left."""

@@ -57,7 +57,8 @@ class Scheduler:
         self._clock.note(0.0, 0.0, 0.0)
         if ring.active is not None:
             ring.active.align(0.0, 0.0)
-        self._recording, self._next_events, self._deaths = Recording(), 0.0, 0
+        self._recording, self._next_events = Recording(), 0.0
+        self._deaths = self._losses = 0
 
     def run(self) -> int:
         """Serve until the job has ended; returns the exit code."""
@@ -140,12 +141,10 @@ class Scheduler:
 
     def _report(self) -> None:
         """Tell the launcher how the job goes."""
-        deaths = [*self._membership.losses.deaths.values(), *self._membership.deaths]
-        for death in deaths[self._deaths :]:
+        self._report_losses()
+        for death in self._membership.deaths[self._deaths :]:
             ring.note(events.DIED, 0, events.member(death.role, death.rank))
-        self._deaths = len(deaths)
-        for death in self._membership.losses.deaths.values():
-            self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
+        self._deaths = len(self._membership.deaths)
         for member in self._membership.notices.left():
             self._launcher.report_left(member.role, member.rank)
         if self._membership.complete:
@@ -157,6 +156,16 @@ class Scheduler:
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)
         if self._membership.has_succeeded:
             self._launcher.report_over()
+
+    def _report_losses(self) -> None:
+        history = self._membership.losses.history
+        for one in history[self._losses :]:
+            if isinstance(one, m.Death):
+                ring.note(events.DIED, 0, events.member(one.role, one.rank))
+                self._launcher.report_loss(one.role, one.rank, one.reason)
+            else:
+                self._launcher.report_joined("worker", one)
+        self._losses = len(history)
 
     def _perform(self, actions: Sequence[Action]) -> int | None:
         self._report()  # before anybody can end because of it

@@ -330,6 +330,13 @@ class BucketStore:
                 self.sink.forget(bucket, slot, worker)
                 self._perform(bucket, slot, slot.rule.leave(worker), None)
 
+    def rejoin(self, worker: int, phase: int) -> None:
+        """Take in another process of a worker that has left; it has read nothing yet."""
+        for bucket in self:
+            for slot in bucket.slots:
+                slot.readers.forget(worker)
+        self.change(lambda rule: rule.rejoin(worker, phase))
+
     def missing_for(self, worker: int, entry: m.Entry) -> m.Missing:
         """Return whose pushes the answer to a worker's push waits for, with the story of the first slot that waits.
 

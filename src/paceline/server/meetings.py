@@ -155,6 +155,10 @@ class Meetings:
             self._takers[body.group] = rest
         return m.Done()
 
+    def rejoin(self, worker: int) -> None:
+        """Let another process of a worker that was gone come."""
+        self._gone.discard(worker)
+
     def take_out(self, workers: Iterable[int]) -> None:
         """Wait no more for workers that are gone."""
         self._gone.update(workers)

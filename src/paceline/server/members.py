@@ -58,6 +58,11 @@ class Members:
             ProtocolError: wrong token.
         """
         member = self._members.get((claim.role, claim.rank))
+        if member is not None and claim.incarnation < member.incarnation:
+            raise ProtocolError(
+                f"incarnation {claim.incarnation} of worker {claim.rank} was replaced by incarnation "
+                f"{member.incarnation} on {member.host} (pid {member.pid})"
+            )
         if claim.role == "worker" and claim.rank in self._dead:
             raise ProtocolError(f"worker {claim.rank} was taken for dead; the others have gone on without it")
         if member is None or not claim.token or not hmac.compare_digest(member.token, claim.token):
@@ -74,6 +79,20 @@ class Members:
         """Take no more requests of a worker that is dead, nor those that are still on their way."""
         self._dead.add(worker)
         self._forget("worker", worker)
+
+    def admit(self, member: m.Member) -> bool:
+        """Take in another process of a worker that is dead; returns whether it is new."""
+        key = member.role, member.rank
+        if self._members[key].incarnation >= member.incarnation:
+            return False
+        self._members[key] = member
+        self._dead.discard(member.rank)
+        self._forget(*key)
+        return True
+
+    def incarnation(self, worker: int) -> int:
+        """Return which process of its rank a worker is."""
+        return self._members["worker", worker].incarnation
 
     def knows(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""

@@ -141,6 +141,9 @@ class Server:
             if self._owners.channels:
                 self._owners.poll()
             meter.active.end_turn()
+            if self._lifeline.came:
+                known = self._requests.take_in(self._lifeline.came, self._lifeline.rejoined)
+                self._lifeline.note_taken_in(known)
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)
             if self._lifeline.lost:
@@ -157,7 +160,7 @@ class Server:
     def _bury(self) -> None:
         """Go on without the workers that have died, and tell the scheduler when nothing here waits for them."""
         for death in self._lifeline.lost:
-            if not self._lifeline.is_noted(death.rank):
+            if not self._lifeline.is_noted(death.rank) and self._requests.is_newest(death):
                 round = self._requests.bury(death.rank)
                 if round is not None:
                     self._lifeline.note_taken_out(death.rank, round)

@@ -41,6 +41,10 @@ class Parts:
         self._seen[worker] = version, parts
         return False
 
+    def forget(self, worker: int) -> None:
+        """Forget the parts that a worker has seen."""
+        self._seen.pop(worker, None)
+
     def within(self, start: int, stop: int) -> Parts:
         """Return the parts in ``[start, stop)``, counted from ``start``."""
         return Parts({worker: (version, within(parts, start, stop)) for worker, (version, parts) in self._seen.items()})
@@ -125,6 +129,13 @@ class Readers:
         self.jump(units[worker])
         self.versions = {unit: version for unit, version in self.versions.items() if unit in units}
         self.states = {unit: state for unit, state in self.states.items() if unit in units}
+
+    def forget(self, worker: int) -> None:
+        """Forget what a worker has read: another process takes its place."""
+        self.parts.forget(worker)
+        self.told.forget(worker)
+        self.holds.pop(worker, None)
+        self.absent.pop(worker, None)
 
     def version(self, unit: int) -> int:
         """Return how often a unit's known values have moved."""

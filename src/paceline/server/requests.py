@@ -8,7 +8,7 @@ guarantee breaks in a handler that changes something before all its checks are d
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -77,13 +77,37 @@ class RequestHandler(ServerState):
         self._answer = answer
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
         """Workers, and how many stores were ever open, at the last :meth:`take_out`."""
+        self._rejoined: dict[int, m.Rejoined] = {}
+        """Workers that are not the first of their rank, and count."""
 
     def take_out(self, workers: frozenset[int]) -> None:
         """Wait no more for workers that have left the job, in any store; called again after each request."""
+        workers -= self._rejoined.keys()
         if workers and self._taken_out != (workers, self.stores.opened):
             self._taken_out = workers, self.stores.opened
             notices.take_out(self, workers)
             self.meetings.take_out(workers)
+
+    def take_in(self, came: Sequence[m.Member], rejoined: Sequence[m.Rejoined]) -> list[m.TakenIn]:
+        """Take in members that are not the first of their rank, and let some of them count; returns those here."""
+        for member in came:
+            if self.members.admit(member):
+                self._rejoined.pop(member.rank, None)
+        for one in rejoined:
+            if self._rejoined.get(one.rank) != one:
+                self._rejoin(one)
+        return [m.TakenIn(one.rank, one.incarnation, one.rank in self._rejoined) for one in came]
+
+    def _rejoin(self, one: m.Rejoined) -> None:
+        workers, opened = self._taken_out
+        self._rejoined[one.rank], self._taken_out = one, (workers - {one.rank}, opened)
+        self.meetings.rejoin(one.rank)
+        self.unconfirmed[one.rank] = 0
+        for hosted in self.stores.values():
+            for key in [key for key in hosted.notices if key[1] == one.rank]:
+                del hosted.notices[key]
+            for part in hosted.parts:
+                part.rejoin(one.rank, one.phase)
 
     def bury(self, worker: int) -> int | None:
         """Take a worker out that has died.
@@ -92,8 +116,16 @@ class RequestHandler(ServerState):
             Its last round here; None while servers to which this one forwards have not taken it out.
         """
         self.members.bury(worker)
+        before = self._rejoined.pop(worker, None)
         self.take_out(self._taken_out[0] | {worker})
-        return None if self.unconfirmed[worker] else self.stores.last_round(worker)
+        if self.unconfirmed[worker]:
+            return None
+        own, base = self.stores.last_round(worker), 0 if before is None else before.round
+        return base + own
+
+    def is_newest(self, death: m.Death) -> bool:
+        """Tell whether a death is that of the process which this server knows by its rank."""
+        return death.incarnation == self.members.incarnation(death.rank)
 
     def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
         """Carry out one request. An error is answered to the peer, and changes nothing here."""

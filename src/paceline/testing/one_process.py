@@ -20,6 +20,7 @@ from paceline.observe.meter import Meter
 from paceline.server.members import Members
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
+from paceline.worker.joining import Joining
 from paceline.worker.notice import Notice
 from paceline.worker.session import Session
 from paceline.worker.stores import WorkerStores
@@ -39,6 +40,7 @@ class _Session(Session):
         self.gone, self.dead = {}, frozenset()
         self.notice = Notice(self, lambda why: None)
         self.to_tell = ToTell(lambda: None)
+        self.joining, self.came = Joining(self, is_on=False), []
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""
@@ -48,7 +50,9 @@ class _Session(Session):
         self._job.deliver_all()
         return pauses
 
-    def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def gather(
+        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False, why_shut: str = ""
+    ) -> list[bytes]:
         """Return what this worker says; a test calls its workers one after the other."""
         return [payload if rank == self.rank else b"" for rank in range(len(self.workers))]
 

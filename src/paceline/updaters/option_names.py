@@ -17,6 +17,7 @@ class OptimizerOptions(TypedDict, total=False):
     momentum_decay: float
     momentum_form: str
     dampening: float
+    every: int
     nesterov: bool
     weight_decay: float
     wd: float

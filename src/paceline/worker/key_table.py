@@ -149,7 +149,7 @@ class KeyTable:
             blocks = self._place(keys, values, tags, answers, whole)
             self._send_values(blocks)
             specs, session = [block.spec for block in blocks], self._session
-            publish = m.Publish(self._store, specs, not session.lock_step, session.auto)
+            publish = m.Publish(self._store, specs, not session.kind.lock_step, session.kind.auto)
             session.call_scheduler(publish, "publishing keys")
         else:
             blocks = self._look_up(keys, values, answers)

@@ -1,4 +1,4 @@
-"""Whom a late request waits for, and whether they get on. Pure.
+"""Whom a late request waits for, and whether they get on.
 
 A deadline judges those who do not move, not those who are slow: a worker within its local steps, a push on a slow link.
 
@@ -6,15 +6,25 @@ A deadline judges those who do not move, not those who are slow: a worker within
 |---|---|
 | push, norm of a round | the workers that have not pushed |
 | meeting, barrier, gather | the workers that have not come |
+| being let in | the other workers |
 | any other; a push that its server has not got yet | its asker and the server that answers |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from paceline.errors import PacelineError
+from paceline.net.call import Call
+from paceline.net.client import Client
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+#: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
+MISSING_TIMEOUT_S = 5.0
 
 
 def questions_about(request: m.Request | None) -> list[m.Request]:
@@ -74,3 +84,35 @@ def _said(member: m.Member, state: m.MemberState) -> str:
     where = f"{member.role} {member.rank} on {member.host} (pid {member.pid})"
     heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
     return f"{where}, which is at round {state.round} and {heard}"
+
+
+def whom_it_waits_for(
+    late: Call, client: Client, ask_status: Callable[[], m.Body], between: tuple[int, int]
+) -> tuple[Awaited, str]:
+    """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
+
+    The story of the push goes to the log, at level DEBUG.
+
+    Args:
+        late: the request.
+        client: has sent it.
+        ask_status: returns the scheduler's status.
+        between: rank of the asker, and of the server that it has asked.
+    """
+    questions = questions_about(late.request if late.seq else None)
+    try:
+        asked = [client.ask(late.channel, one, "asking who is missing") for one in questions]
+        status = ask_status()
+        # A question waits until the message has left that is under way on its connection.
+        is_told = bool(asked) and client.wait(asked, MISSING_TIMEOUT_S) is None
+    except PacelineError as error:
+        return Awaited(), f" ({error})"
+    assert isinstance(status, m.Status)
+    missing, stories = missing_in(one.body for one in asked)
+    for story in stories:
+        logger.debug("worker %d: %s", between[0], story)
+    if isinstance(late.request, m.Join):
+        missing = [one.rank for one in status.members if one.role == "worker" and one.rank != between[0]]
+    wanted = [("worker", rank) for rank in missing] or [("worker", between[0]), ("server", between[1])]
+    found = Awaited.of(status, wanted)
+    return found, f"; it waits for {found if missing else 'nobody'}" if is_told or missing else ""

@@ -36,12 +36,12 @@ class Profile:
         steps = steps_line(session.pace.steps) if self._steps or self._prints else ""
         said = [one.decode() for one in session.gather("paceline/profile", (line + steps).encode())]
         if session.rank == 0 and all(said) and self._prints:
-            print(report_text(said, _update_s(session), session.stores.elements, session.store_type), flush=True)
+            print(report_text(said, _update_s(session), session.stores.elements, session.kind.store_type), flush=True)
         elif session.rank == 0 and all(said):  # not if the script has ended on a worker before
             write_text(self._path, "".join(one.partition("\n")[0] + "\n" for one in said))
             if self._steps:
                 lines = [one.partition("\n")[2] for one in said]
-                write_text(self._steps, steps_text(lines, _update_s(session), hands_out=session.hands_out))
+                write_text(self._steps, steps_text(lines, _update_s(session), hands_out=session.kind.hands_out))
         raise SystemExit(0)
 
 

@@ -12,7 +12,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from paceline.config import Settings
 from paceline.errors import DeadlineError, PacelineError
@@ -32,18 +34,17 @@ from paceline.observe.urgency import Urgency
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker import alone, notice
-from paceline.worker.late import Awaited, missing_in, questions_about, withdrawals
+from paceline.worker.joining import Joining, Part
+from paceline.worker.late import MISSING_TIMEOUT_S, whom_it_waits_for, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 from paceline.worker.to_tell import ToTell
+from paceline.worker.training_kind import TrainingKind
 
 logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
-
-#: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
-_MISSING_TIMEOUT_S = 5.0
 
 
 class Session:
@@ -59,24 +60,8 @@ class Session:
         DeadlineError: a server did not answer in time.
     """
 
-    grouped_store = ""
-    """The store whose workers may change their groups; a job has one at a time."""
-    auto = ""
-    """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
-    group = 0
-    """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
-    lock_step = False
-    """Whether a store of this worker has all workers in lock step."""
-    is_ddp = False
-    """Whether the rounds of this worker are those of a DDP script."""
-    has_measured_shares = False
-    """Whether samples of this job go to workers by measured speed."""
-    is_local = False
-    """Whether the rounds of this worker are periods of local steps."""
-    store_type = ""
-    """Type of the store that this worker has made last, as in ``dist_sync``."""
-    hands_out = False
-    """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+    kind = TrainingKind()
+    """How this worker trains: see :meth:`trains`."""
 
     def __init__(self, settings: Settings, make_hub: Callable[[], SocketHub]) -> None:
         set_up_worker_logging(settings)
@@ -103,6 +88,10 @@ class Session:
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._on_change, add_figures=self._add_figures)
         self.notice = notice.Notice(self, self._lifeline.ask_to_leave)
         self.to_tell = ToTell(self._lifeline.beat_soon)
+        self.came: list[int] = []
+        """Replacements that were let in by the last gather."""
+        self.joining = Joining(self, settings.incarnation > 0)
+        self.joining.add("session", Part(self._standing, self._stand))
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -118,7 +107,7 @@ class Session:
         for server in self.servers:
             address = address_for(server, self.host_id, self.settings.unix_sockets)
             channels.append(client.connect(address, "worker", f"server {server.rank}", f"on {server.host}", bulk=True))
-        claim = m.Claim("worker", self.rank, self._lifeline.me.token)
+        claim = m.Claim("worker", self.rank, self._lifeline.me.token, self.settings.incarnation)
         self.wait([client.claim(channel, claim) for channel in channels])
 
     # ---- members ---------------------------------------------------------------------------------------------------
@@ -135,7 +124,9 @@ class Session:
 
     @property
     def lead(self) -> int:
-        """The lowest rank of those that were not gone at the last gather or barrier; the same on all workers."""
+        """The lowest rank of those that were not gone at the last gather or barrier; -1: this worker joins them."""
+        if self.joining.is_on:
+            return -1
         return next(rank for rank in range(self.settings.num_workers) if rank not in self.gone)
 
     @property
@@ -159,7 +150,7 @@ class Session:
         return self._lifeline.me.host_id
 
     def deaths(self) -> list[m.Death]:
-        """Return the members that the job has lost."""
+        """Return the members that the job has lost, and that nobody has replaced."""
         return [*self._lifeline.lost, *self._lifeline.deaths]
 
     @property
@@ -187,8 +178,13 @@ class Session:
         """The same of the fastest worker, as the scheduler has heard."""
         return self._lifeline.fastest_s
 
+    def trains(self, **changes: Any) -> None:
+        """Note how this worker trains: fields of :class:`~paceline.worker.training_kind.TrainingKind`."""
+        self.kind = replace(self.kind, **changes)
+
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Report the round of a push, before it is sent, with the next heartbeat; end the account of the one before."""
+        round += self.joining.round
         if round > self._lifeline.round:
             self._lifeline.round = round
             self.meter.end_round(round, samples)
@@ -205,10 +201,11 @@ class Session:
         beat.spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
         beat.step_s, beat.usual_samples = self.step_s, pace.samples
         # It takes a millisecond, and only groups and dist_auto follow it.
-        beat.usual_s = (pace.seconds or 0.0) if self.auto or self.grouped_store else 0.0
+        kind = self.kind
+        beat.usual_s = (pace.seconds or 0.0) if kind.auto or kind.grouped_store else 0.0
         self.to_tell.add_to(beat)
-        is_shared = self.has_measured_shares or self.hands_out
-        beat.account = self.meter.report(self.group, self.is_ddp, is_shared, self.is_local)
+        is_shared = kind.has_measured_shares or kind.hands_out
+        beat.account = self.meter.report(kind.group, kind.is_ddp, is_shared, kind.is_local)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -226,7 +223,8 @@ class Session:
                 order of their arrival.
         """
         self._check_open(getattr(body, "store", ""))
-        return self._client.ask(_FIRST_SERVER + server, body, what, frames, on_answer)
+        here = self.joining.answered_here(body, f"server {server}", what)
+        return here or self._client.ask(_FIRST_SERVER + server, body, what, frames, on_answer)
 
     def ask_scheduler(self, body: m.Request, what: str) -> Call:
         """Send a request to the scheduler, and do not wait."""
@@ -306,7 +304,7 @@ class Session:
         waited_s = 0.0
         while (late := self._client.wait(calls, rest_s)) is not None:
             waited_s += rest_s
-            whom, text = self._whom_it_waits_for(late)
+            whom, text = whom_it_waits_for(late, self._client, self._status, (self.rank, late.channel - _FIRST_SERVER))
             rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
@@ -315,29 +313,8 @@ class Session:
                 after = f"was not answered within {waited_s:.3g} s"
                 raise DeadlineError(f"worker {self.rank}: {late.what} at {late.whom} {after}{text}{advice}")
 
-    def _whom_it_waits_for(self, late: Call) -> tuple[Awaited, str]:
-        """Ask who holds up a push, a norm, a barrier or a gather; returns them, and a text for the error.
-
-        The story of the push goes to the log, at level DEBUG.
-        """
-        questions = questions_about(late.request if late.seq else None)
-        try:
-            asked = [self._client.ask(late.channel, one, "asking who is missing") for one in questions]
-            status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-            self.wait([status], _MISSING_TIMEOUT_S)
-            # A question waits until the message has left that is under way on its connection.
-            is_told = bool(asked) and self._client.wait(asked, _MISSING_TIMEOUT_S) is None
-        except PacelineError as error:
-            return Awaited(), f" ({error})"
-        assert isinstance(status.body, m.Status)
-        missing, stories = missing_in(one.body for one in asked)
-        for story in stories:
-            logger.debug("worker %d: %s", self.rank, story)
-        if missing:
-            found = Awaited.of(status.body, [("worker", rank) for rank in missing])
-        else:
-            found = Awaited.of(status.body, [("worker", self.rank), ("server", late.channel - _FIRST_SERVER)])
-        return found, f"; it waits for {found if missing else 'nobody'}" if is_told else ""
+    def _status(self) -> m.Body:
+        return self.call_scheduler(m.AskStatus(), "asking for the status", MISSING_TIMEOUT_S)
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -347,13 +324,17 @@ class Session:
         ``pauses``: the servers know that this worker pauses. Returns whether they know it of some of the workers, and
         of others not.
         """
+        if self.joining.is_on:
+            return False
         answer = self.call_scheduler(m.Enter(name, store, self.round, pauses), f"barrier {name!r}")
         if not isinstance(answer, m.Gathered):
             return False
         self.gone, self.dead = dict(answer.gone), frozenset(answer.dead)
         return answer.mixed
 
-    def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def gather(
+        self, name: str, payload: bytes, timeout_s: float | None = None, *, lets_in: bool = False, why_shut: str = ""
+    ) -> list[bytes]:
         """Return the payloads of all workers, by rank.
 
         Collective: all live workers call it, in the same order per name.
@@ -362,6 +343,8 @@ class Session:
             name: purpose of the call. It need not be unique: calls with the same name are counted.
             payload: this worker's payload; those of all workers together have at most 8 MiB.
             timeout_s: longest wait for all workers, in seconds; by default as for any request.
+            lets_in: all are between the same two rounds: others may be let in, :attr:`came` until :meth:`welcome`.
+            why_shut: why nobody may be let in nevertheless; who waits for it gets this error.
 
         Returns:
             One entry for each rank; empty for a worker that left the job without an error before it called.
@@ -373,15 +356,39 @@ class Session:
             DeadlineError: not all workers called in time; the text names the missing ones.
         """
         if len(payload) > MAX_GATHER_BYTES:
-            raise ValueError(
-                f"gather {name!r}: the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
-            )
+            text = f"the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
+            raise ValueError(f"gather {name!r}: {text}")
         self._gathers[name] += 1
+        if self.joining.is_on:
+            return [bytes(payload)] * self.settings.num_workers
         full = f"gather/{name}/{self._gathers[name]}"
-        gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
+        body = m.Gather(full, bytes(payload), self.round, lets_in, why_shut)
+        gathered = self.call_scheduler(body, f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
-        self.gone, self.dead = dict(gathered.gone), frozenset(gathered.dead)
+        self.gone, self.dead, self.came = dict(gathered.gone), frozenset(gathered.dead), gathered.came
+        self.stores.come_back(gathered.phase)
         return gathered.payloads
+
+    def welcome(self) -> None:
+        """Give those that the last gather has let in their state, if this worker is to; all its parts know of them."""
+        came, self.came, is_lead = self.came, [], self.is_lead
+        self.gone = {rank: last for rank, last in self.gone.items() if rank not in came}
+        if came and is_lead:
+            self.joining.give(came, self.stores.phase)
+
+    @property
+    def has_joiners(self) -> bool:
+        """Whether processes wait to take over from workers that have died."""
+        return bool(self._lifeline.joiners)
+
+    def _standing(self) -> dict[str, Any]:
+        return {"gathers": self._gathers, "gone": self.gone, "dead": sorted(self.dead)}
+
+    def _stand(self, there: Mapping[str, Any] | None) -> None:
+        """Be where the others are that have been there before."""
+        self.stores.phase, self._lifeline.round = self.joining.phase, self.joining.round
+        if there is not None:
+            self._gathers, self.gone, self.dead = there["gathers"], there["gone"], frozenset(there["dead"])
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
@@ -393,7 +400,8 @@ class Session:
     def close_store(self, store: Store) -> None:
         """Note that this worker has left a store: its requests are refused, and its gathers are forgotten."""
         self.stores.remove(store)
-        self.grouped_store = "" if self.grouped_store == store.name else self.grouped_store
+        if self.kind.grouped_store == store.name:
+            self.trains(grouped_store="")
         for one in [one for one in self._gathers if one.rpartition("/")[0] == store.name]:
             del self._gathers[one]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,7 +120,8 @@ def test_tensor_goes_to_the_servers_before_the_one_before_it_is_reduced() -> Non
     for rank, order in enumerate([(0, 1), (1, 0)]):
         ends.append([])
         for one in order:
-            plane, tensor = planes[rank].of(f"all_reduce {one}", one + 1, 10.0, False), tensors[rank][one]
+            plane, tensor = copy.copy(planes[rank]), tensors[rank][one]
+            plane.name(f"all_reduce {one}", one + 1, 10.0, False)
             ends[rank].append(plane.begin_allreduce(tensor, tensor, how))
         assert sum(size for _, size in job.asked[rank]) == 2 * 1_600_004, "of both, before either is waited for"
     for end in [*ends[0], *reversed(ends[1])]:

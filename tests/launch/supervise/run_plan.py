@@ -20,6 +20,7 @@ from paceline.launch.supervise.supervisor import Supervisor
 AGENT = """import sys
 from paceline.launch.remote import agent
 agent.SILENCE_S = agent.LONGEST_TURN_S = {silence_s}
+agent.PING_S = min(agent.PING_S, {silence_s} / 10)
 sys.exit(agent.main())
 """
 

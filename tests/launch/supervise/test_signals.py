@@ -36,10 +36,13 @@ def test_signals_of_users_reach_the_workers_that_handle_them_and_end_no_other(ag
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP])
-def test_agent_lives_on_when_an_engine_signals_all_processes(signum: int, make_job: MakeJob) -> None:
+def test_agent_and_scheduler_live_on_when_an_engine_signals_all_processes(signum: int, make_job: MakeJob) -> None:
     """As ``scancel --signal`` does."""
-    job = make_job(leave_s=0.2).start("echo $PPID >up; read x <all-done", scheduler=None, agents=True)
-    os.kill(int(job.wait_for_file("up")), signum)
+    job = make_job(leave_s=0.2).start(
+        "echo $PPID >up; read x <all-done", scheduler=f"echo $$ >started; {STAYS}", agents=True
+    )
+    for name in ("up", "started"):
+        os.kill(int(job.wait_for_file(name)), signum)
     (job.folder / "all-done").write_text("\n")
     assert job.wait() == 0, "\n".join(job.err())
 

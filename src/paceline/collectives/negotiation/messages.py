@@ -259,4 +259,4 @@ def decode(kind: type[_M], raw: Any) -> _M:
     try:
         return _decoders[kind].decode(raw)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"not a message of the Horovod interface: {error}") from error
+        raise ProtocolError(f"not a message of collective operations: {error}") from error

@@ -167,28 +167,6 @@ class Plane(Protocol):
         """Reduce, and put this member's part into ``target``; ``counts`` are the elements of the members' parts."""
 
 
-def allreduce_by_levels(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    how: Reduction,
-    near: Plane,
-    among: Plane | None,
-    to_near: Callable[[torch.Tensor], None],
-) -> None:
-    """Reduce on each host, then among the hosts, then copy to the others of each host.
-
-    Factors are applied before the first and after the last reduction, so rounding is as without levels. Only the first
-    members of each host are in ``among``, and each copies by ``to_near`` to the others of its host.
-    """
-    work = how.load_into(source, target)
-    plain = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, 1)
-    near.allreduce(work, work, plain)
-    if among is not None:
-        among.allreduce(work, work, plain)
-    to_near(work)
-    how.store(work, target)
-
-
 class Alone:
     """The plane of a process set of one member."""
 

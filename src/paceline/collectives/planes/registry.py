@@ -12,15 +12,9 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from paceline.collectives.environment import HvdSettings
 from paceline.collectives.planes.base import Alone, Plane, Staged
-from paceline.collectives.planes.shared import SharedPlane, share_memory
-from paceline.collectives.planes.torch_group import (
-    GroupPlane,
-    HierarchicalPlane,
-    gpus_are_apart,
-    make_gloo,
-    make_nccl,
-    own_gpu,
-)
+from paceline.collectives.planes.hosts import LevelsPlane, first_members
+from paceline.collectives.planes.shared import near_plane, share_memory
+from paceline.collectives.planes.torch_group import GroupPlane, gpus_are_apart, make_gloo, make_nccl, own_gpu
 from paceline.collectives.rendezvous import address_here
 from paceline.config import Settings
 from paceline.naming import listed
@@ -98,19 +92,16 @@ class Planes:
             return make_nccl(store, members.index(self._rank), len(members), self._hvd.timeout_s)
         near = [one for one in members if one in self._near]
         if self._neighbours is not None and len(near) == len(members):
-            return self._near_plane(near)
+            return near_plane(self._neighbours, near, near != self._near)
         everyone = self._gloo("all", members)
-        leaders = tuple(sorted({self._nodes[one]: one for one in reversed(members)}.values()))
-        if not (self._hvd.hierarchical and self._shares) or len(leaders) == len(members):
+        hosts = [self._nodes[one] for one in members]
+        firsts = first_members(members, hosts)
+        if not (self._hvd.hierarchical and self._shares) or len(firsts) == len(members):
             return everyone
-        above = self._gloo("leaders", leaders) if self._rank in leaders else None
-        return HierarchicalPlane(everyone, self._near_plane(near), above)
-
-    def _near_plane(self, members: Sequence[int]) -> Plane:
-        if len(members) == 1:
-            return Alone()
-        assert self._neighbours is not None
-        return SharedPlane(self._neighbours, members, list(members) != self._near)
+        among = self._gloo("leaders", firsts) if self._rank in firsts else None
+        return LevelsPlane(
+            members, hosts, everyone.index, self._neighbours, everyone, among, shares_areas=near != self._near
+        )
 
     def _gloo(self, purpose: str, members: tuple[int, ...]) -> GroupPlane:
         store = PrefixStore(f"gloo {purpose}{members}", self._open())

@@ -12,10 +12,9 @@ Two ranks send and receive N bytes either way.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -95,14 +94,12 @@ class FarPlane:
         self.index, self.size = self.members.index(session.rank), len(members)
         self._number, self.what, self.seals = 0, "the start", False
 
-    def of(self, what: str, number: int, timeout_s: float, seals: bool) -> Self:
-        """Return the plane of one operation.
+    def name(self, what: str, number: int, timeout_s: float, seals: bool) -> None:
+        """Name the next operation.
 
         ``number`` is its place in the group's order, on all ranks the same: they may begin operations in another order.
         """
-        one = copy.copy(self)
-        one.what, one._number, one.timeout_s, one.seals = what, number * MEETINGS, timeout_s, seals
-        return one
+        self.what, self._number, self.timeout_s, self.seals = what, number * MEETINGS, timeout_s, seals
 
     def begin(self, parts: Parts) -> Swap:
         """Give frames to other members, and do not wait."""

@@ -40,7 +40,7 @@ from typing import TypeAlias
 import torch
 
 from paceline.collectives.errors import CollectiveError, RankEndedError
-from paceline.collectives.planes.base import Reduction
+from paceline.collectives.planes.base import Alone, Plane, Reduction
 from paceline.collectives.silence import Silence
 from paceline.errors import ProtocolError
 from paceline.host import forks
@@ -257,6 +257,13 @@ def share_memory(
             otherwise.pop_all()
             return found, True
     return None, agreed
+
+
+def near_plane(neighbours: Neighbours | None, members: Sequence[int], shares_areas: bool = False) -> Plane:
+    """Return the plane of some ranks of this host; see :class:`SharedPlane`."""
+    if neighbours is None or len(members) == 1:
+        return Alone()
+    return SharedPlane(neighbours, members, shares_areas)
 
 
 class SharedPlane:

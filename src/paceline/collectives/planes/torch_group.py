@@ -6,7 +6,6 @@ import ctypes
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from paceline.collectives.errors import CollectiveError
-from paceline.collectives.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction, allreduce_by_levels
+from paceline.collectives.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Reduction
 from paceline.naming import listed
 
 _OPS = {
@@ -84,23 +83,6 @@ class GroupPlane:
         self.allreduce(source, whole, how)
         first = sum(counts[: self.index])
         target.copy_(whole[first : first + counts[self.index]])
-
-
-class HierarchicalPlane(GroupPlane):
-    """The plane of a process set on several hosts: reduces in shared memory of each host, then among the hosts.
-
-    Args:
-        everyone: the plane of all members, for everything but reductions.
-        leaders: the plane of the first members of each host; None where this rank is not one of them.
-    """
-
-    def __init__(self, everyone: GroupPlane, near: Plane, leaders: Plane | None) -> None:
-        super().__init__(everyone._group, everyone.index, everyone.size)
-        self._near, self._leaders, self._to_near = near, leaders, partial(near.broadcast, root=0)
-
-    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
-        """Reduce on each host, then among the hosts' leaders, then copy to the others of each host."""
-        allreduce_by_levels(source, target, how, self._near, self._leaders, self._to_near)
 
 
 def make_gloo(store: Store, index: int, size: int, timeout_s: float, address: str) -> GroupPlane:

@@ -18,12 +18,14 @@ the values out of the servers' memory. After ``Leave`` the servers continue with
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from paceline.config import variable
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, PacelineError
 from paceline.wire import messages as m
 from paceline.worker.key_table import KeyTable
+from paceline.worker.joining import Part
 from paceline.worker.session import Session
 from paceline.worker.traffic import Traffic
 
@@ -41,6 +43,16 @@ class StoreLifecycle:
         self.mean = False
         """Merge to the mean over samples instead of the sum."""
         self._pauses = 0
+        session.joining.add(f"store {name}", Part(self._standing, self._stand))
+
+    def _standing(self) -> Any:
+        return {"barriers": self._barriers, "generation": self._generation, "pauses": self._pauses}
+
+    def _stand(self, there: Any) -> None:
+        """Be where the others are that have been there before."""
+        if there is not None:
+            self._barriers, self._generation = there["barriers"], there["generation"]
+            self._pauses = there["pauses"]
 
     @property
     def elements(self) -> int:
@@ -74,13 +86,13 @@ class StoreLifecycle:
         """
         if not self._session.settings.regroup_rounds or self._policy.merge != "groups":
             return
-        if self._session.grouped_store not in ("", self.name):
+        if self._session.kind.grouped_store not in ("", self.name):
             raise ConfigError(
-                f"the groups of store {self._session.grouped_store!r} follow the workers' speeds, so there can be no "
+                f"the groups of store {self._session.kind.grouped_store!r} follow the workers' speeds, so there can be no "
                 f"second dist_gsync store, {self.name!r}; close the first one, or let groups stay: "
                 f"{variable('regroup_rounds')}=0"
             )
-        self._session.grouped_store = self.name
+        self._session.trains(grouped_store=self.name)
 
     def ask_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         """Send a request to every server and return the answers, in server order."""

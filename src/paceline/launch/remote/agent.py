@@ -183,6 +183,7 @@ class Agent:
             self._take(NotStarted(process.member, str(error)))
         else:
             pipes = _PIPES if process.role == "scheduler" else {}
+            self._ended.discard(process.member)  # it is started again
             self._crew.start(replace(process, env={**process.env, **pipes}), {})
 
     def _take(self, event: Event) -> None:

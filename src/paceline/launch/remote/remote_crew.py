@@ -149,6 +149,9 @@ class RemoteCrew(Processes):
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
         link = self._links[process.host]
+        if link.host in self._lost:
+            self._around.take(NotStarted(process.member, f"host {link.host} is gone"))
+            return
         own = {Late.BIND: tcp(link.address or LOCALHOST, 0), Late.READY_FD: "", Late.ENDED_FD: ""}
         env = process.environment({**known, **own})
         if process.role == "worker" and "OMP_NUM_THREADS" not in {**self._request.environ, **env}:

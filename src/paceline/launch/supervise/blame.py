@@ -12,6 +12,7 @@ codes, too, and says which failure it heard of first.
 | ``PEER_FAILED`` | the process failed because it lost another one |
 | the scheduler repeats an exit code of ``PEER_FAILED`` | it runs, and knows no other failure either |
 | the scheduler says that the others go on without a worker | that worker is no cause |
+| the scheduler says that another process has taken over | nothing of its place is evidence any more |
 | the scheduler runs, and does not say which failure was the first | it does not respond |
 
 The cause is
@@ -111,6 +112,11 @@ class Blame:
             return None
         self._survived[member] = _End(now, WORKER_LOST, reason)
         return self.survived[member]
+
+    def note_joined(self, member: ProcessName) -> None:
+        """Note that another process counts in the place of a worker that has died: the next death is another one."""
+        self._survived.pop(member, None)
+        self._ends.pop(member, None)
 
     def stop_waiting(self, now: float) -> None:
         """Count deaths as failures, unless the others are known to go on."""

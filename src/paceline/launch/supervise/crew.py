@@ -6,6 +6,7 @@ import abc
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -200,20 +201,27 @@ class LocalCrew(Processes):
 
     def close(self) -> None:
         """Show the rest in the pipes, then close pipes and release processes. Does not wait."""
-        for member, stream in list(self._open):
-            for _ in range(_DRAIN_READS):
-                if not self._read(member, stream):
-                    break
-            self._close(member, stream)
-        for child in self._children.values():
-            child.release()
+        for member in self._children:
+            self._let_go(member)
         self._close_ready()
         if self._ended is not None:
             self._ended.close()
 
+    def _let_go(self, member: ProcessName) -> None:
+        """Show the rest in the pipes of a process, close them, and release it."""
+        for stream in (OUT, ERR):
+            for _ in range(_DRAIN_READS):
+                if not self._read(member, stream):
+                    break
+            self._close(member, stream)
+        self._children[member].release()
+
     def _start(
         self, member: ProcessName, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
+        if member in self._children:  # it is started again
+            self.send(signal.SIGKILL, [member])
+            self._let_go(member)
         ignored = () if member.role == "worker" else FOR_WORKERS
         child = Child(argv, {**self._environ, **env}, self._register, pass_fds, ignored=ignored)
         self._children[member] = child

@@ -69,6 +69,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The scheduler says that a process counts which has taken over from a worker that has died."""
+
+    member: ProcessName
+
+
+@dataclass(frozen=True)
 class Left:
     """The scheduler says that a worker under notice has left the job: its exit code does not matter any more."""
 
@@ -129,13 +136,14 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Started | NotStarted | Ready | Exited | Stopped | Unheard | Lost | Left | Complete | Alone | Over | StatusSaid
-    | Runs | Interrupted | Tick
+    Started | NotStarted | Ready | Exited | Stopped | Unheard | Lost | Joined | Left | Complete | Alone | Over
+    | StatusSaid | Runs | Interrupted | Tick
 )  # fmt: skip
 
 #: The events that agents and the scheduler report, by the first word of their lines.
 _WORDS: dict[str, type[Any]] = {
     "started": Started, "not_started": NotStarted, "ready": Ready, "exited": Exited, "stopped": Stopped, "lost": Lost,
+    "joined": Joined,
     "left": Left, "complete": Complete, "alone": Alone, "over": Over, "status": StatusSaid, "runs": Runs,
 }  # fmt: skip
 

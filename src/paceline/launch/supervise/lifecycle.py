@@ -50,7 +50,7 @@ process after it is told its exit code: 0.2 s on an idle machine.
 **Deaths that others survive.** The scheduler may decide that the others go on (``--on-worker-death``). Its verdict on a
 worker's death is waited for: as long as other workers run, which notice a scheduler that does not respond;
 ``leave_s`` after that, or if the scheduler is stopped. If the others go on, the job's exit code is ``WORKER_LOST`` when
-it ends well.
+it ends well; unless another process is started (:mod:`paceline.launch.supervise.replacing`) and has joined.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ from paceline.launch.plan import SCHEDULER, ProcessName
 from paceline.launch.supervise import events as e
 from paceline.launch.supervise.blame import Blame
 from paceline.launch.supervise.exits import LOOK_S, Exits
+from paceline.launch.supervise.replacing import Replacing
 
 
 class Phase(enum.Enum):
@@ -110,7 +111,7 @@ class JobLifecycle:
     """The state of one job that starts now, its members in that order; times are seconds on one clock.
 
     ``may_go_on``: the job may go on when a worker dies; its scheduler decides. ``must_join``: a job whose workers all
-    end without joining has failed (``--ddp``).
+    end without joining has failed (``--ddp``). ``replace``: how often a worker that dies is started again.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class JobLifecycle:
         now: float,
         may_go_on: bool = False,
         must_join: bool = False,
+        replace: int = 0,
     ) -> None:
         self.members = tuple(members)
         self.graces = graces
@@ -128,6 +130,7 @@ class JobLifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.blame = Blame(now, SCHEDULER in self.members, may_go_on)
         self._must_join = must_join
+        self.replacing = Replacing(replace)
         self._exits: Exits | None = None
         """Exits of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
@@ -164,10 +167,13 @@ class JobLifecycle:
         match event:
             case e.Started(member, place):
                 self.alive[member], self._places[member] = None, place
-                self._started.append(member)
+                self._started += [member] if member not in self._started else []
                 return []
             case e.Ready():
                 return self._ready()
+            case e.NotStarted(member, reason) if member in self.replacing.outside:
+                self._lose_worker(member, now)
+                return [e.ShowLine(f"{member} could not be started again: {reason}")]
             case e.NotStarted(member, reason, code):
                 self._fail(member, reason, now, code)
                 return self._finish_if_empty()
@@ -184,6 +190,10 @@ class JobLifecycle:
                 is_unjoined = self._must_join and "did not join" in reason
                 self._fail(member, f"{reason}. {_WHY_UNJOINED}" if is_unjoined else reason, now)
                 return self._terminate_idle(now)
+            case e.Joined(member):
+                self.replacing.joined(member)
+                self.blame.note_joined(member)
+                return []
             case e.Left(member):
                 self._note_left(member, now)
                 return []
@@ -197,7 +207,8 @@ class JobLifecycle:
                 return []
             case e.Over():
                 self._wait_for_exits(now)
-                return []
+                outside = tuple(member for member in self.alive if member in self.replacing.outside)
+                return [e.Signal(signal.SIGKILL, outside)] if outside else []
             case e.StatusSaid():
                 return []
             case e.Runs():
@@ -205,7 +216,21 @@ class JobLifecycle:
             case e.Interrupted(signum):
                 return self._interrupted(signum, now)
             case e.Tick():
-                return self._late(now) if self.deadline is not None and now >= self.deadline else []
+                late = self._late(now) if self.deadline is not None and now >= self.deadline else []
+                return late or self._start_again(now)
+
+    @property
+    def next_at(self) -> float | None:
+        """When a :class:`Tick` is due, for the deadline of a phase or for a worker that is started again."""
+        times = [self.deadline, self.replacing.deadline if self.phase is Phase.RUNNING else None]
+        return min((one for one in times if one is not None), default=None)
+
+    def _start_again(self, now: float) -> list[e.Action]:
+        due = self.replacing.take_due(now) if self.phase is Phase.RUNNING else ()
+        return [
+            *(e.ShowLine(f"{member} is started again") for member in due),
+            *([e.StartProcesses(due)] if due else []),
+        ]
 
     @property
     def code(self) -> int:
@@ -232,7 +257,7 @@ class JobLifecycle:
 
     def _exited(self, one: e.Exited, now: float) -> list[e.Action]:
         self.alive.pop(one.member, None)
-        if one.member in self._left:
+        if one.member in self._left or (one.member in self.replacing.outside and self.phase is not Phase.RUNNING):
             one = e.Exited(one.member, 0)
         if self.phase in _GOING_WELL or self.phase is Phase.FAILING:
             self.blame.note_exit(one.member, one.code, now, one.detail)
@@ -248,8 +273,10 @@ class JobLifecycle:
         """Go on after an exit that is no failure, as far as is known."""
         if one.member == SCHEDULER:
             self._wait_for_exits(now)
-        elif one.member.role == "worker" and (one.code == 0 or one.member in self.blame.survived):
+        elif one.member.role == "worker" and one.code == 0:
             self._finish_worker(one.member, now)
+        elif one.member in self.blame.survived:
+            self._lose_worker(one.member, now)
 
     def _fail(self, member: ProcessName, reason: str, now: float, code: int = 1) -> None:
         """Take in which process failed first, unless the job ends already."""
@@ -285,9 +312,16 @@ class JobLifecycle:
         death = self.blame.note_survived(member, reason, now)
         if death is None:
             return []
+        line = e.ShowLine(f"{member} died, the others go on: {death.reason}")
         if member not in self.alive:
+            self._lose_worker(member, now)
+        elif self.replacing.may_start(member):  # nobody hears it any more, and its rank is another's
+            return [line, e.Signal(signal.SIGKILL, (member,))]
+        return [line]
+
+    def _lose_worker(self, member: ProcessName, now: float) -> None:
+        if self.phase is not Phase.RUNNING or not self.replacing.note_death(member, now):
             self._finish_worker(member, now)
-        return [e.ShowLine(f"{member} died, the others go on: {death.reason}")]
 
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
@@ -301,6 +335,7 @@ class JobLifecycle:
         if self._exits is None and self.phase in (Phase.RUNNING, Phase.LEAVING):
             self._exits = Exits(self.graces, now)
             self.blame.note_goodbyes()
+            self._unfinished.difference_update(self.replacing.stop(), self.replacing.outside)
             self.phase, self.deadline = Phase.LEAVING, now
 
     def _runs(self, one: e.Runs, now: float) -> list[e.Action]:

@@ -166,14 +166,16 @@ class Supervisor:
     def _supervise(self) -> int:
         may_go_on = self._crew.hears_scheduler and self._plan.may_go_on(os.environ)
         members, must_join = list(self._processes), self._plan.needs_backend
-        self._lifecycle = JobLifecycle(members, self._plan.graces, self._now(), may_go_on, must_join)
+        self._lifecycle = JobLifecycle(
+            members, self._plan.graces, self._now(), may_go_on, must_join, self._plan.replace
+        )  # fmt: skip
         if SCHEDULER in self._processes:
             self._next_look = time.monotonic() + _START_LOOK_S
         else:
             self._learn(None)
         self._act(self._lifecycle.begin())
         while self._code is None:
-            due = self._lifecycle.deadline
+            due = self._lifecycle.next_at
             self._wait(min(self._next_look, math.inf if due is None else due + self._lost_s))
             self._look_at_start(self._lifecycle, time.monotonic())
             self._take(e.Tick())
@@ -339,7 +341,10 @@ class Supervisor:
         for member in members:
             if self._lifecycle is None or self._lifecycle.blame.has_failed:
                 return
-            self._crew.start(self._processes[member], self._known)
+            process, number = self._processes[member], self._lifecycle.replacing.number(member)
+            if number:
+                process = replace(process, env={**process.env, config.variable("incarnation"): str(number)})
+            self._crew.start(process, self._known)
 
     def _read_signals(self) -> None:
         self._heed_signals()

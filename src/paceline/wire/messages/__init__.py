@@ -14,6 +14,7 @@ from paceline.wire.messages.meeting import *  # noqa: F403
 from paceline.wire.messages.membership import *  # noqa: F403
 from paceline.wire.messages.notice import *  # noqa: F403
 from paceline.wire.messages.pooling import *  # noqa: F403
+from paceline.wire.messages.rejoining import *  # noqa: F403
 from paceline.wire.messages.status import *  # noqa: F403
 from paceline.wire.messages.tracing import *  # noqa: F403
 from paceline.wire.messages.training import *  # noqa: F403

@@ -45,6 +45,7 @@ from paceline.wire.messages.fields import (
     Shape,
     Text,
 )
+from paceline.wire.messages.rejoining import Rejoined, TakenIn
 from paceline.wire.messages.tracing import TraceEvents
 
 
@@ -64,6 +65,8 @@ class Hello(Request, tag=1):
     num_servers: Rank
     speed: Amount = 0.0
     """Elements that a server sums and applies in a second; 0: not measured."""
+    incarnation: Number = 0
+    """How many processes have had this rank before, in this start of the job."""
 
 
 class Member(Message):
@@ -79,6 +82,8 @@ class Member(Message):
     token: Digest
     """Proves to a server that a connection belongs to this member."""
     speed: Amount = 0.0
+    """As in its ``Hello``."""
+    incarnation: Number = 0
     """As in its ``Hello``."""
 
 
@@ -241,6 +246,8 @@ class Heartbeat(Request, tag=3):
     """Events since the last heartbeat, while a trace is made."""
     dealt: Annotated[list[Dealt], Meta(max_length=MAX_WINDOWS)] = msgspec.field(default_factory=list)
     """Samples that were dealt since the last heartbeat."""
+    taken_in: Annotated[list[TakenIn], OF_MEMBERS] = msgspec.field(default_factory=list)
+    """From a server: members that are not the first of their rank, as it knows them."""
     work: Number = 0
     """Steps of its optimizer, and parts of tensors that it has sent or received: it gets on while this grows."""
 
@@ -252,6 +259,8 @@ class Death(Message):
     rank: Rank
     host: HostName
     reason: Text
+    incarnation: Number = 0
+    """Which process of this rank it was."""
 
 
 class News(Reply, tag=4):
@@ -278,6 +287,14 @@ class News(Reply, tag=4):
     """In an answer: seconds of a step of the fastest worker; 0: not known."""
     leave: Line = ""
     """Why the receiver is to end its step and leave; empty: it is not."""
+    number: Number = 0
+    """The newest generation: older news say nothing about who is there."""
+    joiners: Ranks = msgspec.field(default_factory=list)
+    """To workers: replacements that wait to be let in."""
+    came: Annotated[list[Member], OF_MEMBERS] = msgspec.field(default_factory=list)
+    """To servers: members that are not the first of their rank."""
+    rejoined: Annotated[list[Rejoined], OF_MEMBERS] = msgspec.field(default_factory=list)
+    """To servers: those of them that count."""
 
 
 class Bye(Request, tag=5):
@@ -294,6 +311,7 @@ class Claim(Request, tag=6):
     role: Role
     rank: Rank
     token: Digest
+    incarnation: Number = 0
 
 
 class Enter(Request, tag=7):
@@ -376,6 +394,12 @@ class Gather(Request, tag=14):
 
     barrier: Name
     payload: Saying
+    round: Number = 0
+    """Last round that the worker has pushed; it is answered."""
+    lets_in: bool = False
+    """All workers are between the same two rounds here, so that others can be let in."""
+    why_shut: Line = ""
+    """Why nobody may be let in nevertheless."""
 
 
 class Gathered(Reply, tag=15):
@@ -388,3 +412,7 @@ class Gathered(Reply, tag=15):
     """Those of them that have died, or left under notice."""
     mixed: bool = False
     """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
+    came: Ranks = msgspec.field(default_factory=list)
+    """Replacements that count from the next round on."""
+    phase: Number = 0
+    """The phase in which they step with the others."""

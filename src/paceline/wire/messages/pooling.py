@@ -89,3 +89,6 @@ class SamplesLeft(Reply, tag=61):
     """Positions; none: all."""
     held: Annotated[list[tuple[Rank, Ranges, float]], OF_MEMBERS] = msgspec.field(default_factory=list)
     """Other workers that hold some of them: the positions, and the seconds since the worker got samples last."""
+    first_epoch: Number = 0
+    """Epoch of the walk, and the positions with which it began, as in ``TakeSamples``."""
+    first_left: Ranges = msgspec.field(default_factory=list)

@@ -243,6 +243,8 @@ class KubernetesBackend:
 
     def plan(self, spec: JobSpec, machine: Machine) -> Manifests:
         """Make the objects of the job."""
+        if spec.replace:
+            raise ValueError("--replace changes nothing on Kubernetes, whose engine starts the pods: leave it out")
         return make_manifests(spec, machine)
 
     def render(self, request: Manifests) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.saving.plain import Packer, unpack
+from paceline.layout.plain import Packer, unpack
 
 KEYS = st.integers() | st.text(max_size=5)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
