@@ -51,7 +51,7 @@ def test_the_order_of_three_addends_shows_in_their_sum() -> None:
     assert not torch.equal(in_order_of_ranks([0, 1, 2]), values(2) + values(1) + values(0))
 
 
-@pytest.mark.parametrize("present", [[0, 1, 3], [3, 1, 0], [3, 2, 1], [3, 0], [1]])
+@pytest.mark.parametrize("present", [[0, 1, 3], [3, 1, 0], [3, 2, 1], [3, 0], [1], [0]])
 def test_sum_without_those_who_left_is_still_in_the_order_of_ranks(present: list[int]) -> None:
     got = merged(present, dict.fromkeys(range(4), 1.0), False, [0, 1, 2, 3])
     assert got is not None
