@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, PeerDiedError
 from paceline.testing import LocalJob, tell
 from tests.busy.load import busy
 from tests.integration.one_key import new_store, one_round, train_until_failure
+from tests.integration.test_notice import LEAVER, LEAVES_AT, with_a_loader
 
 NOTICED_WITHIN_S = 5.0
 #: Longer than ``heartbeat_timeout_s``, shorter than ``stall_timeout_s``.
@@ -183,6 +184,20 @@ def test_stall_that_does_not_end_fails_the_job_and_is_named():
         assert "although its host answers: its process is stalled" in text
         assert "PACELINE_STALL_TIMEOUT_S" in text
         assert job.scheduler.wait(30) == 76
+
+
+# ---- a worker under notice -----------------------------------------------------------------------------------------
+
+
+def test_worker_under_notice_has_left_two_seconds_after_its_step():
+    with LocalJob(num_workers=3, num_servers=2) as job:
+        workers = job.start_all(with_a_loader, "SIGTERM")
+        assert workers[LEAVER].heard(60) == LEAVES_AT
+        told = time.monotonic()
+        assert workers[LEAVER].wait(60) == 0, workers[LEAVER].output
+        assert time.monotonic() - told < 2
+        for rank in (0, 2):
+            workers[rank].result(60)
 
 
 # ---- a busy host ---------------------------------------------------------------------------------------------------
