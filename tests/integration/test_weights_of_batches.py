@@ -242,6 +242,11 @@ def of_two_heads(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Te
     return F.cross_entropy(outputs, y) + F.cross_entropy(outputs.flip(1), some)
 
 
+def of_words_and_a_text(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs, words = model(x), 1 + y
+    return (F.cross_entropy(outputs, y, reduction="none") * words).sum() / words.sum() + outputs.square().mean()
+
+
 def of_positives(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     outputs = model(x)
     positive = outputs[x[:, 0] > 0.5]
@@ -434,6 +439,10 @@ ON_SERVERS = list(ROWS)
 #: Losses that nothing looks at: the weight of a worker is that of its batch.
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "two heads, of which one ignores labels": of_two_heads,
+    "losses added up one by one": one_by_one,
+    "words, and a term per text": of_words_and_a_text,
+    "pairs in the batch": lambda model, x, y: F.cross_entropy(model(x) @ model(x).roll(1, 0).T, torch.arange(len(x))),
+    "a norm": lambda model, x, y: (model(x) - x[:, :CLASSES]).norm(),
     "a term that only some batches have": of_positives,
     "workers that draw tasks": of_a_drawn_task,
     "hard triplets, which some batches do not have": of_hard_triplets,
@@ -452,6 +461,14 @@ def apart(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 #: Sums over the samples of a batch, and other losses, in as many steps.
 GROWING: dict[str, Callable[..., torch.Tensor]] = {
+    "a cross entropy that is a sum": lambda model, x, y: 0.01 * F.cross_entropy(model(x), y, reduction="sum"),
+    "squares, summed twice": lambda model, x, y: (apart(model, x) ** 2).sum(1).sum(),
+    "a squared norm": lambda model, x, y: apart(model, x).norm() ** 2,
+    "torch.dot": lambda model, x, y: torch.dot(apart(model, x).flatten(), apart(model, x).flatten()),
+    "einsum": lambda model, x, y: torch.einsum("ij,ij->", apart(model, x), apart(model, x)),
+    "nansum": lambda model, x, y: torch.nansum(apart(model, x).square()),
+    "a product of matrices": lambda model, x, y: (apart(model, x).view(1, -1) @ apart(model, x).view(-1, 1)).squeeze(),
+    "a sum of the means of parts": lambda model, x, y: sum(one.square().mean() for one in apart(model, x)),
     "half of the squares": lambda model, x, y: 0.5 * apart(model, x).pow(2).sum(),
     "a trace": lambda model, x, y: torch.trace(apart(model, x) @ apart(model, x).T),
     "Python's sum of losses": lambda model, x, y: 0.01 * len(y) * one_by_one(model, x, y),
