@@ -115,6 +115,22 @@ def test_status_shows_every_process(tmp_path: Path, folder: Path, capsys: pytest
     assert "no job of yours runs on this machine" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("moment", ["it begins", "it has its file", "it runs"])
+def test_sigquit_to_the_group_leaves_no_file_of_the_job(moment: str, folder: Path) -> None:
+    words = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "echo runs; exec sleep 1000"]
+    command = [sys.executable, "-m", "paceline", *words]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + DEADLINE_S
+    while moment == "it has its file" and not list(folder.glob("*.json")):
+        assert time.monotonic() < until
+    if moment == "it runs":
+        wait_for(job, "runs")
+    os.killpg(job.pid, signal.SIGQUIT)
+    job.communicate(timeout=DEADLINE_S)
+    assert job.returncode in (131, -signal.SIGQUIT)
+    assert list(folder.glob("*.json")) == []
+
+
 def test_jobs_are_listed_and_killed(sleeping: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs"]) == 0
     head, row = capsys.readouterr().out.splitlines()
