@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.errors import PeerDiedError
-from paceline.testing import LocalJob
+from paceline.errors import PacelineError, PeerDiedError
+from paceline.testing import LocalJob, listen
 from paceline.worker.current import current_session
 
 LENGTH, VICTIM, DIES_AT = 96, 1, 3
@@ -224,3 +224,26 @@ def test_pool_goes_on_with_a_process_that_takes_over_and_no_sample_is_lost_or_se
         found = [one.result(120) for one in workers]
     assert [ledger for ledger, _ in found] == [[2.0] * LENGTH] * 3
     assert found[VICTIM][1] > 0
+
+
+def push_without_asking(first):
+    """The victim dies; its successor pushes, and has not asked where the job is."""
+    store = ledger_store("dist_sync")
+    if first and store.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if first:
+        return listen()
+    with pytest.raises(PacelineError) as found:
+        store.push("ledger", torch.ones(LENGTH))
+    return str(found.value)
+
+
+def test_loop_that_does_not_ask_where_the_job_is_gets_an_error_that_names_its_form():
+    with LocalJob(num_workers=3, num_servers=1, on_worker_death="continue") as job:
+        workers = job.start_all(push_without_asking, True)
+        assert workers[VICTIM].wait(60) == -signal.SIGKILL
+        again = job.start(VICTIM, push_without_asking, False, environment={"PACELINE_INCARNATION": "1"})
+        assert "for epoch in range(sampler.epoch, epochs)" in again.result(120)
+        for rank in (0, 2):
+            workers[rank].tell("go on")
+            assert workers[rank].result(60) == "go on"

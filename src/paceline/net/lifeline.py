@@ -306,7 +306,7 @@ class Lifeline:
         """Take the news of who is there."""
         for death in [one for one in news.lost if one not in self.lost]:
             ring.note(events.DIED, 0, events.member(death.role, death.rank))
-            if self._settings.role == "worker":
+            if self._settings.role == "worker" and death.rank != self._settings.rank:  # else that was another process
                 logger.warning("%s; the others go on without it", describe(death))
         before = self.left, self.joiners, self.came, self.rejoined
         self.lost, self.left = news.lost, frozenset(news.left)

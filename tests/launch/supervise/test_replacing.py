@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
+
+import pytest
 
 from paceline.host.exitcodes import WORKER_LOST
-from paceline.launch.job_spec import Graces
+from paceline.launch.job_spec import Graces, JobSpec
 from paceline.launch.plan import SCHEDULER, ProcessName
 from paceline.launch.supervise import events as e
 from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
@@ -117,3 +120,17 @@ def test_process_that_cannot_be_started_again_is_another_death() -> None:
     assert line == e.ShowLine("worker 1 could not be started again: host h2 is gone")
     assert lifecycle.phase is Phase.RUNNING
     assert lifecycle.next_at is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"replace": -1}, "0 or more"),
+        ({"ddp": True}, "not with --ddp"),
+        ({"num_servers": 0}, "without servers"),
+        ({"settings": {"on_worker_death": "stop"}}, "leave out one"),
+    ],
+)
+def test_jobs_whose_workers_cannot_be_replaced_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        JobSpec(**{"command": ("python", "train.py"), "num_workers": 2, "replace": 1, **changes})
