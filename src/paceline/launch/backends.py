@@ -185,4 +185,4 @@ def _value(name: str, kind: Any, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"-o {name}={text} is not a {'whole ' if kind is int else ''}number") from None
+        raise ValueError(f"-o {name}={text} is not {'an integer' if kind is int else 'a number'}") from None
