@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,8 +119,15 @@ def test_status_shows_every_process(tmp_path: Path, folder: Path, capsys: pytest
 @pytest.mark.parametrize("moment", ["it begins", "it has its file", "it runs"])
 def test_sigquit_to_the_group_leaves_no_file_of_the_job(moment: str, folder: Path) -> None:
     words = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "echo runs; exec sleep 1000"]
+    as_from_a_terminal = partial(signal.signal, signal.SIGQUIT, signal.SIG_DFL)  # a job of `make test &` ignores it
     command = [sys.executable, "-m", "paceline", *words]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    job = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=as_from_a_terminal,  # noqa: PLW1509
+    )
     until = time.monotonic() + DEADLINE_S
     while moment == "it has its file" and not list(folder.glob("*.json")):
         assert time.monotonic() < until

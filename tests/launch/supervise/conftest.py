@@ -119,7 +119,7 @@ def wait_until(condition: Callable[[], bool], what: str | Callable[[], str]) -> 
 
 def _signals_as_from_a_terminal(ignored: Sequence[int]) -> None:
     """Undo what a shell does to the signals of background jobs, so that the launcher can be interrupted."""
-    for signum in (signal.SIGINT, signal.SIGHUP):
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
 
 
