@@ -211,7 +211,8 @@ def test_interrupt_while_hosts_are_reached(launch: Make, cluster: SshHosts) -> N
     cluster[2].run("iptables -A INPUT -p tcp --dport 2222 -j DROP")
     try:
         job = launch("-n", "2", "-s", "0", *script("exit 0"))
-        time.sleep(1.0)  # nothing tells that ssh waits
+        launcher = psutil.Process(job.process.pid)
+        wait_until(lambda: "ssh" in [child.name() for child in launcher.children(recursive=True)])
         job.process.send_signal(signal.SIGINT)
         assert job.wait(10) == 130
     finally:
