@@ -183,6 +183,8 @@ class ChannelRequests(Outbox[Call]):
     def __init__(self, channel: int, name: str) -> None:
         super().__init__()
         self.channel, self.name = channel, name
+        self.connections = 0
+        """How often the channel was connected anew."""
         self._held: list[Call] | None = None
         """Requests that wait until the peer has admitted this process; None: nothing waits any more."""
         self._probes = self._repeated = 0

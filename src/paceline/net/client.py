@@ -208,6 +208,10 @@ class Client:
             call.raise_error()
         return None
 
+    def connections(self, channel: int) -> int:
+        """Return how often a channel was connected anew."""
+        return self._channels[channel].connections
+
     def poll(self, timeout_s: float = 0.0) -> None:
         """Use the messages that have arrived, after waiting at most ``timeout_s`` for the first message.
 
@@ -306,6 +310,7 @@ class Client:
         if is_due or not arrived:
             for channel in self._hub.reopened():
                 requests = self._channels[channel]
+                requests.connections += 1
                 self._send(requests, partial(requests.probe, now, at_once=True))
         if is_due:
             self._next_check = now + CHECK_INTERVAL_S

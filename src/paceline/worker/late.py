@@ -75,6 +75,10 @@ class Awaited:
         times = [one.still_s for _, one in self.members]
         return max((float("inf") if one is None else one for one in times), default=float("inf"))
 
+    def has(self, worker: int) -> bool:
+        """Return whether a worker is among them: it waits for its own message, or the answer."""
+        return any((member.role, member.rank) == ("worker", worker) for member, _ in self.members)
+
     def __str__(self) -> str:
         """Return who they are, for an error."""
         return ", ".join(_said(member, state) for member, state in self.members if member.role == "worker")

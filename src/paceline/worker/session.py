@@ -301,11 +301,14 @@ class Session:
 
     def _wait(self, calls: Sequence[Call], timeout_s: float | None) -> None:
         limit_s = rest_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        waited_s = 0.0
+        waited_s, before = 0.0, -1
         while (late := self._client.wait(calls, rest_s)) is not None:
             waited_s += rest_s
             whom, text = whom_it_waits_for(late, self._client, self._status, (self.rank, late.channel - _FIRST_SERVER))
-            rest_s = limit_s - whom.still_s if timeout_s is None else 0.0
+            connections = self._client.connections(late.channel)
+            # A message that begins anew with each connection comes to no end, however many of its bytes travel.
+            begins_anew = 0 <= before < connections and whom.has(self.rank)
+            rest_s, before = 0.0 if timeout_s is not None or begins_anew else limit_s - whom.still_s, connections
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
                 for server, body in withdrawals(late.request, range(len(self.servers))):
