@@ -158,6 +158,7 @@ def of_members(store: str, member: m.Member) -> list[Message]:
         (m.Notice("a test", "far away"), []),
         (m.GiveBack("sampler", 1, 5, [1, 2, 3]), []),
         (m.AskGone("a point", "sampler"), []),
+        (m.Join(), []),
         (m.Done(), []),
         (m.Unknown([1]), [bytes(4000)]),
     ]

@@ -96,6 +96,10 @@ def test_a_job_says_few_lines_and_remembers_few_optimizers() -> None:
         for line in lines(told, 1, UNKNOWN, m.StepBatch("dealt", number + 1.0), optimizer=f"optimizer {number}")
     ]
     assert len(said) == 8
+    for number in range(100):
+        lines(told, 2, *[m.StepBatch("dealt", 1.0, 1.0, 1.0)] * 2, optimizer=f"optimizer {number}")
+    weighing = told.weighing
+    assert len(weighing._batches) == len(weighing._growth) == 16
 
 
 def test_heartbeats_tell_it_and_the_status_shows_it() -> None:

@@ -47,7 +47,7 @@ _NOT_KNOWN = "no sampler of paceline deals the batches, optimizer.samples is not
 _KNOWN = ("given", "inputs", "dealt")
 
 #: Lines that one job says at most, and optimizers that are remembered.
-_MOST_LINES, _MOST_OPTIMIZERS = 8, 64
+_MOST_LINES, _MOST_OPTIMIZERS = 8, 16
 
 
 class Weighing:
@@ -71,7 +71,6 @@ class Weighing:
         if optimizer not in self._batches and len(self._batches) == _MOST_OPTIMIZERS:
             oldest = next(iter(self._batches))
             del self._batches[oldest]
-            self._growth.pop(oldest, None)
             self._changed.discard(oldest)
         batches = self._batches[optimizer]
         before = batches.get(worker)
@@ -113,6 +112,8 @@ class Weighing:
         sizes = {rank: (one.rows, one.loss) for rank, one in batches.items() if one.loss is not None}
         if self._has_grown or len(sizes) < 2:
             return []
+        if optimizer not in self._growth and len(self._growth) == _MOST_OPTIMIZERS:
+            del self._growth[next(iter(self._growth))]
         grows = self._growth.setdefault(optimizer, LossGrowth()).note(sizes)
         self._has_grown = bool(grows)
         return [f"losses grow with the batch, as sums over samples do: {grows}, in step {step}. {_SUMS}"] * bool(grows)

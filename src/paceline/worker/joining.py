@@ -111,6 +111,7 @@ class Joining:
 
         Its methods' object is not kept alive.
         """
+        self._parts = {one: methods for one, methods in self._parts.items() if methods[0]() is not None}
         self._parts[name] = weakref.WeakMethod(part.give), weakref.WeakMethod(part.take)
         if name in self._arrived:
             part.take(self._arrived.pop(name))
