@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from paceline.wire import messages as m
-from paceline.worker.late import Awaited, missing_in, questions_about
+from paceline.worker.late import Awaited, Patience, missing_in, questions_about
 
 ENTRY = m.Entry(0, 0, 0, 4, 1)
 
@@ -39,3 +39,21 @@ def test_all_that_are_waited_for_must_get_on() -> None:
     )
     assert Awaited.of(status(1.0, None), [("server", 0), ("worker", 0)]).still_s == math.inf
     assert Awaited().still_s == math.inf
+
+
+def test_a_request_waits_as_long_as_those_whom_it_waits_for_get_on() -> None:
+    busy, still = (Awaited.of(status(1.0, 1.0, seconds), [("worker", 1)]) for seconds in (2.0, 50.0))
+    patience = Patience(10.0, 0)
+    assert [patience.rest_s(busy, 0), patience.rest_s(busy, 1), patience.rest_s(still, 1)] == [8.0, 8.0, -40.0]
+
+
+def test_where_all_have_come_the_answer_gets_the_whole_limit_once() -> None:
+    whom = Awaited.of(status(50.0, 50.0), [("worker", 0)], have_come=True)
+    patience = Patience(10.0, 0)
+    assert [patience.rest_s(whom, 0), patience.rest_s(whom, 0)] == [10.0, -40.0]
+
+
+def test_own_message_that_begins_anew_with_each_connection_waits_no_longer() -> None:
+    whom = Awaited.of(status(1.0, 1.0), [("worker", 0)])
+    patience = Patience(10.0, 0)
+    assert [patience.rest_s(whom, 3), patience.rest_s(whom, 3), patience.rest_s(whom, 4)] == [9.0, 9.0, 0.0]

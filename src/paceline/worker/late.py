@@ -61,13 +61,15 @@ class Awaited:
     """The processes that a request waits for."""
 
     members: Sequence[tuple[m.Member, m.MemberState]] = ()
+    have_come: bool = False
+    """The server says that no worker is missing: the last one has come, and the answer is on its way."""
 
     @classmethod
-    def of(cls, status: m.Status, wanted: Iterable[tuple[str, int]]) -> Awaited:
-        """Return those of some roles and ranks."""
+    def of(cls, status: m.Status, wanted: Iterable[tuple[str, int]], have_come: bool = False) -> Awaited:
+        """Return the members of some roles and ranks."""
         found = set(wanted)
         pairs = zip(status.members, status.states, strict=True)
-        return cls([(member, state) for member, state in pairs if (member.role, member.rank) in found])
+        return cls([(member, state) for member, state in pairs if (member.role, member.rank) in found], have_come)
 
     @property
     def still_s(self) -> float:
@@ -82,6 +84,35 @@ class Awaited:
     def __str__(self) -> str:
         """Return who they are, for an error."""
         return ", ".join(_said(member, state) for member, state in self.members if member.role == "worker")
+
+
+class Patience:
+    """How much longer a request may wait, by what is found out each time that it is late. Pure.
+
+    | found | rest |
+    |---|---|
+    | its own message begins anew with each connection | none: it comes to no end, however many of its bytes travel |
+    | all workers have come, and had not the last time | the whole limit: the answer is on its way |
+    | anything else | the limit, without the time since those that it waits for have got on |
+
+    Args:
+        limit_s: longest time without anything new, in seconds.
+        worker: rank of the asker.
+    """
+
+    def __init__(self, limit_s: float, worker: int) -> None:
+        self._limit_s, self._worker = limit_s, worker
+        self._connections: int | None = None
+        self._had_come = False
+
+    def rest_s(self, whom: Awaited, connections: int) -> float:
+        """Return how many seconds are left, 0 or less: none; ``connections`` counts those to the server so far."""
+        begins_anew = self._connections is not None and self._connections < connections and whom.has(self._worker)
+        is_complete = whom.have_come and not self._had_come
+        self._connections, self._had_come = connections, whom.have_come
+        if begins_anew:
+            return 0.0
+        return self._limit_s if is_complete else self._limit_s - whom.still_s
 
 
 def _said(member: m.Member, state: m.MemberState) -> str:
@@ -118,5 +149,5 @@ def whom_it_waits_for(
     if isinstance(late.request, m.Join):
         missing = [one.rank for one in status.members if one.role == "worker" and one.rank != between[0]]
     wanted = [("worker", rank) for rank in missing] or [("worker", between[0]), ("server", between[1])]
-    found = Awaited.of(status, wanted)
+    found = Awaited.of(status, wanted, is_told and not missing)
     return found, f"; it waits for {found if missing else 'nobody'}" if is_told or missing else ""
