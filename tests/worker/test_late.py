@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from paceline.wire import messages as m
-from paceline.worker.late import Awaited, Patience, missing_in, questions_about
+from paceline.worker.late import Awaited, LateRequests, missing_in, questions_about
 
 ENTRY = m.Entry(0, 0, 0, 4, 1)
 
@@ -41,19 +41,24 @@ def test_all_that_are_waited_for_must_get_on() -> None:
     assert Awaited().still_s == math.inf
 
 
-def test_a_request_waits_as_long_as_those_whom_it_waits_for_get_on() -> None:
+def test_a_request_waits_as_long_as_the_processes_that_it_waits_for_get_on() -> None:
     busy, still = (Awaited.of(status(1.0, 1.0, seconds), [("worker", 1)]) for seconds in (2.0, 50.0))
-    patience = Patience(10.0, 0)
-    assert [patience.rest_s(busy, 0), patience.rest_s(busy, 1), patience.rest_s(still, 1)] == [8.0, 8.0, -40.0]
+    late, one = LateRequests(10.0, 0), (1, 7)
+    assert [late.rest_s(one, busy, 0), late.rest_s(one, busy, 1), late.rest_s(one, still, 1)] == [8.0, 8.0, -40.0]
 
 
-def test_where_all_have_come_the_answer_gets_the_whole_limit_once() -> None:
-    whom = Awaited.of(status(50.0, 50.0), [("worker", 0)], have_come=True)
-    patience = Patience(10.0, 0)
-    assert [patience.rest_s(whom, 0), patience.rest_s(whom, 0)] == [10.0, -40.0]
+def test_where_all_have_come_the_answer_gets_the_whole_limit_once_for_each_request() -> None:
+    all_here = Awaited.of(status(50.0, 50.0), [("worker", 0)], have_come=True)
+    nobody_says = Awaited.of(status(50.0, 50.0), [("worker", 0)])
+    late, one, other = LateRequests(10.0, 0), (1, 7), (1, 8)
+    assert [late.rest_s(one, all_here, 0), late.rest_s(one, all_here, 0)] == [10.0, -40.0]
+    assert [late.rest_s(other, all_here, 0), late.rest_s(other, nobody_says, 0)] == [10.0, -40.0]
+    assert late.rest_s(other, all_here, 0) == -40.0
 
 
 def test_own_message_that_begins_anew_with_each_connection_waits_no_longer() -> None:
     whom = Awaited.of(status(1.0, 1.0), [("worker", 0)])
-    patience = Patience(10.0, 0)
-    assert [patience.rest_s(whom, 3), patience.rest_s(whom, 3), patience.rest_s(whom, 4)] == [9.0, 9.0, 0.0]
+    late, one, elsewhere = LateRequests(10.0, 0), (1, 7), (2, 7)
+    assert [late.rest_s(one, whom, 3), late.rest_s(one, whom, 3)] == [9.0, 9.0]
+    assert late.rest_s(elsewhere, whom, 4) == 9.0, "another server's connections"
+    assert late.rest_s(one, whom, 4) == 0.0

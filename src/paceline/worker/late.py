@@ -86,14 +86,14 @@ class Awaited:
         return ", ".join(_said(member, state) for member, state in self.members if member.role == "worker")
 
 
-class Patience:
-    """How much longer a request may wait, by what is found out each time that it is late. Pure.
+class LateRequests:
+    """How much longer late requests of one wait may take, by what is found out each time that one is late. Pure.
 
     | found | rest |
     |---|---|
     | its own message begins anew with each connection | none: it comes to no end, however many of its bytes travel |
-    | all workers have come, and had not the last time | the whole limit: the answer is on its way |
-    | anything else | the limit, without the time since those that it waits for have got on |
+    | all workers have come, for the first time | the whole limit: the answer is on its way |
+    | anything else | the limit, without the time since the processes that it waits for have got on |
 
     Args:
         limit_s: longest time without anything new, in seconds.
@@ -102,17 +102,22 @@ class Patience:
 
     def __init__(self, limit_s: float, worker: int) -> None:
         self._limit_s, self._worker = limit_s, worker
-        self._connections: int | None = None
-        self._had_come = False
+        self._seen: dict[tuple[int, int], tuple[int, bool]] = {}
+        """By channel and number of a request: connections so far when it was late last, and whether all had come."""
 
-    def rest_s(self, whom: Awaited, connections: int) -> float:
-        """Return how many seconds are left, 0 or less: none; ``connections`` counts those to the server so far."""
-        begins_anew = self._connections is not None and self._connections < connections and whom.has(self._worker)
-        is_complete = whom.have_come and not self._had_come
-        self._connections, self._had_come = connections, whom.have_come
-        if begins_anew:
+    def rest_s(self, request: tuple[int, int], whom: Awaited, connections: int) -> float:
+        """Return how many seconds are left, 0 or less: none.
+
+        Args:
+            request: channel and number of the late one.
+            whom: the processes that it waits for.
+            connections: how often its channel was connected anew.
+        """
+        before, had_come = self._seen.get(request, (connections, False))
+        self._seen[request] = connections, had_come or whom.have_come
+        if before < connections and whom.has(self._worker):
             return 0.0
-        return self._limit_s if is_complete else self._limit_s - whom.still_s
+        return self._limit_s if whom.have_come and not had_come else self._limit_s - whom.still_s
 
 
 def _said(member: m.Member, state: m.MemberState) -> str:

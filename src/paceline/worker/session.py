@@ -35,7 +35,7 @@ from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker import alone, notice
 from paceline.worker.joining import Joining, Part
-from paceline.worker.late import MISSING_TIMEOUT_S, Patience, whom_it_waits_for, withdrawals
+from paceline.worker.late import MISSING_TIMEOUT_S, LateRequests, whom_it_waits_for, withdrawals
 from paceline.worker.round_times import RoundTimes
 from paceline.worker.stores import Store, WorkerStores
 from paceline.worker.to_tell import ToTell
@@ -301,11 +301,12 @@ class Session:
 
     def _wait(self, calls: Sequence[Call], timeout_s: float | None) -> None:
         limit_s = rest_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        waited_s, patience = 0.0, Patience(limit_s, self.rank)
+        waited_s, requests = 0.0, LateRequests(limit_s, self.rank)
         while (late := self._client.wait(calls, rest_s)) is not None:
             waited_s += rest_s
             whom, text = whom_it_waits_for(late, self._client, self._status, (self.rank, late.channel - _FIRST_SERVER))
-            rest_s = 0.0 if timeout_s is not None else patience.rest_s(whom, self._client.connections(late.channel))
+            connections = self._client.connections(late.channel)
+            rest_s = requests.rest_s((late.channel, late.seq), whom, connections) if timeout_s is None else 0.0
             if rest_s <= 0:
                 advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
                 for server, body in withdrawals(late.request, range(len(self.servers))):
