@@ -12,7 +12,7 @@ from paceline.hetero.local_plan import (
     COMPUTING,
     ELEMENT_BYTES,
     SHORT,
-    Exchange,
+    ExchangeCost,
     LocalPlan,
     plan_local,
     plan_period,
@@ -21,13 +21,13 @@ from paceline.hetero.local_plan import (
 seconds = st.floats(1e-4, 100.0)
 
 
-def exchanges_of(elements: float, fixed_s: float, bytes_per_s: float) -> dict[str, Exchange]:
+def exchanges_of(elements: float, fixed_s: float, bytes_per_s: float) -> dict[str, ExchangeCost]:
     """Return the exchange of each codec over a link that carries pushes and answers one after the other."""
     sizes = {codec: 2 * elements * ELEMENT_BYTES.get(codec, 4.0) for codec in CODECS}
-    return {codec: Exchange(fixed_s + sizes[codec] / bytes_per_s, 0.0) for codec in CODECS}
+    return {codec: ExchangeCost(fixed_s + sizes[codec] / bytes_per_s, 0.0) for codec in CODECS}
 
 
-def computing(plan: LocalPlan, step_s: float, exchange: Exchange) -> float:
+def computing(plan: LocalPlan, step_s: float, exchange: ExchangeCost) -> float:
     idle_s = exchange.own_s + max(0.0, exchange.travel_s - plan.delay * step_s)
     return plan.steps * step_s / (plan.steps * step_s + idle_s)
 
@@ -36,7 +36,7 @@ def computing(plan: LocalPlan, step_s: float, exchange: Exchange) -> float:
 def test_period_is_the_shortest_one_with_which_machines_compute_enough(
     step_s: float, travel_s: float, own_s: float
 ) -> None:
-    exchange = Exchange(travel_s, own_s)
+    exchange = ExchangeCost(travel_s, own_s)
     plan = plan_period(step_s, exchange)
     assert plan.computing == pytest.approx(computing(plan, step_s, exchange))
     assert plan.computing >= COMPUTING or plan.steps >= MOST_STEPS
@@ -66,7 +66,7 @@ def test_strongest_codec_takes_long_periods_where_none_is_enough() -> None:
     plan = plan_local(0.03, exchanges_of(30e6, 1e-3, 1e5))
     assert plan.codec == "chunktopk"
     assert plan.steps > SHORT
-    assert plan_local(0.03, {"int4": Exchange(100.0)}).codec == "int4"
+    assert plan_local(0.03, {"int4": ExchangeCost(100.0)}).codec == "int4"
 
 
 def test_plan_is_said_as_arguments() -> None:

@@ -13,7 +13,7 @@ import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.consistency import Policy
 from paceline.hetero.local_period import Period
-from paceline.hetero.local_plan import Exchange
+from paceline.hetero.local_plan import ExchangeCost
 from paceline.optim.auto_period import AutoPeriod
 from paceline.optim.local_choices import LocalChoices
 from paceline.testing import LocalJob
@@ -343,7 +343,7 @@ def automatic():
     """Train on a link that seems slow at first; return the plans, steps of periods, weights and log lines, by store."""
     lines = []
     logging.getLogger("paceline.optim.auto_period").addHandler(_Lines(lines))
-    AutoPeriod.note = lambda self, travel_s, own_s: self._told.append(Exchange(1e-4 * (travel_s > 0), 0.0))
+    AutoPeriod.note = lambda self, travel_s, own_s: self._told.append(ExchangeCost(1e-4 * (travel_s > 0), 0.0))
     found = {}
     for kind, byte_s in SLOW_BYTE_S.items():
         AutoPeriod._probe = lambda self, byte_s=byte_s: (0.0, byte_s)

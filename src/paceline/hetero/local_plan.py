@@ -32,7 +32,7 @@ _LATE = 0.25
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeCost:
     """The time of one exchange with a codec.
 
     Attributes:
@@ -49,8 +49,8 @@ class LocalPlan:
     """How a worker takes local steps.
 
     Attributes:
-        steps: of a period.
-        codec: of pushes and answers; empty: none.
+        steps: number of steps of a period.
+        codec: codec of pushes and answers; empty: none.
         delay: steps for which the answer is not waited for.
         computing: share of the time in which it computes then.
     """
@@ -91,7 +91,7 @@ class LocalPlan:
         return f"periods of {steps}, {codec}{late}: {self.computing:.0%} of the time is computation"
 
 
-def plan_period(step_s: float, exchange: Exchange, codec: str = "") -> LocalPlan:
+def plan_period(step_s: float, exchange: ExchangeCost, codec: str = "") -> LocalPlan:
     """Return the shortest period with a codec, and how late answers may be; with the share of the time that results."""
     steps = 1
     while True:
@@ -103,12 +103,12 @@ def plan_period(step_s: float, exchange: Exchange, codec: str = "") -> LocalPlan
         steps += max(1, steps // 64)
 
 
-def _delay(steps: int, step_s: float, exchange: Exchange) -> int:
+def _delay(steps: int, step_s: float, exchange: ExchangeCost) -> int:
     """Return for how many steps answers of a period may be late: no longer than they need."""
     return min(math.floor(_LATE * steps), math.ceil(exchange.travel_s / step_s))
 
 
-def plan_local(step_s: float, exchanges: Mapping[str, Exchange]) -> LocalPlan:
+def plan_local(step_s: float, exchanges: Mapping[str, ExchangeCost]) -> LocalPlan:
     """Return the plan of the weakest codec whose period is short, or of the strongest one.
 
     Args:

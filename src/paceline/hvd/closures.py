@@ -31,7 +31,7 @@ class ClosureCalls:
     """The calls of a closure in one step of an optimizer.
 
     Args:
-        name: of the optimizer, the same on all ranks.
+        name: name of the optimizer, the same on all ranks.
         process_set: the ranks that step.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from paceline.membership.effects import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.ending import Ending
 from paceline.membership.replacements import Replacements
-from paceline.membership.roster import MemberRecord, Roster
+from paceline.membership.roster import MemberRecord, Roster, member_of
 from paceline.wire import messages as m
 
 
@@ -51,11 +51,7 @@ class Newcomers:
             self._replacements.hello(peer, seq, hello)
             return []
         rank = hello.rank if hello.rank >= 0 else self._roster.free_rank(hello.role)
-        member = m.Member(
-            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
-            hello.speed, hello.incarnation,
-        )  # fmt: skip
-        self._roster.add(MemberRecord(member, peer, now, seq))
+        self._roster.add(MemberRecord(member_of(hello, rank, self._new_token()), peer, now, seq))
         return []
 
     def welcome_all(self, now: float) -> list[Action]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from paceline.membership.effects import Action, Answer, Waiting
 from paceline.membership.log import MembershipLog
 from paceline.membership.losses import Losses
-from paceline.membership.roster import MemberRecord, Roster
+from paceline.membership.roster import MemberRecord, Roster, member_of
 from paceline.wire import messages as m
 
 #: Answer to those who come too late.
@@ -78,12 +78,7 @@ class Replacements:
         for rank, one in self._new.items():
             record = self._roster["worker", rank]
             if record.gone and record.peer != one.peer:
-                hello = one.hello
-                token = new_token()
-                member = m.Member(
-                    hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, token,
-                    hello.speed, hello.incarnation,
-                )  # fmt: skip
+                member = member_of(one.hello, rank, new_token())
                 self._roster.replace(MemberRecord(member, one.peer, now, one.seq, joining=True))
                 self._has_news = True
                 return

@@ -116,6 +116,14 @@ class MemberRecord:
 _FASTEST_S = 0.25
 
 
+def member_of(hello: m.Hello, rank: int, token: bytes) -> m.Member:
+    """Return the member that a process becomes."""
+    return m.Member(
+        hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, token, hello.speed,
+        hello.incarnation,
+    )  # fmt: skip
+
+
 class Roster(Mapping[MemberKey, MemberRecord]):
     """The members of a job by role and rank, in the order in which they joined."""
 

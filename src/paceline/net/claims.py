@@ -58,7 +58,7 @@ class Bounds:
 
     @classmethod
     def of_job(cls, members: int, largest: int = UNBOUNDED) -> Bounds:
-        """Return those of a listener to which so many members connect, each perhaps anew before its last is closed."""
+        """Return the bounds of a listener to which so many members connect, some anew before the last is closed."""
         return cls(UNCLAIMED_SPARE + 2 * members, largest)
 
 
@@ -75,7 +75,7 @@ class Allowance:
 
     @classmethod
     def before_a_claim(cls) -> Allowance:
-        """Return that of a peer that has not said who it is."""
+        """Return the allowance of a peer that has not said who it is."""
         found = cls(UNCLAIMED_BYTES)
         found.silence_s = UNCLAIMED_S
         return found

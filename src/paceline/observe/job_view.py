@@ -53,7 +53,7 @@ class MemberView:
         name: its role and rank.
         waits_for: ranks of the workers that it waits for.
         shares: share of each part in its time, of late; empty: it has told of none.
-        samples_per_s: of a worker, of late; 0: not known.
+        samples_per_s: rate of a worker, of late; 0: not known.
         whole: the account of all its rounds.
     """
 

@@ -25,7 +25,7 @@ import torch
 
 from paceline import compression
 from paceline.consistency import Policy
-from paceline.hetero.local_plan import CODECS, ELEMENT_BYTES, Exchange, LocalPlan, plan_local, plan_period
+from paceline.hetero.local_plan import CODECS, ELEMENT_BYTES, ExchangeCost, LocalPlan, plan_local, plan_period
 from paceline.kvstore.dist import DistStore
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class AutoPeriod:
     def __init__(self, store: DistStore, elements: int, codec: str | None, delay: int | None) -> None:
         self._store, self._elements, self._codec, self._delay = store, elements, codec, delay
         self.plan: LocalPlan | None = None
-        self._told: deque[Exchange] = deque(maxlen=_LAST)
+        self._told: deque[ExchangeCost] = deque(maxlen=_LAST)
         self._said = 0
 
     # ---- the first plan --------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class AutoPeriod:
         columns = list(zip(*(struct.unpack(f"<{3 + len(own)}d", one) for one in found), strict=True))
         fastest_s, fixed_s, byte_s = min(columns[0]), max(columns[1]), max(columns[2])
         exchanges = {
-            codec: Exchange(fixed_s + 2 * self._elements * ELEMENT_BYTES.get(codec, 4.0) * byte_s, max(own_s))
+            codec: ExchangeCost(fixed_s + 2 * self._elements * ELEMENT_BYTES.get(codec, 4.0) * byte_s, max(own_s))
             for codec, own_s in zip(own, columns[3:], strict=True)
         }
         self.plan = self._with_delay(self._planned(fastest_s, exchanges))
@@ -89,7 +89,7 @@ class AutoPeriod:
             )  # fmt: skip
         return self.plan
 
-    def _planned(self, step_s: float, exchanges: Mapping[str, Exchange]) -> LocalPlan:
+    def _planned(self, step_s: float, exchanges: Mapping[str, ExchangeCost]) -> LocalPlan:
         if self._codec is None:
             return plan_local(step_s, exchanges)
         return plan_period(step_s, exchanges.get(self._codec, exchanges[""]), self._codec)
@@ -118,7 +118,7 @@ class AutoPeriod:
 
     def note(self, travel_s: float, own_s: float) -> None:
         """Note an exchange that is over."""
-        self._told.append(Exchange(travel_s, own_s))
+        self._told.append(ExchangeCost(travel_s, own_s))
 
     def tell(self, step_s: float) -> bytes:
         """Return a note for the other workers; empty before the first exchange is over."""
@@ -136,7 +136,7 @@ class AutoPeriod:
         step_s = min((one for one in steps if one > 0), default=0.0)
         if not step_s > 0:
             return None
-        plan = self._with_delay(plan_period(step_s, Exchange(max(travels), max(owns)), self.plan.codec))
+        plan = self._with_delay(plan_period(step_s, ExchangeCost(max(travels), max(owns)), self.plan.codec))
         self.plan = plan
         if self._store.rank == 0 and not self._said / _SAID < plan.steps < self._said * _SAID:
             self._said = plan.steps

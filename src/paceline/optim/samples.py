@@ -19,8 +19,8 @@ Shapes alone never make a count certain: ``[8, 32]`` may be 8 sequences of 32 to
 one graph, and no rule tells them apart. But where all workers have inputs of the *same* shapes, they have equally many
 samples, whatever dimension counts them. So shapes serve for a warning only (:mod:`paceline.membership.weighing`).
 
-Where a push has the gradients of several passes, numbers that are set before each of them are added up, as those of
-``batch_dim`` are; a number that is set once, or after the passes, is that of all of them.
+Where a push has the gradients of several passes, numbers that are set before each of them are added up, as sizes
+along ``batch_dim`` are; a number that is set once, or after the passes, is that of all of them.
 
 Calls of the model count if a backward pass goes through their outputs and reaches a parameter of the optimizer. A batch
 of a sampler counts once per push, however many calls and backward passes it takes.

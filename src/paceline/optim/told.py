@@ -53,9 +53,9 @@ class ToldBatches:
         """Say once where samples that the script tells may not be those that the losses are divided by."""
         pushes = list(self._samples.taken)
         self._samples.taken.clear()
-        sizes = sorted({size for push in pushes for size in push})
         if self._has_said or self._merge != "mean":
             return
+        sizes = sorted({size for push in pushes for size in push})
         if self._samples.is_new:
             text = (
                 f"optimizer.samples was set to {self._samples.given:g} after the gradients of this step had left, as "

@@ -4,7 +4,7 @@
 |---|---|---|
 | to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
 | | | ``["lost", [role, rank], reason, goes on]``: failures; ``["over"]`` when all workers have said goodbye; |
-| | | ``["joined", [role, rank]]``: a process counts that has taken over from a worker that has died; |
+| | | ``["taken_over", [role, rank]]``: a process counts that has taken over from a worker that has died; |
 | | | ``["left", [role, rank]]``: a worker under notice has left, and its exit code does not matter; |
 | | | ``["alone", text]``: workers train and exchange nothing; |
 | | | ``["status", text]``: the status, as JSON in a text; an empty one if it is too long for the pipe |
@@ -95,7 +95,7 @@ class Launcher:
 
     def report_joined(self, role: str, rank: int) -> None:
         """Say that a process counts which has taken over from one that has died."""
-        self._write(json.dumps(["joined", (role, rank)]))
+        self._write(json.dumps(["taken_over", (role, rank)]))
 
     def report_left(self, role: str, rank: int) -> None:
         """Say that a worker under notice has left."""

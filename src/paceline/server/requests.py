@@ -124,7 +124,7 @@ class RequestHandler(ServerState):
         return base + own
 
     def is_newest(self, death: m.Death) -> bool:
-        """Tell whether a death is that of the process which this server knows by its rank."""
+        """Tell whether the process that died is the one which this server knows by its rank."""
         return death.incarnation == self.members.incarnation(death.rank)
 
     def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:

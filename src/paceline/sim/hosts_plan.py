@@ -23,7 +23,7 @@ from paceline.hetero import Groups, Measured, choose, fastest_split, group_by_sp
 from paceline.hetero.choose import candidates, preferred
 from paceline.hetero.files import Report
 from paceline.hetero.forecast import Forecast, in_groups
-from paceline.hetero.local_plan import CODECS, COMPUTING, ELEMENT_BYTES, Exchange, LocalPlan, plan_local
+from paceline.hetero.local_plan import CODECS, COMPUTING, ELEMENT_BYTES, ExchangeCost, LocalPlan, plan_local
 from paceline.sim.lock_step import Hosts, Servers, Stage, step_seconds
 
 #: Hosts are left out if the job is at least this part as fast without them; other servers must be this much faster.
@@ -311,7 +311,7 @@ class HostPlanner:
         exchange_s = job.round_s - job.compute_s
         if not job.round_s or exchange_s <= (1 - COMPUTING) * job.round_s:
             return None
-        exchanges = {codec: Exchange(exchange_s * ELEMENT_BYTES.get(codec, 4.0) / 4.0) for codec in CODECS}
+        exchanges = {codec: ExchangeCost(exchange_s * ELEMENT_BYTES.get(codec, 4.0) / 4.0) for codec in CODECS}
         return plan_local(min(self.step_s(host) for host in job.hosts), exchanges)
 
     def _better(self, job: PlannedJob) -> Forecast | None:

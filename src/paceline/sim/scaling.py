@@ -14,7 +14,7 @@ from itertools import product
 
 from paceline.config import Settings
 from paceline.hetero import Measured, StepNoise, choose, split_evenly
-from paceline.hetero.local_plan import CODECS, COMPUTING, ELEMENT_BYTES, Exchange, LocalPlan, plan_local
+from paceline.hetero.local_plan import CODECS, COMPUTING, ELEMENT_BYTES, ExchangeCost, LocalPlan, plan_local
 from paceline.layout.placement import Bucket, KeySize, place
 from paceline.sim.lock_step import AllReduce, Hosts, Servers, Stage, step_seconds
 from paceline.sim.models import Array
@@ -203,7 +203,7 @@ class Planner:
         exchanges = {}
         for codec in CODECS:
             step_s = self.estimate(ExchangePlan(layout, False, True, codec), best.workers).step_s
-            exchanges[codec] = Exchange(max(0.0, step_s - workers.compute_s))
+            exchanges[codec] = ExchangeCost(max(0.0, step_s - workers.compute_s))
         fastest_s = min(kind.speed.seconds(self.training.batch) for kind, _ in workers.kinds)
         return plan_local(fastest_s, exchanges)
 

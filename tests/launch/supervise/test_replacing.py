@@ -60,7 +60,7 @@ def test_job_whose_dead_worker_was_replaced_ends_with_0() -> None:
     die(lifecycle, 1.0)
     assert lifecycle.next_at == 1.0
     start_again(lifecycle, 1.0)
-    lifecycle.handle(e.Joined(ONE), 3.0)
+    lifecycle.handle(e.TakenOver(ONE), 3.0)
     for member in (ZERO, ONE):
         lifecycle.handle(e.Exited(member, 0), 5.0)
     lifecycle.handle(e.Over(), 5.0)
@@ -108,7 +108,7 @@ def test_process_that_was_taken_for_dead_and_runs_is_killed_before_another_one_s
     assert told[1:] == [e.Signal(signal.SIGKILL, (ONE,))]
     lifecycle.handle(e.Exited(ONE, 137), 1.5)
     start_again(lifecycle, 1.5)
-    lifecycle.handle(e.Joined(ONE), 2.0)
+    lifecycle.handle(e.TakenOver(ONE), 2.0)
     assert len(lifecycle.handle(e.Lost(ONE, "silent", True), 3.0)) == 1, "there is no other one"
 
 

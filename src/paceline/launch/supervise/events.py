@@ -69,7 +69,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Joined:
+class TakenOver:
     """The scheduler says that a process counts which has taken over from a worker that has died."""
 
     member: ProcessName
@@ -136,14 +136,14 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Started | NotStarted | Ready | Exited | Stopped | Unheard | Lost | Joined | Left | Complete | Alone | Over
+    Started | NotStarted | Ready | Exited | Stopped | Unheard | Lost | TakenOver | Left | Complete | Alone | Over
     | StatusSaid | Runs | Interrupted | Tick
 )  # fmt: skip
 
 #: The events that agents and the scheduler report, by the first word of their lines.
 _WORDS: dict[str, type[Any]] = {
     "started": Started, "not_started": NotStarted, "ready": Ready, "exited": Exited, "stopped": Stopped, "lost": Lost,
-    "joined": Joined,
+    "taken_over": TakenOver,
     "left": Left, "complete": Complete, "alone": Alone, "over": Over, "status": StatusSaid, "runs": Runs,
 }  # fmt: skip
 

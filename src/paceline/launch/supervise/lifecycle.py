@@ -190,7 +190,7 @@ class JobLifecycle:
                 is_unjoined = self._must_join and "did not join" in reason
                 self._fail(member, f"{reason}. {_WHY_UNJOINED}" if is_unjoined else reason, now)
                 return self._terminate_idle(now)
-            case e.Joined(member):
+            case e.TakenOver(member):
                 self.replacing.joined(member)
                 self.blame.note_joined(member)
                 return []
