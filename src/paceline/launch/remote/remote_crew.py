@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.config import variable
 from paceline.errors import LaunchError
 from paceline.host.interfaces import tcp
 from paceline.launch.host_list import LOCALHOST, Host
@@ -150,8 +149,9 @@ class RemoteCrew(Processes):
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
         link = self._links[process.host]
-        if link.host in self._lost and variable("incarnation") in process.env:
-            self._around.take(NotStarted(process.member, f"host {link.host} is gone"))
+        if link.host in self._lost:
+            why = self._request.explain(self._hosts[link.host], link)
+            self._around.take(NotStarted(process.member, why, LOST_CODE))
             return
         own = {Late.BIND: tcp(link.address or LOCALHOST, 0), Late.READY_FD: "", Late.ENDED_FD: ""}
         env = process.environment({**known, **own})
